@@ -218,7 +218,8 @@ def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str |
     with folder(out), exit_on_invalid_input():
         model, pieces = compare_hf.load(name, compare_hf.text_of(file), context)
         count, tokens = pieces.shape
-        what = f"{type(model).__name__} read {count} pieces of {tokens:,} tokens of {file or 'the manual of Python'}"
+        read = "the manual of Python" if file is None else file.name
+        what = f"{type(model).__name__} read {count} pieces of {tokens:,} tokens of {read}"
         console.print(what, soft_wrap=True)
         default = f"causal; causal & window({max(tokens // 16, 1)}..{max(tokens // 4, 1)})"
         expressions = expanded(default if graphs is None else graphs)

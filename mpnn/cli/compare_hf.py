@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.cli import page
+from mpnn.cli.view_models import shown_name
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"
@@ -169,7 +170,7 @@ def write(out: Path, name: str, what: str, readings: Sequence[Reading]) -> None:
     content = {"model": name, "read": what, "verdict": verdict(readings), "graphs": graphs}
     numbered = [(str(rank), *row) for rank, row in enumerate(rows(readings), 1)]
     parts = [page.paragraph(verdict(readings)), page.table(("", *HEADINGS), numbered), page.paragraph(what)]
-    page.save(out, content, f"{name} over other graphs", parts)
+    page.save(out, content, f"{shown_name(name)} over other graphs", parts)
 
 
 def text_of(file: Path | None) -> str:

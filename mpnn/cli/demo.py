@@ -1,7 +1,5 @@
 """`mpnn demo`: what the choice of graph does to a model, trained and measured here, on one page."""
 
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +75,7 @@ def demo(
             several = len(recall.TOPOLOGIES), len(recall.TOPOLOGIES) + len(TEXT_GRAPHS)
             results = Results(trained[: several[0]], times, trained[slice(*several)], trained[several[1] :])
             footer = [
-                ("command", shlex.join(["mpnn", *sys.argv[1:]])),
+                ("command", f"mpnn demo --steps {steps} --seed {seed}"),
                 ("machine", machine()),
                 ("versions", versions()),
                 ("time", f"{perf_counter() - start:.0f} s of training and timing, {steps} steps, seed {seed}"),

@@ -101,7 +101,6 @@ def _of_transformers(folder: Path) -> Continue:
         sampling: dict[str, Any] = {"do_sample": temperature > 0}
         if temperature > 0:
             sampling["temperature"] = temperature
-        text: str = tokenizer.decode(model.generate(**inputs, max_new_tokens=length, **sampling)[0], True)
-        return text
+        return str(tokenizer.decode(model.generate(**inputs, max_new_tokens=length, **sampling)[0], True))
 
     return go_on

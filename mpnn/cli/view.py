@@ -26,7 +26,7 @@ class Reads:
 
     text: str | None = None
     image: Path | None = None
-    node: int | None = None
+    node: str | None = None
 
     def only(self, mine: str, what: str, kind: str) -> None:
         """Raises ValueError if another option than `mine` is given."""
@@ -67,8 +67,12 @@ def view(
         ),
     ] = None,
     node: Annotated[
-        int | None,
-        typer.Option("--node", help="The node whose neighbors a run on nodes shows. Default: one with about eight."),
+        str | None,
+        typer.Option(
+            "--node",
+            help="The node whose neighbors a run on nodes shows, by its id, or its number from 0 where nodes have no "
+            "ids. Default: one with about eight.",
+        ),
     ] = None,
     graph: Annotated[
         list[str] | None,

@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from mpnn import Topology
-from mpnn.cli.view_models import OWN, record_each, record_transformers
+from mpnn.cli.view_models import OWN, record_each, record_transformers, shown_name
 from mpnn.graphs import parse
 from mpnn.models import ImageClassifier, ViT
 from mpnn.models.layers.images import pair, with_class_token
@@ -128,7 +128,8 @@ def _names(extra: int) -> list[str]:
 
 def _page(name: str, file: Path, patches: Patches, recordings: Sequence[Recording], named: str | None) -> Page:
     graph = of_topology(named or "complete", patches.rows * patches.columns)
-    said = f"What each of {patches.rows} x {patches.columns} patches attends to in {name}, in every layer and head."
+    grid = f"{patches.rows} x {patches.columns}"
+    said = f"What each of {grid} patches attends to in {shown_name(name)}, in every layer and head."
     return Page(file.name, said, graph.graph, attention(patches, recordings), graph.plan)
 
 

@@ -30,6 +30,11 @@ def record_each(
     return [own] if expression is None else [own, record(expression)], expression
 
 
+def shown_name(name: str | Path) -> str:
+    """The name of a model as a page shows it: without the folders on this machine that lead to it."""
+    return Path(name).resolve().name if Path(name).exists() else str(name)
+
+
 def transformers_model(name: str, kind: str = "AutoModel") -> Any:
     """A model of transformers in a folder, or of this name on the Hub, in evaluation mode, as this auto class."""
     import_module("mpnn.hf")  # says if transformers is missing; registers the attention that saved models name

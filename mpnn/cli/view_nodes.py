@@ -13,7 +13,8 @@ from mpnn import Graph, MessagePassing
 from mpnn.cli.measure import attention_weights
 from mpnn.cli.tasks import NodeRun, Nodes
 from mpnn.cli.train import saved_run
-from mpnn.cli.view_models import record_each
+from mpnn.cli.view_models import record_each, shown_name
+from mpnn.registry import did_you_mean
 from mpnn.view import Page, subject as subjects
 from mpnn.view.attention import Recording, attention
 
@@ -23,12 +24,12 @@ _TYPICAL = 8  # in-neighbors of the node that is chosen without --node
 _SIDE = 8  # pixels of a digit
 
 
-def of_run(folder: str, node: int | None, graphs: Sequence[str] | None) -> Page:
+def of_run(folder: str, node: str | None, graphs: Sequence[str] | None) -> Page:
     """The page of a run on nodes.
 
     Args:
         folder: where `mpnn train` saved it.
-        node: the node that is chosen when the page opens. None: one with about eight in-neighbors.
+        node: the id or number of the node that is chosen when the page opens. None: one with about eight in-neighbors.
         graphs: expressions as for `mpnn train --graph`; "" stands for the graph of the training. None: this one.
     """
     run, model = saved_run(Path(folder))
@@ -43,18 +44,16 @@ def of_run(folder: str, node: int | None, graphs: Sequence[str] | None) -> Page:
         return nodes.graph(expression) if expression else run.graph
 
     own, size = bind(graphs[0] if graphs else ""), len(nodes.data.x)
-    if node is None:
-        node = int((own.degree() - _TYPICAL).abs().argmin())
-    elif not 0 <= node < size:
-        raise ValueError(f"--node {node}: {folder} has nodes 0 to {size - 1}")
-    order = _order(_nearest(own, node, _MAX_NODES), _classes(nodes))
+    start = int((own.degree() - _TYPICAL).abs().argmin()) if node is None else _index(node, _ids(nodes), size)
+    order = _order(_nearest(own, start, _MAX_NODES), _classes(nodes))
     recorded, _ = record_each(
         lambda graph: record(model, nodes, bind(graph), graph or run.expression, order), graphs, lambda _: None
     )
-    shown = subject(model, nodes, own, order, node)
+    shown = subject(model, nodes, own, order, start)
     left = "" if len(order) == size else f" The page has the {len(order):,} of {size:,} nodes that are nearest to it."
-    said = f"What node {node} and its neighbors attend to in {folder}, in every layer and head.{left}"
-    return Page(f"Node {node} and its neighbors", said, attention=attention(shown, recorded))
+    name = start if shown.names is None else shown.names[shown.start]
+    said = f"What node {name} and its neighbors attend to in {shown_name(folder)}, in every layer and head.{left}"
+    return Page(f"Node {name} and its neighbors", said, attention=attention(shown, recorded))
 
 
 def record(model: Any, nodes: Nodes, graph: Graph, name: str, order: NDArray[np.int64]) -> Recording:
@@ -73,7 +72,32 @@ def subject(model: Any, nodes: Nodes, graph: Graph, order: NDArray[np.int64], no
     at = torch.from_numpy(order)
     pictures = _pictures(nodes.data.x.cpu()[at]) if nodes.name == "digits" else None
     classes, given = _classes(nodes)[order].tolist(), predicted.cpu()[at].tolist()
-    return subjects.Nodes(order.tolist(), classes, given, int((order == node).argmax()), pictures)
+    ids, names = _ids(nodes), nodes.outputs.names
+    return subjects.Nodes(
+        order.tolist(),
+        classes,
+        given,
+        int((order == node).argmax()),
+        pictures,
+        None if ids is None else [ids[k] for k in order],
+        None if names == tuple(map(str, range(len(names)))) else names,
+    )
+
+
+def _ids(nodes: Nodes) -> Sequence[str] | None:
+    """The names of the nodes in the user's table; None where they have none."""
+    return getattr(nodes.data, "ids", None) or None
+
+
+def _index(node: str, ids: Sequence[str] | None, size: int) -> int:
+    """The number of a node from its id, or from its number where nodes have no ids."""
+    if ids is not None:
+        if node not in ids:
+            raise ValueError(f"--node {node}: there is no such id{did_you_mean(node, ids)}; it is one of {size:,}")
+        return ids.index(node)
+    if not node.isdigit() or int(node) >= size:
+        raise ValueError(f"--node {node}: the nodes of this run are 0 to {size - 1}")
+    return int(node)
 
 
 def by_class(nodes: Nodes) -> NDArray[np.int64]:

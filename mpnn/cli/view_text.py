@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.cli.tasks import CHARACTERS
-from mpnn.cli.view_models import OWN, not_a_model, record_each, record_transformers
+from mpnn.cli.view_models import OWN, not_a_model, record_each, record_transformers, shown_name
 from mpnn.graphs import parse
 from mpnn.view import Page, of_topology
 from mpnn.view.attention import Recording, attention
@@ -48,7 +48,7 @@ def of_transformers(name: str, model: Any, text: str, graphs: Sequence[str] | No
         return record_transformers(model, inputs, expression or OWN, expression or None)
 
     recorded = record_each(record, graphs, _window)
-    return _page(name, text, _pieces(tokenizer, text, inputs.input_ids[0]), *recorded)
+    return _page(name, _tokens(tokenizer, text, inputs.input_ids[0]), text, *recorded)
 
 
 def of_run(name: str, text: str, graphs: Sequence[str] | None) -> Page:
@@ -67,7 +67,7 @@ def of_run(name: str, text: str, graphs: Sequence[str] | None) -> Page:
     def record(expression: str) -> Recording:
         return record_characters(model, tokens, expression or str(model.layers[0].graph), expression)
 
-    return _page(name, text, list(text), *record_each(record, graphs, _window))
+    return _page(name, Tokens(list(text)), text, *record_each(record, graphs, _window))
 
 
 def record_characters(model: Any, tokens: Tensor, name: str, expression: str = "") -> Recording:
@@ -90,22 +90,23 @@ def _window(own: Recording) -> str:
     return f"causal & {_WINDOW}" if own.is_causal else _WINDOW
 
 
-def _page(name: str, text: str, tokens: Sequence[str], recordings: Sequence[Recording], named: str | None) -> Page:
-    said = f"What each of its {len(tokens):,} tokens attends to in {name}, in every layer and head."
+def _page(name: str, tokens: Tokens, text: str, recordings: Sequence[Recording], named: str | None) -> Page:
+    said = f"What each of its {tokens.size:,} tokens attends to in {shown_name(name)}, in every layer and head."
     title = text if len(text) <= _TITLE else f"{text[:_TITLE]}…"
-    graph = of_topology(named or ("causal" if recordings[0].is_causal else "complete"), len(tokens))
-    return replace(graph, title=title, subtitle=said, attention=attention(Tokens(tokens), recordings))
+    graph = of_topology(named or ("causal" if recordings[0].is_causal else "complete"), tokens.size)
+    return replace(graph, title=title, subtitle=said, attention=attention(tokens, recordings))
 
 
-def _pieces(tokenizer: Any, text: str, ids: Tensor) -> list[str]:
+def _tokens(tokenizer: Any, text: str, ids: Tensor) -> Tokens:
     """The text of each token, with the blank before it, or the name of a token without text, such as [CLS]."""
+    special = [k for k, one in enumerate(ids.tolist()) if one in tokenizer.all_special_ids]
     names = tokenizer.convert_ids_to_tokens(ids.tolist())
     if not getattr(tokenizer, "is_fast", False):
-        return [str(name) for name in names]
+        return Tokens([str(name) for name in names], special=special)
     pieces: list[str] = []
     end = 0
     spans = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     for name, (start, stop) in zip(names, spans, strict=True):
         pieces.append(text[end:stop] if stop > start else f" {name} " if pieces else f"{name} ")
         end = max(end, stop)
-    return pieces
+    return Tokens(pieces, special=special)

@@ -17,10 +17,16 @@ _ON_SCREEN = 30  # a token that is on screen also in a long text
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a text, each with the blanks around it. `chosen` is where the page starts; default: the middle."""
+    """The tokens of a text, each with the blanks around it.
+
+    Attributes:
+        chosen: where the page starts; None: the middle.
+        special: the numbers of the tokens that stand for no text, such as [CLS].
+    """
 
     tokens: Sequence[str]
     chosen: int | None = None
+    special: Sequence[int] = ()
 
     @property
     def size(self) -> int:
@@ -31,7 +37,7 @@ class Tokens:
         return min(self.size // 2, _ON_SCREEN) if self.chosen is None else self.chosen
 
     def data(self) -> dict[str, Any]:
-        return {"kind": "tokens", "tokens": list(self.tokens)}
+        return {"kind": "tokens", "tokens": list(self.tokens), "special": list(self.special)}
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,8 @@ class Nodes:
         predicted: the classes that the model gives them.
         start: the index of the node that is chosen when the page opens.
         pictures: uint8 [size, height, width, 3], an image of each node; None for nodes without.
+        names: of the nodes; None: their numbers.
+        class_names: None: their numbers.
     """
 
     numbers: Sequence[int]
@@ -79,6 +87,8 @@ class Nodes:
     predicted: Sequence[int]
     start: int
     pictures: NDArray[np.uint8] | None = None
+    names: Sequence[str] | None = None
+    class_names: Sequence[str] | None = None
 
     @property
     def size(self) -> int:
@@ -90,6 +100,8 @@ class Nodes:
             "numbers": list(self.numbers),
             "classes": list(self.classes),
             "predicted": list(self.predicted),
+            "names": None if self.names is None else list(self.names),
+            "class_names": None if self.class_names is None else list(self.class_names),
             "sprite": None if self.pictures is None else _sprite(self.pictures),
         }
 

@@ -44,10 +44,10 @@ class Browser:
                 return result
             self._note(answer)
 
-    def open(self, file: Path, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
+    def open(self, file: Path, width: int = 1280, height: int = 900, scheme: str = "light", fragment: str = "") -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Page.navigate", url=file.as_uri())
+        self.call("Page.navigate", url=file.as_uri() + fragment)
         while True:
             message = self._read()
             self._note(message)

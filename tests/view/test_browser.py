@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,7 +17,8 @@ from chromium import CHROMIUM, Browser, browser
 
 from mpnn import Graph, graphs
 from mpnn.cli import page as demo_page
-from mpnn.view import Page
+from mpnn.models.layers.images import with_class_token
+from mpnn.view import Page, of_topology as topology_page
 from mpnn.view.attention import Recording, attention
 from mpnn.view.page import script
 from mpnn.view.subject import Nodes, Patches, Tokens
@@ -45,6 +49,13 @@ window.at = (element, name, x, y, more = {}) => {
 window.pixels = (canvas) => canvas.toDataURL();
 window.press = (element, key) => element.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
 window.text = (query) => find(query).map((one) => one.textContent);
+window.chooseHead = async (head) => {
+  const select = find("[aria-label=head]")[0];
+  select.value = head;
+  select.dispatchEvent(new Event("change"));
+  await wait();
+};
+window.check = async (words) => { find("label").find((one) => one.textContent.includes(words)).click(); await wait(); };
 window.facts = () => Object.fromEntries(find("dt").map((one) => [one.textContent, one.nextSibling.textContent]));
 """
 
@@ -138,7 +149,7 @@ def test_hovering_a_token_shows_what_it_attends_to(see: Callable[..., dict[str, 
         at(find("[data-node='3']")[0], "pointerover", .5, .5, {pointerType: "mouse"});
         await wait();
         seen.said = text(".sentence");
-        const marked = (one) => [...one.children].filter((span) => span.style.background);
+        const marked = (one) => [...one.querySelectorAll("span")].filter((span) => span.style.background);
         seen.marked = find(".tokens").map((one) => marked(one).map((span) => span.textContent));
         find(".segmented input")[1].click();
         await wait();
@@ -163,9 +174,148 @@ def test_hovering_a_token_shows_what_it_attends_to(see: Callable[..., dict[str, 
     assert "“word4” is attended by" in seen["next"]
 
 
+def page_with_special_tokens() -> Page:
+    graph = graphs.complete().bind(4)
+    dst, src = graph.edge_index[1], graph.edge_index[0]
+    weights = torch.tensor([0.5, 0.1, 0.3, 0.1])[src] * torch.ones_like(dst)  # half on the first
+    made = Recording("complete", 4, 1)
+    made.add(graph, weights[:, None])
+    tokens = Tokens(["[CLS] ", "a", " b", " [SEP]"], chosen=1, special=[0, 3])
+    return Page("Title", "", None, attention(tokens, [made]))
+
+
+def test_special_tokens_are_left_out_and_two_copies_have_lines(see: Callable[..., dict[str, Any]]) -> None:
+    seen = see(
+        """
+        seen.all = text(".sentence")[0];
+        await check("without [CLS] and [SEP]");
+        seen.without = text(".sentence")[0];
+        await check("lines between two copies");
+        const isOwn = (one) => one.getAttribute("stroke") === "#0072b2";
+        const own = () => find("svg.between path").filter(isOwn).length;
+        seen.lines = own();
+        at(find("svg.between [data-node='2'] rect")[1], "click", .5, .5, {});
+        await wait();
+        seen.held = text(".sentence")[0];
+        await check("without [CLS] and [SEP]");
+        seen.more = own();
+        const saved = new Promise((done) => { URL.createObjectURL = (blob) => (blob.text().then(done), "data:,"); });
+        find("button").find((one) => one.textContent === "SVG").click();
+        seen.svg = await saved;
+        """,
+        page_with_special_tokens().html(),
+    )
+    assert seen["all"].startswith("Layer 1, mean of all heads: “a” attends to “[CLS]” 49.8 %")
+    assert seen["without"].startswith("Layer 1, mean of all heads: “a” attends to “b” 7"), "3/4 of what is left"
+    assert re.search(r"Left out: 59\.\d % of its attention", seen["without"])
+    assert (seen["lines"], seen["more"]) == (2, 4)
+    assert "“b” attends to “b”" in seen["held"]
+    assert "Held" in seen["held"]
+    drawing = ElementTree.fromstring(seen["svg"])
+    assert [one.text for one in drawing.iter("{http://www.w3.org/2000/svg}text")][:4] == ["[CLS]", "a", "b", "[SEP]"]
+    path = next(drawing.iter("{http://www.w3.org/2000/svg}path"))
+    assert path.get("stroke").startswith("rgb"), "it needs no style sheet"
+
+
+def test_the_address_opens_the_same(chromium: Browser, file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.html"
+    copy.write_text(file.read_text())
+    chromium.open(file)
+    chromium.run(HELP)
+    script = """
+        const seen = {};
+        await wait(100);
+        await chooseHead(2);
+        at(find("[data-node='3']")[0], "click", .5, .5, {});
+        await tab("Graph");
+        await type(".expression", "window(3)");
+        find(".segmented input").find((one) => one.value === "arcs").click();
+        await wait(400);
+        seen.address = location.hash;
+        return seen;
+    """
+    address = chromium.run(script)["address"]
+    expected = "node=3&layer=2&head=2&pane=Graph&graph=window(3)&n=32&drawing=arcs"
+    assert dict(parse_qsl(address[1:])) == dict(parse_qsl(expected))
+    chromium.problems.clear()
+    chromium.open(copy, fragment=address)
+    chromium.run(HELP)
+    script = """
+        const seen = {};
+        await wait(100);
+        seen.expression = find(".expression")[0].value;
+        seen.drawing = find(".stage svg").length;
+        await tab("Attention");
+        seen.said = text(".sentence")[0];
+        return seen;
+    """
+    seen = chromium.run(script)
+    assert chromium.problems == []
+    assert (seen["expression"], seen["drawing"]) == ("window(3)", 1)
+    assert seen["said"].startswith("Layer 2, head 2: “word3” attends to")
+    assert "Held" in seen["said"]
+
+
+def test_a_graph_is_copied_as_python_and_saved(see: Callable[..., dict[str, Any]]) -> None:
+    seen = see(
+        """
+        await tab("Graph");
+        let copied = "";
+        Object.defineProperty(navigator, "clipboard", {value: {writeText: async (text) => { copied = text; }}});
+        const copy = async (text) => {
+          await type(".expression", text);
+          find("button").find((one) => /Cop/.test(one.textContent)).click();
+          await wait();
+          return copied;
+        };
+        seen.code = [];
+        for (const one of ["causal & graphs.window(3, dilation=2)", "mpnn.graphs.global_nodes([1, 2]) - ~identity()"]) {
+          seen.code.push(await copy(one));
+        }
+        const saved = (label) => new Promise((done) => {
+          URL.createObjectURL = (blob) => (done(blob), "data:,");
+          find("button").find((one) => one.textContent === label).click();
+        });
+        await type(".expression", "window(1)");
+        seen.svg = await (await saved("SVG")).text();
+        seen.png = [...new Uint8Array(await (await saved("PNG")).arrayBuffer())].slice(0, 4);
+        """
+    )
+    for code, expected in zip(
+        seen["code"],
+        (graphs.causal() & graphs.window(3, dilation=2), graphs.global_nodes([1, 2]) - ~graphs.identity()),
+        strict=True,
+    ):
+        names: dict[str, Any] = {}
+        exec(code, names)
+        assert names["topology"] == expected
+        assert names["graph"].num_dst == 32
+    drawn = ElementTree.fromstring(seen["svg"])
+    assert next(drawn.iter("{http://www.w3.org/2000/svg}path")).get("d", "").count("M") == 32, "a run for each row"
+    assert seen["png"] == [0x89, *b"PNG"]
+
+
+def test_a_graph_with_builders_of_one_s_own_is_drawn(see: Callable[..., dict[str, Any]]) -> None:
+    own = topology_page(with_class_token(graphs.window(1)), 6)
+    seen = see(
+        """
+        seen.problem = text(".problem")[0];
+        seen.edges = facts()["Edges"];
+        await type(".expression", "window(1)");
+        seen.changed = facts()["Edges"];
+        """,
+        replace(own, plan=None).html(),
+    )
+    assert seen["problem"] == ""
+    assert seen["edges"] == str(with_class_token(graphs.window(1)).bind(6).num_edges)
+    assert seen["changed"] == str(graphs.window(1).bind(6).num_edges)
+
+
 def test_pointing_at_a_patch_colors_others_over_the_image(see: Callable[..., dict[str, Any]]) -> None:
     seen = see(
         """
+        seen.mean = text(".sentence")[0];
+        await chooseHead(1);
         seen.first = text(".sentence");
         const canvas = find("canvas.patches");
         const before = canvas.map(pixels);
@@ -190,6 +340,7 @@ def test_pointing_at_a_patch_colors_others_over_the_image(see: Callable[..., dic
         """,
         page_of_patches().html(),
     )
+    assert seen["mean"].startswith("Layer 2, mean of all heads: [CLS] attends to [CLS] 57.1 %")
     assert seen["first"] == ["Layer 2, head 1: [CLS] attends to [CLS] 100.0 %."] * 2
     assert seen["last"] == [
         "Layer 2, head 1: patch (2, 3) attends to [CLS] 100.0 %.",
@@ -209,6 +360,7 @@ def test_the_neighborhood_of_a_node(see: Callable[..., dict[str, Any]]) -> None:
         """
         const numbers = () => text(".ego text").map(Number).sort((a, b) => a - b);
         const own = () => find(".ego .own").length;
+        await chooseHead(1);
         seen.first = [numbers(), own(), text(".sentence")[0]];
         seen.label = find("svg.ego")[0].getAttribute("aria-label");
         at(find(".ego [data-node='4']")[0], "pointerover", .5, .5, {pointerType: "mouse"});
@@ -250,22 +402,25 @@ def test_the_neighborhood_of_a_node(see: Callable[..., dict[str, Any]]) -> None:
     assert seen["first"] == [
         [101, 102, 103, 104, 105],
         1,
-        "Layer 2, head 1: node 103 (class 0) attends to node 102 (class 0) 100.0 %.",
+        "Layer 2, head 1: node 103 (class 0, predicted right) attends to node 102 (class 0, predicted right) 100.0 %.",
     ]
-    assert seen["label"].startswith("node 103 (class 0) in the middle, 2 nodes that it attends to around it, and 2")
+    assert seen["label"].startswith(
+        "node 103 (class 0, predicted right) in the middle, 2 nodes that it attends to around it, and 2"
+    )
     assert seen["pointed"] == [
         [101, 102, 103, 104, 105],
-        "Layer 2, head 1: node 104 (class 0) attends to node 103 (class 0) 100.0 %.",
+        "Layer 2, head 1: node 104 (class 0, predicted right) attends to node 103 (class 0, predicted right) 100.0 %.",
     ]
     assert seen["clicked"] == [[102, 103, 104, 105, 106], "104"]
-    assert seen["focused"].startswith("Layer 2, head 1: node 105 (class 0)")
+    assert seen["focused"].startswith("Layer 2, head 1: node 105 (class 0, predicted right)")
     assert seen["entered"] == ["105", "5"]
     assert seen["next"] == [
         "106",
-        "Layer 2, head 1: node 106 (class 1, predicted 0) attends to node 105 (class 0) 100.0 %.",
+        "Layer 2, head 1: node 106 (class 1, predicted class 0) attends to node 105 (class 0, predicted right) "
+        "100.0 %.",
     ]
     assert seen["problem"] == "The page has no node 7."
-    assert seen["third"].startswith("Layer 1, head 3: node 110 (class 1, predicted 0) attends to node")
+    assert seen["third"].startswith("Layer 1, head 3: node 110 (class 1, predicted class 0) attends to node")
     assert seen["third"].count("33.2 %") == 3  # a third, as a byte
     assert seen["only"].startswith("Layer 2, head 1: node 110")
 
@@ -313,7 +468,7 @@ def test_several_parts_in_one_document(see: Callable[..., dict[str, Any]], tmp_p
     )
     assert seen["titles"] == ["Title"]
     assert seen["sentences"] == 4
-    assert seen["said"] == "Layer 1, head 1: “a” (3) attends to “a” (1) 100.0 %."
+    assert seen["said"] == "Layer 1, mean of all heads: “a” (3) attends to “a” (1) 100.0 %."
     assert seen["drawn"] == 1
     assert seen["size"] == "0px"
 

@@ -43,6 +43,8 @@ def test_a_page_of_a_model_has_the_weights_of_transformers(folder: Path, tmp_pat
     words = ["[CLS]", "A", "bank", "by", "the", "river", "s", ".", "[SEP]"]
     assert [token.strip() for token in data["subject"]["tokens"]] == words
     assert "".join(data["subject"]["tokens"][1:-1]) == "A bank by the rivers."
+    assert data["subject"]["special"] == [0, 8]
+    assert str(folder.parent) not in page.read_text(), "no folders of this machine"
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     model = hf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -68,6 +68,28 @@ def test_the_page_has_the_weights_of_the_model(folder: Path, tmp_path: Path) -> 
         assert subject["predicted"] == model(x, graph).argmax(-1)[order].tolist()
 
 
+def test_nodes_with_ids_and_classes_with_names(tmp_path: Path) -> None:
+    people = ["id,age,job", *(f"p{k},{k % 3},{'cook' if k % 2 else 'baker'}" for k in range(10))]
+    (tmp_path / "people.csv").write_text("\n".join(people))
+    (tmp_path / "knows.csv").write_text("\n".join(["from,to", *(f"p{k},p{k - 1}" for k in range(1, 10))]))
+    tables = ["--nodes", "people.csv", "--target", "job", "--edges", "knows.csv"]
+    files = [str(tmp_path / one) if one.endswith(".csv") else one for one in tables]
+    done = CliRunner().invoke(app, ["train", *files, "--steps", "2", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    data = page_of(tmp_path / "run", tmp_path, "--node", "p4")
+    subject = data["attention"]["subject"]
+    assert data["title"] == "Node p4 and its neighbors"
+    assert str(tmp_path) not in data["subtitle"], "no folders of this machine"
+    assert subject["names"][data["attention"]["start"]] == "p4"
+    assert subject["class_names"] == ["baker", "cook"]
+    assert [name for name, kind in zip(subject["names"], subject["classes"], strict=True) if kind] == [
+        *("p1", "p3", "p5", "p7", "p9")
+    ]
+    refused = run(tmp_path / "run", "--node", "p44", "-o", tmp_path / "other.html")
+    assert refused.exit_code == 2
+    assert "there is no such id (did you mean p4?)" in refused.stderr
+
+
 def test_two_graphs_and_the_nearest_nodes_of_a_large_one(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +106,7 @@ def test_two_graphs_and_the_nearest_nodes_of_a_large_one(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--node", "30"), "has nodes 0 to 29"),
+        (("--node", "30"), "the nodes of this run are 0 to 29"),
         (("--text", "a"), "is a run on nodes, which takes --node; leave out --text"),
         (("--graph", "grid(4, 4)"), "grid"),
     ],

@@ -3,9 +3,17 @@
 export interface PageData {
   title: string;
   subtitle: string;
-  graph: { expression: string; n: number; num_src: number | null } | null;
+  graph: GraphData | null;
   attention: AttentionData | null;
   plan: PlanData | null;
+}
+
+export interface GraphData {
+  expression: string;
+  n: number;
+  num_src: number | null;
+  /** Of an expression with builders of the user's own: the base64 of int32, `ptr` [rows + 1], `start` and `stop`. */
+  runs?: { ptr: string; start: string; stop: string } | null;
 }
 
 /** Attention of one model over one graph or several. Nodes are those of the subject. */
@@ -26,6 +34,8 @@ export type Subject = TokensData | PatchesData | NodesData;
 export interface TokensData {
   kind: "tokens";
   tokens: string[];
+  /** The numbers of tokens that stand for no text, such as [CLS] and [SEP]. */
+  special: number[];
 }
 
 export interface PatchesData {
@@ -44,6 +54,9 @@ export interface NodesData {
   numbers: number[];
   classes: number[];
   predicted: number[];
+  /** Names of nodes and of classes; null where they are their numbers. */
+  names: string[] | null;
+  class_names: string[] | null;
   /** An image of each node, row by row in one. */
   sprite: { image: string; columns: number; rows: number } | null;
 }

@@ -2,10 +2,13 @@
 
 import { attentionPane } from "./panes/attention";
 import { graphPane } from "./panes/graph";
+import type { Runs } from "./graph/runs";
 import { GraphModel } from "./panes/model";
 import { planPane } from "./panes/plan";
 import { reachPane } from "./panes/reach";
-import type { PageData } from "./data";
+import { addressed, keep, useAddress } from "./address";
+import { integersOf } from "./binary";
+import type { GraphData, PageData } from "./data";
 import { h, newId } from "./dom";
 import style from "./style.css";
 
@@ -21,7 +24,7 @@ export function show(root: HTMLElement, data: PageData): void {
   const { attention, graph, plan } = data;
   if (attention) panes.push(["Attention", () => attentionPane(attention)]);
   if (graph) {
-    const model = new GraphModel(graph.expression, graph.n, graph.num_src);
+    const model = new GraphModel(graph.expression, graph.n, graph.num_src, given(graph));
     panes.push(["Graph", () => graphPane(model)], ["Reach", () => reachPane(model)]);
   }
   if (plan) panes.push(["Plan", () => planPane(plan)]);
@@ -48,6 +51,7 @@ function tabs(panes: Pane[]): HTMLElement[] {
       button.tabIndex = k === chosen ? 0 : -1;
       panels[k].hidden = k !== chosen;
     });
+    keep({ pane: chosen ? panes[chosen][0] : null });
     if (!panels[chosen].hasChildNodes()) panels[chosen].append(panes[chosen][1]());
   };
   buttons.forEach((button, k) => button.addEventListener("click", () => choose(k)));
@@ -59,11 +63,20 @@ function tabs(panes: Pane[]): HTMLElement[] {
     choose(next);
     buttons[next].focus();
   });
-  choose(0);
+  choose(Math.max(panes.findIndex(([name]) => name === addressed("pane")), 0));
   return [list, ...panels];
 }
 
+/** The runs of a graph whose builders are not those of the viewer. */
+function given({ n, num_src, runs }: GraphData): Runs | null {
+  if (!runs) return null;
+  const [ptr, start, stop] = [runs.ptr, runs.start, runs.stop].map((text) => new Int32Array(integersOf(text, 4).buffer));
+  return { numDst: n, numSrc: num_src ?? n, ptr, start, stop };
+}
+
 // Each element that Python wrote is followed by its data.
-for (const written of globalThis.document?.querySelectorAll("script.mpnn-data") ?? []) {
+const all = globalThis.document?.querySelectorAll("script.mpnn-data") ?? [];
+if (all.length === 1 && location.protocol !== "about:") useAddress();
+for (const written of all) {
   show(written.previousElementSibling as HTMLElement, JSON.parse(written.textContent!) as PageData);
 }

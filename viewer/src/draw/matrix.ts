@@ -1,13 +1,15 @@
 // The matrix of a graph on a canvas: rows are destinations, columns sources. It is dragged, pinched, scrolled and moved by
 // keys, from the whole of 100,000 nodes to single edges.
 
-import { h, newId, oncePerFrame } from "../dom";
+import { h, newId, oncePerFrame, svg } from "../dom";
 import { contains, type Runs } from "../graph/runs";
 import { onSchemeChange, paint, palette } from "./colors";
 import { coverage, type Region } from "./coverage";
 
 const GRID_FROM = 9; // pixels of a cell from which lines are drawn between cells
 const LEAST = 4; // rows or columns on screen
+const SVG_SIDE = 600;
+const MOST_RECTANGLES = 20_000; // of an SVG
 const KEYS = "Arrow keys move, + and − zoom, 0 shows all.";
 
 export class MatrixView {
@@ -56,6 +58,33 @@ export class MatrixView {
     this.canvas.style.aspectRatio = String(aspect);
     if (!sameSize) this.showAll();
     this.redraw();
+  }
+
+  get drawing(): HTMLCanvasElement {
+    return this.canvas;
+  }
+
+  /** The part on screen as an SVG, with a rectangle for each run; with the pixels of the canvas if these are many. */
+  vector(): SVGElement | null {
+    const { runs, region, canvas } = this;
+    if (!runs) return null;
+    const [first, last] = [Math.floor(region.row), Math.min(Math.ceil(region.row + region.rows), runs.numDst)];
+    const side = (SVG_SIDE * region.rows) / region.columns;
+    const marks: string[] = [];
+    for (let i = first; i < last && marks.length <= MOST_RECTANGLES; i++) {
+      for (let k = runs.ptr[i]; k < runs.ptr[i + 1]; k++) {
+        const [from, to] = [Math.max(runs.start[k], region.column), Math.min(runs.stop[k], region.column + region.columns)];
+        if (from < to) marks.push(`M${from - region.column} ${i - region.row}h${to - from}v1h${from - to}z`);
+      }
+    }
+    const [x, y] = [SVG_SIDE / region.columns, side / region.rows];
+    const { scale, empty } = palette();
+    const shown =
+      marks.length > MOST_RECTANGLES
+        ? svg("image", { href: canvas.toDataURL(), width: SVG_SIDE, height: side })
+        : svg("path", { d: marks.join(""), fill: scale[3], transform: `scale(${x} ${y})` });
+    const frame = svg("rect", { width: SVG_SIDE, height: side, fill: empty });
+    return svg("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${SVG_SIDE} ${side}` }, frame, shown);
   }
 
   /** Shows these rows and columns, for tests and links. */

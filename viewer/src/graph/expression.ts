@@ -60,6 +60,31 @@ function combined(parts: Part[], join: (...graphs: Runs[]) => Runs): Part {
   return { rule, memory, positional: parts.some((part) => part.positional) };
 }
 
+/** " (did you mean window?)" if a known name is close, or "". */
+function didYouMean(name: string, known: string[]): string {
+  const [nearest] = known.map((one) => ({ one, far: distance(name, one) })).sort((a, b) => a.far - b.far);
+  return nearest && nearest.far <= Math.max(1, name.length / 3) ? ` (did you mean ${nearest.one}?)` : "";
+}
+
+/** The number of letters to insert, delete or replace (Levenshtein). */
+function distance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, k) => k);
+  for (let i = 1; i <= a.length; i++) {
+    const above = row;
+    row = [i];
+    for (let j = 1; j <= b.length; j++) {
+      row.push(Math.min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] === b[j - 1] ? 0 : 1)));
+    }
+  }
+  return row[b.length];
+}
+
+/** The code that makes the graph in Python. */
+export function asPython(text: string, n: number, numSrc: number | null): string {
+  const known = text.replace(/(?:(?:mpnn\.)?graphs\.)?\b([A-Za-z_]\w*)\b(?!\s*=)(\s*\()?/g, (_, name, open) => `graphs.${name}${open ? "(" : "()"}`);
+  return `from mpnn import graphs\n\ntopology = ${known}\ngraph = topology.bind(${numSrc === null ? n : `${n}, ${numSrc}`})\n`;
+}
+
 class Parser {
   readonly numbers: Literal[] = [];
   private readonly tokens: Token[];
@@ -71,6 +96,9 @@ class Parser {
 
   whole(): Part {
     const part = this.joined(0);
+    const words: Record<string, string> = { and: "&", or: "|" };
+    const instead = words[this.peek()];
+    if (instead) throw this.error(`write ${instead} for ${this.peek()}`);
     if (this.peek()) throw this.error("expected | & - or the end");
     return part;
   }
@@ -101,7 +129,8 @@ class Parser {
     const name = this.peek();
     if (!/^[A-Za-z_]/.test(name)) throw this.error("expected a topology such as window(256)");
     if (!Object.hasOwn(BUILDERS, name)) {
-      throw this.error(`there is no topology ${name}; there are ${Object.keys(BUILDERS).sort().join(", ")}`);
+      const known = Object.keys(BUILDERS).sort();
+      throw this.error(`there is no topology ${name}${didYouMean(name, known)}; there are ${known.join(", ")}`);
     }
     this.next++;
     const { parameters, rule } = BUILDERS[name];
@@ -133,7 +162,8 @@ class Parser {
         throw this.error("arguments without a name come before those with one");
       }
       if (!parameters.includes(parameter)) {
-        throw this.error(`${builder} takes ${parameters.length ? `only ${parameters.join(", ")}` : "no arguments"}`);
+        const takes = parameters.length ? `only ${parameters.join(", ")}` : "no arguments";
+        throw this.error(`${builder} takes ${takes}${parameter ? didYouMean(parameter, parameters) : ""}`);
       }
       if (parameter in args) throw this.error(`${parameter} is given twice`);
       args[parameter] = this.value(`${parameter} of ${builder}`);

@@ -1,6 +1,7 @@
 // The Attention pane: tokens, patches or nodes, and for the one under the pointer what it attends to, over one graph or
 // several.
 
+import { addressed, addressedNumber, keep } from "../address";
 import type { AttentionData, AttentionGraph } from "../data";
 import { h, newId, oncePerFrame } from "../dom";
 import { onSchemeChange } from "../draw/colors";
@@ -8,22 +9,32 @@ import { count, percent, plural } from "../text";
 import { HeadsView } from "./heads";
 import { describe, type Description } from "./subject";
 import type { Choose, State, SubjectView } from "./state";
-import { Weights, type Direction, type Weighted } from "./weights";
+import { Weights, type Direction, type Head, type Weighted } from "./weights";
 
 const NAMED = 4; // nodes in the sentence below
 
 export function attentionPane(data: AttentionData): HTMLElement {
   const subject = describe(data);
   const state: State = {
-    node: data.start,
-    held: null,
-    chosen: { layer: Math.floor(data.heads.length / 2), head: 0 },
-    direction: "attendsTo",
+    node: addressedNumber("node", subject.size, data.start),
+    held: addressed("node") === null ? null : addressedNumber("node", subject.size, data.start),
+    chosen: chosenFirst(data),
+    direction: addressed("direction") === "attendedBy" ? "attendedBy" : "attendsTo",
+    without: addressed("without") !== null && subject.special.length > 0,
+    lines: addressed("lines") !== null && subject.hasLines,
   };
   const choose: Choose = (change) => {
     Object.assign(state, change);
     const { layer, head } = state.chosen;
     if (head !== "mean" && head >= data.heads[layer]) state.chosen = { layer, head: data.heads[layer] - 1 };
+    keep({
+      node: state.held,
+      layer: state.chosen.layer + 1,
+      head: state.chosen.head === "mean" ? null : state.chosen.head + 1,
+      direction: state.direction === "attendsTo" ? null : state.direction,
+      without: state.without ? 1 : null,
+      lines: state.lines ? 1 : null,
+    });
     update();
   };
   const columns = data.graphs.map((graph) => new Column(data, graph, subject, state, choose));
@@ -43,9 +54,29 @@ export function attentionPane(data: AttentionData): HTMLElement {
     "div",
     {},
     h("p", {}, `${subject.instruction} ${subject.legend}`),
-    h("div", { class: "controls" }, ...controls.elements, directions(choose), ...(own?.elements ?? [])),
+    h("div", { class: "controls" }, ...controls.elements, directions(state, choose), ...switches(subject, state, choose), ...(own?.elements ?? [])),
     h("div", { class: columns.length > 1 ? "side-by-side" : `alone ${data.subject.kind}` }, ...columns.map((column) => column.element)),
   );
+}
+
+/** The mean over the heads of the middle layer, or what the address names. */
+function chosenFirst({ heads }: AttentionData): Head {
+  const layer = addressedNumber("layer", heads.length + 1, Math.floor(heads.length / 2) + 1) - 1;
+  const head = addressedNumber("head", heads[Math.max(layer, 0)] + 1, 0);
+  return { layer: Math.max(layer, 0), head: head ? head - 1 : "mean" };
+}
+
+function switches(subject: Description, state: State, choose: Choose): HTMLElement[] {
+  const box = (text: string, checked: boolean, act: (checked: boolean) => void): HTMLElement => {
+    const input = h("input", { type: "checkbox", checked, change: () => act(input.checked) });
+    return h("label", {}, input, " ", text);
+  };
+  const names = [...new Set(subject.special.map((node) => subject.plainName(node)))];
+  const shown = names.length > 2 ? `${names.slice(0, 2).join(", ")} and others` : names.join(" and ");
+  return [
+    ...(subject.special.length ? [box(`without ${shown}`, state.without, (without) => choose({ without }))] : []),
+    ...(subject.hasLines ? [box("lines between two copies", state.lines, (lines) => choose({ lines }))] : []),
+  ];
 }
 
 /** Controls that show the state again after it changed. */
@@ -75,13 +106,13 @@ function headControls(data: AttentionData, state: State, choose: Choose): Contro
   return { elements: [h("label", {}, "Layer ", layer), h("label", {}, "Head ", head)], update };
 }
 
-function directions(choose: Choose): HTMLElement {
+function directions(state: State, choose: Choose): HTMLElement {
   const name = newId();
   const radio = (direction: Direction, text: string): HTMLElement =>
     h(
       "label",
       {},
-      h("input", { type: "radio", name, checked: direction === "attendsTo", change: () => choose({ direction }) }),
+      h("input", { type: "radio", name, checked: direction === state.direction, change: () => choose({ direction }) }),
       h("span", {}, text),
     );
   return h(
@@ -123,10 +154,21 @@ class Column {
 
   show(): void {
     const { state } = this;
-    const found = this.weights[state.direction](state.node, state.chosen);
+    const all = this.weights[state.direction](state.node, state.chosen);
+    const { found, share } = state.without ? this.without(all) : { found: all, share: 0 };
     this.view.show(state, found);
-    this.sentence.textContent = this.say(found);
+    this.sentence.textContent = this.say(found) + (share ? ` Left out: ${percent(share)} of its attention.` : "");
     this.heads.show(state);
+  }
+
+  /** The weights of other nodes than special ones, of a node that attends as shares of what is left; and what is not. */
+  private without(all: Weighted[]): { found: Weighted[]; share: number } {
+    const hidden = new Set(this.subject.special);
+    const rest = all.filter(({ node }) => !hidden.has(node));
+    if (this.state.direction === "attendedBy") return { found: rest, share: 0 };
+    const sum = (some: Weighted[]): number => some.reduce((total, { weight }) => total + weight, 0);
+    const left = sum(rest);
+    return { found: rest.map(({ node, weight }) => ({ node, weight: weight / left })), share: 1 - left / Math.max(sum(all), 1e-9) };
   }
 
   private say(found: Weighted[]): string {

@@ -4,9 +4,11 @@ import { h, newId, oncePerFrame } from "../dom";
 import { arcs } from "../draw/arcs";
 import { MatrixView } from "../draw/matrix";
 import { nodeLink } from "../draw/nodelink";
-import { replaced, type Literal } from "../graph/expression";
+import { addressed, keep } from "../address";
+import { asPython, replaced, type Literal } from "../graph/expression";
 import { diameters, type Diameter } from "../graph/reach";
 import { degreeRange, numEdges, type Runs } from "../graph/runs";
+import { copyButton, saveButtons } from "../save";
 import { count, percent, plural, scaled } from "../text";
 import { MOST_NODES, type GraphModel } from "./model";
 
@@ -31,6 +33,11 @@ export const EXAMPLES: [name: string, expression: string, n: number][] = [
 ];
 
 type View = "matrix" | "arcs" | "nodes";
+const VIEWS: [View, string][] = [
+  ["matrix", "Matrix"],
+  ["arcs", "Arcs"],
+  ["nodes", "Nodes and lines"],
+];
 
 export function graphPane(model: GraphModel): HTMLElement {
   const problem = h("p", { class: "problem", id: newId(), role: "alert" });
@@ -50,10 +57,11 @@ export function graphPane(model: GraphModel): HTMLElement {
   const matrix = new MatrixView();
   const stage = h("div", { class: "stage" }, matrix.element);
   const facts = h("dl", { class: "facts", "aria-live": "polite" });
-  let view: View = "matrix";
+  let view: View = VIEWS.map(([one]) => one).find((one) => one === addressed("drawing")) ?? "matrix";
   let waiting = 0;
-  const choices = viewChoices((chosen) => {
+  const choices = viewChoices(view, (chosen) => {
     view = chosen;
+    keep({ drawing: chosen });
     update();
   });
 
@@ -94,23 +102,40 @@ export function graphPane(model: GraphModel): HTMLElement {
       "div",
       { class: "columns" },
       h("div", {}, choices, stage, h("p", { class: "note" }, "Rows are destinations, columns sources: node i receives from node j.")),
-      h("div", {}, facts, legend()),
+      h(
+        "div",
+        {},
+        facts,
+        legend(),
+        h(
+          "div",
+          { class: "controls" },
+          copyButton("Copy as Python", () => python(model)),
+          saveButtons(
+            "graph",
+            () => (view === "matrix" ? matrix.drawing : stage.querySelector<SVGElement>("svg")),
+            () => (view === "matrix" ? matrix.vector() : null),
+          ),
+        ),
+      ),
     ),
   );
 }
 
-function viewChoices(choose: (view: View) => void): HTMLElement {
-  const views: [View, string][] = [
-    ["matrix", "Matrix"],
-    ["arcs", "Arcs"],
-    ["nodes", "Nodes and lines"],
-  ];
+/** With a builder that the viewer does not know, the text, which `graphs.parse` reads where it is registered. */
+function python(model: GraphModel): string {
+  const { expression, n, numSrc } = model;
+  if (!model.isGiven) return asPython(expression, n, numSrc);
+  return `from mpnn import graphs\n\ngraph = graphs.parse(${JSON.stringify(expression)}).bind(${n})  # after its builder was imported\n`;
+}
+
+function viewChoices(first: View, choose: (view: View) => void): HTMLElement {
   const name = newId();
-  const radios = views.map(([view, label]) =>
+  const radios = VIEWS.map(([view, label]) =>
     h(
       "label",
       {},
-      h("input", { type: "radio", name, value: view, checked: view === "matrix", change: () => choose(view) }),
+      h("input", { type: "radio", name, value: view, checked: view === first, change: () => choose(view) }),
       h("span", {}, label),
     ),
   );

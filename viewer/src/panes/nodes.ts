@@ -3,6 +3,7 @@
 import type { NodesData } from "../data";
 import { h, svg } from "../dom";
 import { palette } from "../draw/colors";
+import { saveButtons } from "../save";
 import type { Controls } from "./attention";
 import { SQUARE, ego, type Place } from "./ego";
 import type { Choose, State, SubjectView } from "./state";
@@ -11,6 +12,7 @@ import type { Weighted, Weights } from "./weights";
 const RADIUS = [15, 11, 8]; // of the dots of each hop
 const LARGER = 1.4; // times, with pictures in them
 const WIDEST = 6; // of a line
+const FRAME = 3; // of a node whose predicted class is another than its own
 const BEND = 0.12; // of a line, so that its two directions lie apart
 
 export class NodesView implements SubjectView {
@@ -32,7 +34,7 @@ export class NodesView implements SubjectView {
   ) {
     this.radius = RADIUS.map((r) => r * (data.sprite ? LARGER : 1));
     this.drawing.append(this.lines, this.dots);
-    this.element = h("div", {}, this.drawing);
+    this.element = h("div", {}, this.drawing, saveButtons("attention", () => this.drawing));
     const nodeAt = (event: Event): number | null => {
       const dot = (event.target as Element).closest<SVGElement>("[data-node]");
       return dot ? Number(dot.dataset.node) : null;
@@ -97,10 +99,13 @@ export class NodesView implements SubjectView {
   private dot(node: number, { x, y, hop }: Place): SVGElement {
     const radius = this.radius[hop];
     const color = colorOf(this.data.classes[node]);
-    const label = svg("text", { x, y: y + radius + 10 }, String(this.data.numbers[node]));
+    const label = svg("text", { x, y: y + radius + 10 }, labelOf(this.data, node));
     const name = svg("title", {}, nameOfNode(this.data, node));
     const circle = svg("circle", { cx: x, cy: y, r: radius, fill: color });
-    return svg("g", { "data-node": node, tabindex: 0, role: "button", "aria-label": name.textContent }, name, circle, ...this.picture(node, x, y, radius), label);
+    const { predicted, classes } = this.data;
+    const isWrong = classes[node] >= 0 && predicted[node] !== classes[node];
+    const frame = svg("circle", { class: "wrong", cx: x, cy: y, r: radius + FRAME, style: `stroke: ${colorOf(predicted[node])}` });
+    return svg("g", { "data-node": node, tabindex: 0, role: "button", "aria-label": name.textContent }, name, circle, ...(isWrong ? [frame] : []), ...this.picture(node, x, y, radius), label);
   }
 
   /** The image of a node, in the circle. */
@@ -123,11 +128,11 @@ export class NodesView implements SubjectView {
 
 /** A field for the number of the node in the middle, and a button for each class that goes to the next of its nodes. */
 export function nodeControls(data: NodesData, start: number, state: State, choose: Choose): Controls {
-  const index = new Map(data.numbers.map((number, k) => [number, k]));
-  const input = h("input", { type: "number", min: 0, "aria-label": "node", value: data.numbers[start] });
+  const index = new Map(data.numbers.map((_, k) => [labelOf(data, k), k]));
+  const input = h("input", { type: data.names ? "text" : "number", spellcheck: "false", "aria-label": "node", value: labelOf(data, start) });
   const problem = h("span", { class: "note", role: "status" });
   input.addEventListener("change", () => {
-    const node = index.get(Number(input.value));
+    const node = index.get(input.value.trim());
     problem.textContent = node === undefined ? `The page has no node ${input.value}.` : "";
     if (node !== undefined) choose({ node, held: node });
   });
@@ -138,22 +143,28 @@ export function nodeControls(data: NodesData, start: number, state: State, choos
   };
   const kinds = [...new Set(data.classes)].sort((a, b) => a - b);
   const dots = kinds.map(() => h("span", { class: "dot" }));
-  const buttons = kinds.map((kind, k) => h("button", { type: "button", class: "small", click: () => next(kind) }, dots[k], nameOfClass(kind)));
+  const buttons = kinds.map((kind, k) => h("button", { type: "button", class: "small", click: () => next(kind) }, dots[k], nameOfClass(data, kind)));
   const update = (): void => {
-    if (document.activeElement !== input) input.value = String(data.numbers[state.held ?? start]);
+    if (document.activeElement !== input) input.value = labelOf(data, state.held ?? start);
     dots.forEach((dot, k) => (dot.style.background = colorOf(kinds[k])));
   };
   update();
   return { elements: [h("label", {}, "Node ", input), problem, h("div", { class: "chips", role: "group", "aria-label": "next node of a class" }, ...buttons)], update };
 }
 
-export function nameOfNode({ numbers, classes, predicted }: NodesData, node: number): string {
-  const wrong = predicted[node] === classes[node] || classes[node] < 0 ? "" : `, predicted ${predicted[node]}`;
-  return `node ${numbers[node]} (${nameOfClass(classes[node])}${wrong})`;
+/** The node with its class and the predicted one. */
+export function nameOfNode(data: NodesData, node: number): string {
+  const [own, given] = [data.classes[node], data.predicted[node]];
+  const says = own === given ? "predicted right" : `predicted ${nameOfClass(data, given)}`;
+  return `node ${labelOf(data, node)} (${nameOfClass(data, own)}, ${says})`;
 }
 
-function nameOfClass(kind: number): string {
-  return kind < 0 ? "no class" : `class ${kind}`;
+function labelOf({ names, numbers }: NodesData, node: number): string {
+  return names ? names[node] : String(numbers[node]);
+}
+
+function nameOfClass({ class_names }: NodesData, kind: number): string {
+  return kind < 0 ? "no class" : class_names ? class_names[kind] : `class ${kind}`;
 }
 
 function colorOf(kind: number): string {

@@ -36,7 +36,7 @@ export function reachPane(model: GraphModel): HTMLElement {
     spellcheck: "false",
     autocapitalize: "off",
     autocomplete: "off",
-    value: withHub(model.expression),
+    value: withHub(model),
     input: () => update(),
   });
   const problem = h("p", { class: "problem", role: "alert" });
@@ -80,7 +80,7 @@ export function reachPane(model: GraphModel): HTMLElement {
     if (compared) cones[1].show(other.value, compared, node, layers);
   });
   model.onChange(() => {
-    other.value = withHub(model.expression);
+    other.value = withHub(model);
     update();
   });
   onSchemeChange(update);
@@ -103,9 +103,9 @@ export function reachPane(model: GraphModel): HTMLElement {
   );
 }
 
-/** The graph with a hub, which connects all nodes in two layers; without it where it has one. */
-function withHub(expression: string): string {
-  return /global|bigbird|complete/.test(expression) ? "window(4)" : `${expression} | global_nodes(1)`;
+/** The graph with a hub, which connects all nodes in two layers; a window where it has one, or where only Python reads it. */
+function withHub({ expression, isGiven }: GraphModel): string {
+  return isGiven || /global|bigbird|complete/.test(expression) ? "window(4)" : `${expression} | global_nodes(1)`;
 }
 
 function bound(expression: string, n: number, problem: HTMLElement): Runs | null {

@@ -8,6 +8,10 @@ export interface State {
   held: number | null;
   chosen: Head;
   direction: Direction;
+  /** Whether tokens without text, such as [CLS], are left out. */
+  without: boolean;
+  /** Whether tokens are two copies with lines between them. */
+  lines: boolean;
 }
 
 export type Choose = (change: Partial<State>) => void;

@@ -3,9 +3,11 @@
 import type { TokensData } from "../data";
 import { h } from "../dom";
 import { palette } from "../draw/colors";
+import { saveButtons } from "../save";
 import { plural } from "../text";
+import { linesView } from "./lines";
 import { pick, type Choose, type State, type SubjectView } from "./state";
-import type { Weighted } from "./weights";
+import type { Weighted, Weights } from "./weights";
 
 const MOST_MARKED = 400; // tokens that are colored at a time
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 };
@@ -13,17 +15,35 @@ const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 };
 export class TokensView implements SubjectView {
   readonly element: HTMLElement;
   private readonly spans: Spans;
+  private readonly text: HTMLElement;
+  /** The two copies, made when they are first shown. */
+  private between: ReturnType<typeof linesView> | null = null;
 
-  constructor({ tokens }: TokensData, state: State, choose: Choose) {
+  constructor(
+    private readonly data: TokensData,
+    private readonly weights: Weights,
+    state: State,
+    choose: Choose,
+  ) {
+    const { tokens } = data;
     this.spans = new Spans(tokens);
     const label = `${plural(tokens.length, "token")}; arrow keys choose one`;
-    this.element = h("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": label }, ...this.spans.elements);
+    this.text = h("div", {}, ...this.spans.elements);
+    this.element = h("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": label }, this.text);
     pick(this.element, nodeAt, STEPS, tokens.length, state, choose);
-    this.element.addEventListener("keydown", () => this.spans.elements[state.node].scrollIntoView({ block: "nearest" }));
+    this.element.addEventListener("keydown", () => (this.element.querySelector(`[data-node="${state.node}"]`)!.scrollIntoView({ block: "nearest" })));
   }
 
-  show({ node }: State, found: Weighted[]): void {
-    this.spans.mark(node, found);
+  show(state: State, found: Weighted[]): void {
+    if (!state.lines) {
+      this.element.replaceChildren(this.text);
+      this.spans.mark(state.node, found);
+      return;
+    }
+    this.between ??= linesView(this.data);
+    const { element, show } = this.between;
+    if (!element.isConnected) this.element.replaceChildren(element, saveButtons("attention", () => element));
+    show(state, found, this.weights, new Set(state.without ? this.data.special : []));
   }
 }
 
