@@ -76,7 +76,7 @@ def attend(
             nodes are divided over processes (`mpnn.distributed.sharded`).
     """
     validation.types(graph, query, key, value)
-    _refuse_parts()
+    _refuse_divided_nodes()
     if scale is None:
         scale = max(query.shape[-1], 1) ** -0.5
     else:
@@ -169,7 +169,7 @@ def aggregate(
         in-neighbors get zeros. Sums and means on a CPU can be differentiated any number of times, by x and weight.
     """
     validation.graph(graph)
-    _refuse_parts()
+    _refuse_divided_nodes()
     graph = _traced(graph, x)
     validation.features("x", x, "sources", 1, graph)
     bias: tuple[PerEdge, ...] = ()
@@ -216,7 +216,7 @@ def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, sca
     return choice.direct(query, key, value, scale)
 
 
-def _refuse_parts() -> None:
+def _refuse_divided_nodes() -> None:
     """Raises ValueError while nodes are divided over processes: a function would see those of this process alone."""
     if active() is not None:
         raise ValueError(
