@@ -214,7 +214,7 @@ class MessagePassing(nn.Module):
         bound = self._bound(graph, dst, src, layer)
         exchange = LOCAL if torch.compiler.is_compiling() else bound.exchange
         if exchange is not LOCAL:
-            _check_part(layer, exchange)
+            _check_divisible(layer, exchange)
         edge_attr = bound.edge_attr if edge_attr is None else _checked_edges(edge_attr, bound)
         if drops_edges:
             if return_weights:
@@ -306,7 +306,7 @@ class MessagePassing(nn.Module):
         return engine.outline(graph, num_dst, num_src, x.device) if compiles else graph
 
 
-def _check_part(layer: Layer, exchange: Exchange) -> None:
+def _check_divisible(layer: Layer, exchange: Exchange) -> None:
     """Raises ValueError if a layer needs more of a graph than this process's part."""
     attention, aggregate = layer.attention, layer.aggregate
     if isinstance(attention, Recurrent):

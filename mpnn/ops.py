@@ -183,7 +183,7 @@ def aggregate(
         in-neighbors get zeros. Sums and means on a CPU can be differentiated any number of times, by x and weight.
     """
     validation.graph(graph)
-    _refuse_parts()
+    _refuse_divided_nodes()
     graph = _traced(graph, x)
     validation.features("x", x, "sources", 1, graph)
     bias: tuple[PerEdge, ...] = ()
@@ -286,7 +286,7 @@ def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, sca
     return choice.direct(query, key, value, scale)
 
 
-def _refuse_parts() -> None:
+def _refuse_divided_nodes() -> None:
     """Raises ValueError while nodes are divided over processes: a function would see those of this process alone."""
     if active() is not None:
         raise ValueError(

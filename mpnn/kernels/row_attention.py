@@ -129,7 +129,7 @@ class RowSums(Structure):
 
 def num_parts(rows: Rows, width: int) -> int:
     """The number of parts that are run side by side, where an edge has `width` components."""
-    return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
+    return rows.num_parts(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
 def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,7 +38,7 @@ class RowReduceStruct(Structure):
 
 def num_parts(rows: Rows, width: int) -> int:
     """The number of parts that are run side by side, where an edge has `width` components."""
-    return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
+    return rows.num_parts(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
 class RowReduce(torch.autograd.Function):

@@ -52,7 +52,7 @@ class Rows:
         self._structs: dict[int, tuple[RowsStruct, Any]] = {}
         self._unwritten: dict[int, Tensor] = {}
 
-    def parts(self, width: int, most: int, least: int) -> int:
+    def num_parts(self, width: int, most: int, least: int) -> int:
         """The number of parts: at most `most`, and so few that each has `least` components, `width` an edge. It does
         not depend on the number of threads, so results do not either."""
         return max(1, min(most, self.num_edges * width // least, self.num_edges))

@@ -13,7 +13,7 @@ from mpnn import Graph, MessagePassing, engine, graphs, ops
 from mpnn.attention import Attention, DotProduct
 from mpnn.decoding.cache import KVCache
 from mpnn.graph.exchange import Exchange, Layer
-from mpnn.message_passing import _check_part
+from mpnn.message_passing import _check_divisible
 from mpnn.ops import NodeBias
 from mpnn.propagation import Propagation
 from mpnn.round import Round
@@ -214,7 +214,7 @@ def test_refusals() -> None:
 
     over_destinations = DotProduct(8, 2, normalize="softmax_dst")
     with pytest.raises(ValueError, match='divided over processes; take transport="heads"'):
-        _check_part(Layer(over_destinations, "sum", False, False, False), Exchange())
+        _check_divisible(Layer(over_destinations, "sum", False, False, False), Exchange())
     layer = MessagePassing(graphs.causal(), "sum", None, over_destinations)
     with pytest.raises(ValueError, match="a node depends on later ones"):
         layer(torch.randn(3, 8), cache=KVCache(5))
