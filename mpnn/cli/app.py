@@ -25,7 +25,10 @@ COMMANDS = {
     "tune": "Measure how fast this machine runs each backend, so that plans choose the quickest.",
     "doctor": "Show what this installation has and lacks, and check that its kernels compute correctly.",
 }
-SUBCOMMANDS = {("graph", "convert"): "convert"}  # of a command that else takes an argument; and their modules
+SUBCOMMANDS = {
+    ("graph", "convert"): "convert",
+    ("graph", "cut"): "cut",
+}  # of a command that else takes an argument; and their modules
 _SETTINGS: dict[str, Any] = {
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
