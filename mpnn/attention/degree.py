@@ -59,7 +59,7 @@ def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtyp
     `dtype` is the dtype of the result. Default: that of `weight`, or float32 without `weight`. Degrees are summed in
     float32 or wider, because bfloat16 counts no further than 256.
     """
-    src, dst = graph.ends
+    src, dst = graph.stored_edges
     if dtype is None:
         dtype = torch.float32 if weight is None else weight.dtype
     accumulate_dtype = torch.promote_types(dtype, torch.float32)

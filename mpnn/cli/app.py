@@ -25,7 +25,8 @@ COMMANDS = {
     "tune": "Measure how fast this machine runs each backend, so that plans choose the quickest.",
     "doctor": "Show what this installation has and lacks, and check that its kernels compute correctly.",
 }
-SUBCOMMANDS = {("graph", "convert"): "convert"}  # of a command that else takes an argument; and their modules
+# Of a command that else takes an argument; and their modules.
+SUBCOMMANDS = {("graph", "convert"): "convert", ("graph", "cut"): "cut"}
 WITH_EXPRESSIONS = {"graph", "explain", "view", "train", "compare", "generate", "eval", "predict"}
 """The commands that read an expression, or a model that was saved with one."""
 _SETTINGS: dict[str, Any] = {

@@ -4,19 +4,24 @@ The halo travels in one all-to-all. In the backward pass, gradients travel back 
 owner, one rank after the other, so that the sum has a fixed order.
 """
 
+import json
 import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
-from mpnn.distributed.groups import exchanged
+from mpnn.distributed import agreement
+from mpnn.distributed.groups import Mesh, exchanged, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
 from mpnn.graph.exchange import Exchange, Terms
@@ -34,12 +39,67 @@ class Part:
             permutation.
         own: which of the sources are the rank's own nodes.
         fetched: the number of sources that it fetches from each rank; 0 from itself.
+        data: of a part that was opened: rows of its own nodes, by name, mapped from the disk.
     """
 
     graph: Graph
     sources: Tensor
     own: Tensor
     fetched: list[int]
+    data: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> Tensor:
+        """The numbers of the own nodes in the whole graph, int64."""
+        return self.sources[self.own]
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str], rank: int | None = None, mesh: Mesh = None) -> "Part":
+        """A part that `mpnn graph cut` wrote, mapped from the disk: edges are neither copied nor sent.
+
+            part = Part.open("cut")                      # of this process
+            y = model(part.data["features"], part.graph)
+
+        Args:
+            folder: that of the cut. rank: default is this process's, whose graph fetches the halo.
+            mesh: the processes, as in `partition`.
+
+        Raises:
+            FileNotFoundError, ValueError: if the folder is no cut, or the cut was not completed or is damaged.
+            ValueError: if there are other numbers of processes and ranks, or another process opens another cut.
+            RuntimeError: if no process group was initialized and no rank is named.
+        """
+        folder, group = Path(folder), None if rank is not None else group_of(mesh)
+        rank = dist.get_rank(group) if rank is None else rank
+        if not (folder / "cut.json").exists():
+            raise FileNotFoundError(f"{folder} holds no cut; `mpnn graph cut` writes one")
+        facts = json.loads((folder / "cut.json").read_text())
+        if facts.get("format") != "mpnn cut" or facts.get("version") != 1:
+            raise ValueError(f"{folder} holds no cut that this library reads: {facts.get('format')!r}")
+        ranks = int(facts["ranks"])
+        if group is not None and dist.get_world_size(group) != ranks:
+            raise ValueError(f"{folder} is cut for {ranks} ranks; there are {dist.get_world_size(group)} processes")
+        if not 0 <= rank < ranks:
+            raise ValueError(f"there are ranks 0 to {ranks - 1}; got {rank}")
+        if not (folder / f"leaving-{ranks - 1}.npy").exists():
+            raise ValueError(f"the cut in {folder} was not completed; the same command continues it")
+
+        def mapped(name: str) -> Tensor:
+            return torch.from_numpy(np.load(folder / f"rank-{rank}" / f"{name}.npy", mmap_mode="c"))
+
+        nodes, halo, edges = (mapped(name) for name in ("nodes", "halo", "edges"))
+        sources = torch.cat([nodes, halo])
+        graph = Graph(len(nodes), len(sources), edges=edges, name=f"rank {rank} of {folder.name}").validate()
+        graph.node_ids = nodes, sources
+        data = {name: mapped(name) for name in facts["data"]}
+        part = Part(graph, sources.long(), torch.arange(len(nodes)), mapped("arriving").tolist(), data)
+        if group is not None:
+            agreement.gather(f"the cut {facts['sha256']} in {folder}", group)
+            leaving = torch.from_numpy(np.load(folder / f"leaving-{rank}.npy")).long()
+            sizes, rows = leaving[:ranks].tolist(), leaving[ranks:]
+            fetched = torch.arange(len(nodes), len(sources))
+            graph.exchange = HaloExchange(part, fetched, list(rows.split(sizes)), group)
+        return part
 
     @staticmethod
     def of(graph: Graph, rank: int, dst: Owners, src: Owners) -> "Part":
@@ -78,18 +138,13 @@ class HaloExchange(Exchange):
         leaving: which of the own rows travel to each rank, int64. arriving: the numbers of rows from each rank.
     """
 
-    def __init__(self, part: Part, owners: Owners, group: dist.ProcessGroup) -> None:
-        rank = dist.get_rank(group)
+    def __init__(self, part: Part, fetched: Tensor, leaving: list[Tensor], group: dist.ProcessGroup) -> None:
+        """`fetched`: which of the part's sources arrive, in the order of their owners, int64."""
         device = part.graph.device
         self.own, self.group = part.own, group
         self.rows = part.graph.num_dst, len(part.own)
-        remote = torch.ones(len(part.sources), dtype=torch.bool, device=device)
-        remote[part.own] = False
-        wanted = part.sources[remote].cpu()
-        by_owner = owners.of(wanted).argsort(stable=True)
         # Where the own rows and those of each owner go among the sources. If they stay together, in order, they are
         # concatenated around the own ones, else permuted.
-        fetched = remote.nonzero().squeeze(1)[by_owner.to(device)]
         own_first = int(part.own[0]) if len(part.own) else 0
         self._before = int((fetched < own_first).sum())
         place = torch.cat([fetched[: self._before], part.own, fetched[self._before :]])
@@ -97,15 +152,7 @@ class HaloExchange(Exchange):
         of_dst, of_src = part.graph.node_positions()
         self._own_nodes = nodes_at(of_dst, of_src[part.own])
         self._halo, self._nothing = nodes_at(of_dst[:0], of_src[fetched]), nodes_at(of_dst[:0], of_src[:0])
-        self.arriving = part.fetched
-        leaving = torch.empty(owners.ranks, dtype=torch.int64, device=device)
-        dist.all_to_all_single(leaving, torch.tensor(part.fetched, device=device), group=group)
-        self._sizes = leaving.tolist()
-        asked = torch.empty(sum(self._sizes), dtype=torch.int64, device=device)
-        dist.all_to_all_single(asked, wanted[by_owner].to(device), self._sizes, self.arriving, group=group)
-        mine = owners.nodes(rank).to(device)
-        self.leaving = list(torch.searchsorted(mine, asked).split(self._sizes))
-        assert self._sizes[rank] == 0
+        self.arriving, self.leaving, self._sizes = part.fetched, leaving, [len(rows) for rows in leaving]
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
@@ -184,6 +231,23 @@ class HaloExchange(Exchange):
         for index, part in zip(self.leaving, leaving.split(self._sizes), strict=True):
             total.index_add_(0, index, part)  # an index occurs once here, so the order of the sum is that of the ranks
         return total
+
+
+def lists(part: Part, owners: Owners, group: dist.ProcessGroup) -> tuple[Tensor, list[Tensor]]:
+    """Which sources of a part arrive, in the order of their owners, and which own rows travel to each rank: processes
+    tell each other which sources they need."""
+    device = part.graph.device
+    remote = torch.ones(len(part.sources), dtype=torch.bool, device=device)
+    remote[part.own] = False
+    wanted = part.sources[remote].cpu()
+    by_owner = owners.of(wanted).argsort(stable=True)
+    leaving = torch.empty(owners.ranks, dtype=torch.int64, device=device)
+    dist.all_to_all_single(leaving, torch.tensor(part.fetched, device=device), group=group)
+    sizes = leaving.tolist()
+    asked = torch.empty(sum(sizes), dtype=torch.int64, device=device)
+    dist.all_to_all_single(asked, wanted[by_owner].to(device), sizes, part.fetched, group=group)
+    mine = owners.nodes(dist.get_rank(group)).to(device)
+    return remote.nonzero().squeeze(1)[by_owner.to(device)], list(torch.searchsorted(mine, asked).split(sizes))
 
 
 def nodes_at(of_dst: Tensor, of_src: Tensor) -> Graph:

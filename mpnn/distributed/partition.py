@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mpnn.attention import DotProduct
 from mpnn.distributed import agreement, heads, pieces, queries, stream
 from mpnn.distributed.groups import Mesh, group_of
-from mpnn.distributed.halo import HaloExchange, Part
+from mpnn.distributed.halo import HaloExchange, Part, lists
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer
@@ -201,7 +201,7 @@ class Partition:
                 shard = stream.view_of(self.graph, *parts)
             else:
                 part = self._part(self.rank)
-                part.graph.exchange = HaloExchange(part, self.src, self.group)
+                part.graph.exchange = HaloExchange(part, *lists(part, self.src, self.group), self.group)
                 shard = part.graph
             self._shards[transport] = shard
         return self._shards[transport]

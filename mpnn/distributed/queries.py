@@ -15,7 +15,7 @@ from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import exchanged
-from mpnn.distributed.halo import HaloExchange, Part
+from mpnn.distributed.halo import HaloExchange, Part, lists
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
 from mpnn.graph.exchange import Layer, Terms
@@ -75,7 +75,7 @@ class QueriesExchange(HaloExchange):
     def __init__(
         self, graph: Graph, part: Part, hubs: Tensor, dst: Owners, src: Owners, group: dist.ProcessGroup
     ) -> None:
-        super().__init__(part, src, group)
+        super().__init__(part, *lists(part, src, group), group)
         rank, device, self.ranks = dist.get_rank(group), graph.device, dst.ranks
         nodes = hubs.nonzero().squeeze(1)
         owner = dst.of(nodes)

@@ -18,7 +18,7 @@ from torch import Tensor
 from mpnn import ops, rng
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import all_to_all
-from mpnn.distributed.halo import HaloExchange, OwnExchange, Part, rows_of
+from mpnn.distributed.halo import OwnExchange, Part, lists, rows_of
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer
@@ -46,8 +46,7 @@ class StreamExchange(OwnExchange):
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
         super().__init__(graph, dst, src, group)
         part = Part.of(graph, self.rank, dst, src)
-        halo = HaloExchange(part, src, group)
-        self._leaving, self._arriving = halo.leaving, halo.arriving
+        self._leaving, self._arriving = lists(part, src, group)[1], part.fetched
         self.own = src.nodes(self.rank).to(graph.device)
         owner = src.of(part.sources.cpu()).to(graph.device)
         self._sources = [part.sources[owner == r] for r in range(self.ranks)]

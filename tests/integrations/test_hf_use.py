@@ -15,7 +15,6 @@ from torch import Tensor
 
 import mpnn.hf
 from mpnn import graphs
-from mpnn.graph import sharding
 from mpnn.integrations.hf import interface, masks
 
 # float32 sums of at most 60 terms through two layers; the families agree to 1e-6, the bar is 1e-5
@@ -730,11 +729,3 @@ def test_a_graph_of_an_encoder_decoder_says_for_which_attention() -> None:
         mpnn.hf.use(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match="got the class LlamaModel; pass a model"):
         mpnn.hf.use(hf.LlamaModel)  # type: ignore[arg-type]
-
-
-def test_a_model_in_place_is_not_divided_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("gpt2")
-    mpnn.hf.use(model)
-    monkeypatch.setattr(sharding, "_active", [object()])
-    with pytest.raises(ValueError, match="models of transformers"):
-        output(model)

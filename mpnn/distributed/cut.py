@@ -1,0 +1,230 @@
+"""Cuts a graph on the disk into the parts of ranks, which `Part.open` maps: no process ever holds the whole graph.
+
+cut.json             format, version, sizes, and a digest of the offsets and owners
+rank-R/nodes.npy     int32: the nodes of rank R, ascending
+rank-R/halo.npy      int32: the sources that it fetches, by owner, then ascending
+rank-R/arriving.npy  int64 [ranks]: how many of them each rank owns
+rank-R/edges.npy     int32 [2, E]: sources, numbered as nodes.npy and then halo.npy, and destinations, by destination
+rank-R/NAME.npy      the rows of the rank's nodes, of data that was passed
+leaving-R.npy        int32: the number of rows that each rank fetches from R, and then these rows of nodes.npy
+
+Memory is O(nodes) and chunks of edges. Each part appears under its name when all of it is on the disk, so a cut that
+was killed continues behind the last one.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpnn.files import atomic_path, remove_abandoned
+from mpnn.graphs.compressed import CompressedGraph
+
+FORMAT, VERSION = "mpnn cut", 1
+_CHUNK = 1 << 22  # edges that are read at once
+_BLOCK = 4096  # nodes that `ldg` assigns at once, at most
+_NODE_COST = 16  # edges that count as much as a node, as in `partition`
+_SLACK = 1.05  # how much more than the mean a rank may have, by `ldg`
+
+Ints = NDArray[Any]
+
+
+def cut(
+    graph: CompressedGraph,
+    folder: str | os.PathLike[str],
+    owners: Ints,
+    ranks: int,
+    *,
+    data: Mapping[str, Ints] | None = None,
+) -> list[int]:
+    """Writes the parts of all ranks; returns the number of sources that each fetches in a layer.
+
+    Args:
+        graph: of `graphs.open_csr`, with one set of nodes.
+        folder: a new one, or one of the same cut, which was not completed.
+        owners: the rank of each node, integers [num_nodes], as METIS and ParMETIS write it (`read_owners`), `ldg` and
+            `blocks` compute it. ranks: their number.
+        data: arrays [num_nodes, ...], such as features and labels, whose rows are divided too.
+
+    Raises:
+        ValueError: if `owners` or `data` do not fit, or the folder holds another cut.
+    """
+    folder, data = Path(folder), dict(data or {})
+    owners = _checked(graph, owners, ranks, data)
+    facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, "ranks": ranks, "data": sorted(data)}
+    facts |= {"num_nodes": graph.num_dst, "num_edges": graph.num_edges}
+    facts["sha256"] = sha256(sha256(graph.offsets.data).digest() + sha256(owners.data).digest()).hexdigest()
+    folder.mkdir(exist_ok=True)
+    if (folder / "cut.json").exists():
+        if json.loads((folder / "cut.json").read_text()) != facts:
+            raise ValueError(f"{folder} holds another cut; delete it, or choose another folder")
+    else:
+        with atomic_path(folder / "cut.json") as file:
+            file.write_text(json.dumps(facts, indent=1))
+    for rank in range(ranks):
+        if not (part := folder / f"rank-{rank}").exists():
+            with atomic_path(part, folder=True) as temporary:
+                _write_part(temporary, graph, owners, rank, ranks, data)
+        remove_abandoned(part)
+    for rank in range(ranks):
+        with atomic_path(folder / f"leaving-{rank}.npy") as file:
+            _write_leaving(file, folder, rank, ranks)
+    return [int(np.load(folder / f"rank-{rank}" / "arriving.npy").sum()) for rank in range(ranks)]
+
+
+def blocks(graph: CompressedGraph, ranks: int) -> Ints:
+    """Consecutive nodes, of about as many edges for each rank."""
+    cost = graph.offsets[1:] + _NODE_COST * np.arange(1, graph.num_dst + 1)
+    share = cost[-1] * np.arange(1, ranks) / ranks if len(cost) else np.zeros(ranks - 1)
+    return np.repeat(np.arange(ranks, dtype=np.int32), np.diff([0, *np.searchsorted(cost, share), len(cost)]))
+
+
+def ldg(graph: CompressedGraph, ranks: int) -> Ints:
+    """Linear deterministic greedy (Stanton & Kliot 2012, KDD): in one pass, each node joins the rank that has most of
+    its in-neighbors, weighed by the room that it has left:
+
+        argmax_r |neighbors in r| * (1 - load_r / capacity)
+
+    A node counts as its edges and 16 more. Nodes are assigned in blocks of up to 4,096, each looked at twice, so that
+    neighbors within a block count. O(nodes + edges) time, O(nodes) memory.
+    """
+    owners = np.full(graph.num_dst, -1, np.int32)
+    total = graph.num_edges + _NODE_COST * graph.num_dst
+    capacity, load = _SLACK * total / ranks + 1, np.zeros(ranks)
+    block = min(_BLOCK, graph.num_dst // 256 + 1)
+    for first in range(0, graph.num_dst, block):
+        stop = min(first + block, graph.num_dst)
+        degree = np.diff(graph.offsets[first : stop + 1])
+        row, columns = np.repeat(np.arange(stop - first), degree), _columns(graph, np.arange(first, stop))[0]
+        for _ in range(2):
+            owner = owners[columns]
+            near = owner >= 0
+            counts = np.bincount(row[near] * ranks + owner[near], minlength=(stop - first) * ranks)
+            score = counts.reshape(-1, ranks) * np.maximum(1 - load / capacity, 0)
+            best = np.where(score.any(1), score.argmax(1), load.argmin())
+            owners[first:stop] = _within(best, degree + _NODE_COST, load, capacity)
+        load += np.bincount(owners[first:stop], degree + _NODE_COST, minlength=ranks)
+    return owners
+
+
+def _within(best: Ints, cost: Ints, load: Ints, capacity: float) -> Ints:
+    """The ranks of nodes, of which those that fit nowhere they want to go to the rank with most room."""
+    best, load = best.copy(), load.copy()
+    for rank in np.unique(best):
+        mine = np.flatnonzero(best == rank)
+        late = mine[load[rank] + np.cumsum(cost[mine]) > capacity]
+        load[rank] += cost[mine].sum() - cost[late].sum()
+        best[late] = -1
+    for node in np.flatnonzero(best < 0):
+        best[node] = load.argmin()
+        load[best[node]] += cost[node]
+    return best
+
+
+def read_owners(path: str | os.PathLike[str]) -> Ints:
+    """The rank of each node from a file: `.npy`, or text with a number for each node in order, as `gpmetis`, ParMETIS
+    and the partitioning tools of DistDGL write it.
+
+    Raises:
+        ValueError: if the file holds anything else.
+    """
+    path = Path(path)
+    if path.suffix == ".npy":
+        return cast(Ints, np.load(path, mmap_mode="r"))
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip() and not line.strip().isdigit():
+                got = line[:40].decode(errors="replace")
+                raise ValueError(f"{path}, line {number}: expected the rank of a node; got {got!r}")
+            if number == 1000:
+                break
+    return np.fromfile(path, np.int32, sep="\n")
+
+
+def _checked(graph: CompressedGraph, owners: Ints, ranks: int, data: Mapping[str, Ints]) -> Ints:
+    n = graph.num_dst
+    if graph.num_src != n:
+        raise ValueError(f"a cut needs one set of nodes; got {graph!r}")
+    if owners.shape != (n,) or owners.dtype.kind not in "iu" or (n and not 0 <= owners.min() <= owners.max() < ranks):
+        got = f"{owners.dtype} of shape {list(owners.shape)}"
+        raise ValueError(f"owners must hold the rank of each of the {n} nodes, below {ranks}; got {got}")
+    for name, rows in data.items():
+        if len(rows) != n or not name.isidentifier() or name in ("nodes", "halo", "arriving", "edges"):
+            raise ValueError(
+                f"data must have a row for each of the {n} nodes, under its own name; got {name!r} with {len(rows)}"
+            )
+    return np.ascontiguousarray(owners, np.int32)
+
+
+def _write_part(
+    folder: Path, graph: CompressedGraph, owners: Ints, rank: int, ranks: int, data: Mapping[str, Ints]
+) -> None:
+    create = np.lib.format.open_memmap
+    nodes = np.flatnonzero(owners == rank)
+    is_halo = np.zeros(graph.num_src, np.bool_)
+    for rows in _chunks(graph, nodes):
+        is_halo[_columns(graph, rows)[0]] = True
+    is_halo[nodes] = False
+    halo = np.flatnonzero(is_halo)
+    del is_halo
+    halo = halo[np.argsort(owners[halo], kind="stable")]
+    local = np.empty(graph.num_src, np.int32)
+    local[nodes], local[halo] = np.arange(len(nodes)), np.arange(len(nodes), len(nodes) + len(halo))
+    num_edges = int((graph.offsets[nodes + 1] - graph.offsets[nodes]).sum())
+    edges, done, first = create(folder / "edges.npy", "w+", np.int32, (2, num_edges)), 0, 0
+    for rows in _chunks(graph, nodes):
+        columns, degree = _columns(graph, rows)
+        edges[0, done : done + len(columns)] = local[columns]
+        edges[1, done : done + len(columns)] = np.repeat(np.arange(first, first + len(rows), dtype=np.int32), degree)
+        done, first = done + len(columns), first + len(rows)
+    edges.flush()
+    for name, array in (
+        ("nodes", nodes.astype(np.int32)),
+        ("halo", halo.astype(np.int32)),
+        ("arriving", np.bincount(owners[halo], minlength=ranks)),
+    ):
+        np.save(folder / f"{name}.npy", array)
+    for name, rows in data.items():
+        mine = create(folder / f"{name}.npy", "w+", rows.dtype, (len(nodes), *rows.shape[1:]))
+        step = max(1, _CHUNK // max(1, rows[:1].size))
+        for at in range(0, len(nodes), step):
+            mine[at : at + step] = rows[nodes[at : at + step]]
+        mine.flush()
+
+
+def _write_leaving(file: Path, folder: Path, rank: int, ranks: int) -> None:
+    """What every other rank fetches from this one, read from their lists."""
+    nodes, sizes, leaving = np.load(folder / f"rank-{rank}" / "nodes.npy"), np.zeros(ranks, np.int32), []
+    for other in range(ranks):
+        until = np.cumsum(np.load(folder / f"rank-{other}" / "arriving.npy"))
+        sizes[other] = until[rank] - (until[rank - 1] if rank else 0)
+        halo = np.load(folder / f"rank-{other}" / "halo.npy", mmap_mode="r")
+        leaving.append(np.searchsorted(nodes, halo[until[rank] - sizes[other] : until[rank]]).astype(np.int32))
+    with file.open("wb") as opened:
+        np.save(opened, np.concatenate([sizes, *leaving]))
+
+
+def _chunks(graph: CompressedGraph, nodes: Ints) -> Iterator[Ints]:
+    """The nodes in consecutive pieces, of about `_CHUNK` edges each or a single node."""
+    total = np.cumsum(graph.offsets[nodes + 1] - graph.offsets[nodes] + 1)
+    first = 0
+    while first < len(nodes):
+        before = total[first - 1] if first else 0
+        stop = max(first + 1, int(np.searchsorted(total, before + _CHUNK, side="right")))
+        yield nodes[first:stop]
+        first = stop
+
+
+def _columns(graph: CompressedGraph, rows: Ints) -> tuple[Ints, Ints]:
+    """The sources of these rows, one after the other, and their numbers."""
+    start, stop = graph.offsets[rows], graph.offsets[rows + 1]
+    degree = stop - start
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+        return graph.columns[start[0] : stop[-1]], degree
+    index = np.repeat(start - (np.cumsum(degree) - degree), degree) + np.arange(degree.sum())
+    return graph.columns[index], degree
