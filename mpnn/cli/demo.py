@@ -25,7 +25,7 @@ from mpnn.models import GPT
 from mpnn.train.checkpoint import Checkpoint, CheckpointError
 from mpnn.train.loop import TrainingDiverged, require_accelerate
 
-TEXT_GRAPHS = ("causal", "causal & window(8)")
+TEXT_GRAPHS, TEXT_SEEDS = ("causal", "causal & window(8)"), 3
 TIMED_GRAPHS = ("causal", "causal & window(64)")
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
 ATTENTION_LENGTH = 2048
@@ -37,7 +37,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the pictures and the page.", file_okay=False)] = Path(
         "runs/demo"
     ),
-    steps: Annotated[int, typer.Option(help="Training steps of each character model.")] = 600,
+    steps: Annotated[int, typer.Option(help="Training steps of each character model.")] = 400,
     seed: Annotated[int, typer.Option(help="Random seed of weights and batches.", min=-(2**63), max=2**63 - 1)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace the page and the pictures in --out.")] = False,
 ) -> None:
@@ -67,13 +67,13 @@ def demo(
             corpus = Corpus.of("text", tasks.manual(), settings.context)
             nodes = Nodes.digits()
         with one_thread():
-            number = len(recall.TOPOLOGIES) + len(TEXT_GRAPHS) + 2
-            checkpoints = [Checkpoint(out / f"checkpoint-{k}.pt") for k in range(number)]
+            recalls, texts = len(recall.TOPOLOGIES) + 1, len(TEXT_GRAPHS) * TEXT_SEEDS
+            checkpoints = [Checkpoint(out / f"checkpoint-{k}.pt") for k in range(recalls + texts + 2)]
             trained = _train(corpus, nodes, settings, seed, checkpoints)
             with console.status("timing steps"):
                 times = _times()
-            several = len(recall.TOPOLOGIES), len(recall.TOPOLOGIES) + len(TEXT_GRAPHS)
-            results = Results(trained[: several[0]], times, trained[slice(*several)], trained[several[1] :])
+            first, last = recalls, recalls + texts
+            results = Results(trained[:first], times, trained[first:last], trained[last:])
             footer = [
                 ("command", f"mpnn demo --steps {steps} --seed {seed}"),
                 ("machine", machine()),
@@ -98,8 +98,8 @@ def demo(
 
 def _runs(corpus: Corpus, nodes: Nodes, settings: TextSettings, seed: int) -> list[Run]:
     """Recall, then text, then digits."""
-    runs: list[Run] = [RecallRun(name, settings.steps, seed) for name in recall.TOPOLOGIES]
-    runs += [TextRun(name, corpus, settings, seed) for name in TEXT_GRAPHS]
+    runs: list[Run] = [RecallRun(name, settings.steps, seed) for name in (*recall.TOPOLOGIES, recall.RECURRENCE)]
+    runs += [TextRun(name, corpus, settings, seed + k) for k in range(TEXT_SEEDS) for name in TEXT_GRAPHS]
     runs += [NodeRun(name, nodes, min(EPOCHS, settings.steps), seed) for name in (nodes.own_graph, SELF_LOOPS_ONLY)]
     return runs
 

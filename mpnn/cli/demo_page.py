@@ -3,6 +3,7 @@
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 import torch
 
@@ -10,6 +11,7 @@ from mpnn.cli import page, pictures, recall, tasks, view_nodes
 from mpnn.cli.tasks import Corpus, Nodes, TextSettings, Trained
 from mpnn.cli.view_text import record_characters
 from mpnn.models import GPT
+from mpnn.train.comparison import half_interval, paired_gaps, spread
 from mpnn.view import Page
 from mpnn.view.attention import attention
 from mpnn.view.page import script
@@ -17,7 +19,7 @@ from mpnn.view.subject import Tokens
 
 PROMPT = "If the "
 SAMPLE = 280
-_SHOWN_LETTERS, _SHOWN_DIGIT = 32, 8
+_SHOWN_DIGIT = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def write(
 ) -> str:
     """Draws the pictures into `out` and returns the HTML."""
     neighbors, alone = (trained.result for trained in results.digits)
-    window, with_landmarks, causal = results.recall
+    window, with_landmarks, causal, _ = results.recall
     parts = [
         page.paragraph(
             "A network layer is one round of message passing over a graph, and the choice of graph is the choice of "
@@ -82,7 +84,8 @@ def write(
                 "connected to the images nearest to it",
             }
         ),
-        *_recall(results.recall),
+        *_recall(results.recall[:-1]),
+        *_recurrence(results.recall[-1]),
         *_times(results.times, out),
         *_texts(results.texts, corpus, settings, seed, out),
         *_digits(results.digits, nodes),
@@ -104,9 +107,10 @@ def _percent(trained: Trained) -> str:
 
 
 def _recall(results: list[Trained]) -> list[str]:
-    letters = recall.strings(1, _SHOWN_LETTERS, seed=2)[0]
+    letters = recall.strings(1, seed=2)[0]
     recordings = [record_characters(trained.model, letters, trained.expression) for trained in results]
-    tokens = Tokens([recall.LETTERS[k] for k in letters], chosen=_SHOWN_LETTERS - 1)
+    marked = recall.ASKED, recall.LANDMARK
+    tokens = Tokens([recall.LETTERS[k] for k in letters], chosen=len(letters) - 1, marked=marked)
     window, with_landmarks, causal = results
     share = with_landmarks.graph.num_edges / causal.graph.num_edges
     return [
@@ -121,13 +125,32 @@ def _recall(results: list[Trained]) -> list[str]:
             f"{_percent(with_landmarks)} of the answers are right."
         ),
         page.paragraph(
-            f"Below is their attention on {_SHOWN_LETTERS} new letters. With landmarks, the fourth letter travels in "
-            "two steps: the ninth letter, a landmark, attends to it in layer 1, and all later letters attend to this "
-            "landmark in layer 2. Choose a layer, and point at these letters."
+            f"Below is their attention on {len(letters)} new letters; the fourth and the ninth are underlined. With "
+            "landmarks, the fourth letter travels in two steps: the ninth letter, a landmark, attends to it in layer "
+            "1, and all later letters attend to this landmark in layer 2. Choose a layer, and point at these letters."
         ),
         page.viewer(Page("", "", attention=attention(tokens, recordings))),
         page.paragraph("A topology of your own is a function that returns runs of sources. This is all of landmarks:"),
         page.code(inspect.getsource(recall._landmarks)),
+    ]
+
+
+def _recurrence(trained: Trained) -> list[str]:
+    side = recall.DIM // recall.HEADS
+    return [
+        page.heading(2, "Edges or a state"),
+        page.paragraph(
+            "The same task over the causal graph with retention (Sun et al. 2023) in place of a softmax. Its weights "
+            "are products and a decay, so the sum over all earlier letters is a matrix that each head carries from "
+            f"letter to letter: {recall.HEADS} heads of {side} x {side} numbers in a layer, however long the text is. "
+            f"{_percent(trained)} of its answers are right. The same model is a graph in training, computed for all "
+            "letters at once, and a recurrent network when it writes. One letter fits into its state; a state that "
+            "must keep more than it has room for forgets."
+        ),
+        page.code(
+            'mpnn compare --graphs "causal; causal:retention; causal:delta" --budget 5m\n'
+            '# in Python: mpnn.models.GPT(..., attention="retention")'
+        ),
     ]
 
 
@@ -155,16 +178,19 @@ def _times(times: Times, out: Path) -> list[str]:
 
 
 def _texts(texts: list[Trained], corpus: Corpus, settings: TextSettings, seed: int, out: Path) -> list[str]:
+    errors = [[t.history.val_loss[-1] for t in texts[k::2]] for k in (0, 1)]
+    texts = texts[:2]
     pictures.losses(texts, out / "learning-curves.png")
-    (first, second), losses = (t.graph.num_edges for t in texts), [t.result for t in texts]
+    first, second = (t.graph.num_edges for t in texts)
     parts = [
         page.heading(2, "Text"),
         page.paragraph(
             f"A transformer of {settings.layers} layers, {settings.heads} heads and width {settings.dim} reads "
             f"{settings.context} characters of Python's manual at a time and learns to predict the next one: once over "
             f"all {first:,} pairs of the causal graph, once over a window with {second:,} of them. Their losses on "
-            f"text that was not for training are {losses[0]} and {losses[1]} nats per character. The samples were "
-            f"written after {settings.steps} steps; the prompt is bold."
+            f"text that was not for training, after {settings.steps} steps, are {spread(errors[0])} and "
+            f"{spread(errors[1])} nats per character (mean and standard deviation of {len(errors[0])} seeds). "
+            f"{_conclusion(*errors)}"
         ),
     ]
     characters = corpus.characters.decode(corpus.val)
@@ -176,7 +202,8 @@ def _texts(texts: list[Trained], corpus: Corpus, settings: TextSettings, seed: i
     parts += [
         page.paragraph(
             "Their attention in each layer and head, on text that was not for training. The tab Graph changes the "
-            "graph, and Reach shows what a character learns from, layer by layer."
+            "graph, and Reach shows what a character learns from, layer by layer. Below are their samples; the prompt "
+            "is bold."
         ),
         page.viewer(Page("", "", graph, attention(tokens, recordings))),
     ]
@@ -192,6 +219,17 @@ def _texts(texts: list[Trained], corpus: Corpus, settings: TextSettings, seed: i
         "Loss on the last tenth of the text, in nats per character: lower is better.",
     )
     return [*parts, curves]
+
+
+def _conclusion(causal: list[float], window: list[float]) -> str:
+    gaps = paired_gaps(window, causal)
+    gap, half = mean(gaps), half_interval(gaps)
+    by = f"{abs(gap):.3f} nats (95% interval of the difference: {gap - half:.3f} to {gap + half:.3f})"
+    if abs(gap) <= half:
+        return f"The seeds do not tell the two apart: they differ by {by}. So the window does as well with less work."
+    if gap > 0:
+        return f"The window is better by {by}: the next character hangs on the last few."
+    return f"The causal graph is better by {by}: this is what the characters beyond the window are worth."
 
 
 def _sample(model: GPT, corpus: Corpus, seed: int) -> str:

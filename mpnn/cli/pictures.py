@@ -23,7 +23,7 @@ def topology(trained: Trained, path: Path) -> None:
 
 def step_times(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], path: Path) -> None:
     """Milliseconds of a training step against the length of the text, a line for each graph."""
-    figure = Figure(figsize=(7.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(5.8, 3.6), layout="constrained")
     ax = figure.add_subplot()
     ax.set(xscale="log", yscale="log")
     for k, (name, of_graph) in enumerate(seconds.items()):
@@ -44,7 +44,7 @@ def step_times(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], p
 
 def losses(results: Sequence[Trained], path: Path) -> None:
     """Validation loss (text) or accuracy (nodes) over the steps. The name of a single result is the title."""
-    figure = Figure(figsize=(7.4, 4.0), layout="constrained")
+    figure = Figure(figsize=(5.8, 3.5), layout="constrained")
     ax = figure.add_subplot()
     of_nodes = bool(results[0].history.val_accuracy)
     single = len(results) == 1
@@ -61,7 +61,7 @@ def losses(results: Sequence[Trained], path: Path) -> None:
 def comparison_curves(found: Comparison, path: Path) -> None:
     """Validation error against training time, a line for each graph: the mean over its seeds, in a band of their range.
     Lines of graphs that dropped out end early."""
-    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
+    figure = Figure(figsize=(5.8, 3.8), layout="constrained")
     ax, lines = figure.add_subplot(), {}
     for k, result in enumerate(found.results):
         at = np.linspace(0, result.seconds, 60)[1:]
@@ -80,7 +80,7 @@ def comparison_curves(found: Comparison, path: Path) -> None:
 
 def comparison_costs(found: Comparison, path: Path) -> None:
     """Validation error after equal steps against the seconds of a step. Dominated graphs are grey."""
-    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
+    figure = Figure(figsize=(5.8, 3.8), layout="constrained")
     ax, dominated = figure.add_subplot(), found.dominated
     for k, result in enumerate(found.results):
         errors = np.array(result.errors(steps=found.steps))

@@ -22,7 +22,7 @@ from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History, Progress, Settings, fit
 
 LETTERS = "abcdefgh"
-LENGTH, ASKED, LAYERS = 64, 3, 2
+LENGTH, ASKED, LAYERS, DIM, HEADS, LANDMARK = 64, 3, 2, 32, 2, 8
 STEPS, BATCH, RATE = 350, 32, 3e-3
 _WARM_STEPS = 20  # and no decay: the second hop is found at once, but not always early
 _STRINGS = 256  # that measure the accuracy
@@ -38,6 +38,9 @@ def _landmarks(i: NDArray[np.int64], num_src: int, every: int) -> Iterable[tuple
     return [(mark, np.where(mark <= i, mark + 1, mark)) for mark in range(0, num_src, every)]
 
 
+RECURRENCE = "causal:retention"
+"""Retention over the causal graph: each head carries a matrix from letter to letter, and computes no weights."""
+
 TOPOLOGIES: dict[str, Topology] = {
     "causal & window(7)": causal() & window(7),
     "causal & window(7) | landmarks(8)": (causal() & window(7)) | landmarks(8),
@@ -52,16 +55,18 @@ def strings(count: int, length: int = LENGTH, seed: int | None = None) -> Tensor
 
 
 class RecallRun(Run):
-    """A GPT that names the letter at place `ASKED`, over one of `TOPOLOGIES`. It trains on new letters in every step.
+    """A GPT that names the letter at place `ASKED`, over one of `TOPOLOGIES`, with an attention of GPT after a
+    colon. It trains on new letters in every step.
     Its accuracy is that of the second half of the places, which the letter does not reach over the window alone."""
 
     def __init__(self, expression: str, steps: int, seed: int) -> None:
         self.task = self.measure = "recall"
         self.expression, self.steps, self.seed, self.layers = expression, min(steps, STEPS), seed, LAYERS
-        topology = TOPOLOGIES[expression]
+        name, _, attention = expression.partition(":")
+        topology = TOPOLOGIES[name]
         self.graph = topology.bind(LENGTH)
         torch.manual_seed(seed)
-        self.model: GPT = GPT(len(LETTERS), dim=32, heads=2, layers=LAYERS, graph=topology, context=LENGTH)
+        self.model: GPT = GPT(len(LETTERS), DIM, HEADS, LAYERS, topology, context=LENGTH, attention=attention or "dot")
         self.settings = {"task": "recall", "graph": expression, "seed": seed, "steps": self.steps}
 
     def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:

@@ -46,7 +46,8 @@ HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memor
 _LEFT_ALIGNED = ("task", "graph", "backend")
 LEGEND = {
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
-    "backend": "selected by the plan; dense computes all pairs and masks those without an edge, csr the edges only",
+    "backend": "selected by the plan; dense computes all pairs and masks those without an edge, "
+    "tiles the blocks of pairs that have edges, csr the edges only",
     "time": "median over all steps of forward, backward and optimizer step",
     "memory": "what the forward pass of a training step stores for the backward pass besides parameters",
 }

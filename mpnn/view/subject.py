@@ -22,11 +22,13 @@ class Tokens:
     Attributes:
         chosen: where the page starts; None: the middle.
         special: the numbers of the tokens that stand for no text, such as [CLS].
+        marked: the numbers of the tokens that are underlined.
     """
 
     tokens: Sequence[str]
     chosen: int | None = None
     special: Sequence[int] = ()
+    marked: Sequence[int] = ()
 
     @property
     def size(self) -> int:
@@ -37,7 +39,7 @@ class Tokens:
         return min(self.size // 2, _ON_SCREEN) if self.chosen is None else self.chosen
 
     def data(self) -> dict[str, Any]:
-        return {"kind": "tokens", "tokens": list(self.tokens), "special": list(self.special)}
+        return {"kind": "tokens", **{name: list(getattr(self, name)) for name in ("tokens", "special", "marked")}}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ export interface TokensData {
   tokens: string[];
   /** The numbers of tokens that stand for no text, such as [CLS] and [SEP]. */
   special: number[];
+  /** The numbers of tokens that are underlined. */
+  marked: number[];
 }
 
 export interface PatchesData {

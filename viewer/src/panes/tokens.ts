@@ -27,6 +27,7 @@ export class TokensView implements SubjectView {
   ) {
     const { tokens } = data;
     this.spans = new Spans(tokens);
+    for (const node of data.marked) this.spans.elements[node].classList.add("marked");
     const label = `${plural(tokens.length, "token")}; arrow keys choose one`;
     this.text = h("div", {}, ...this.spans.elements);
     this.element = h("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": label }, this.text);
