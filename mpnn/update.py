@@ -16,7 +16,6 @@ from mpnn import validation as check
 from mpnn.dropout import Dropout, DropPath
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
-from mpnn.graph.csr import CSR
 from mpnn.kernels import edge_sum
 from mpnn.maps import Linear, linear
 
@@ -318,11 +317,12 @@ class EdgeUpdate(nn.Module):
         serves = edge_sum.serves(edge, self.of_edge.weight, of_dst, of_src, *of_f)
         if steps is None or not _is_plain(self.of_edge) or not serves:
             return self._by_torch(edge, of_dst, of_src, graph), None
-        ends = graph.cached("ends of edges as rows", lambda: _ends(graph))
+        from_src, to_dst = graph.ends
         count = edge.shape[:-2].numel()
         edges, dst, src = (x.reshape(count, *x.shape[-2:]) for x in (edge, of_dst, of_src))
         counted = [(step, len(parameters)) for step, parameters in steps]
-        new, sums = edge_sum.EdgeMap.apply(counted, self.residual, *ends, edges, self.of_edge.weight, dst, src, *of_f)
+        operands = edges, self.of_edge.weight, dst, src, *of_f
+        new, sums = edge_sum.EdgeMap.apply(counted, self.residual, to_dst, from_src, *operands)
         return new.view(*edge.shape[:-1], new.shape[-1]), sums.view(*of_dst.shape[:-1], new.shape[-1])
 
     def _by_torch(self, edge: Tensor, of_dst: Tensor, of_src: Tensor, graph: Graph) -> Tensor:
@@ -351,16 +351,6 @@ def _steps(f: Any) -> list[tuple[Callable[..., Tensor], tuple[Tensor, ...]]] | N
         shape, eps = f.normalized_shape, f.eps
         return [(lambda z, weight, bias: F.layer_norm(z, shape, weight, bias, eps), (f.weight, f.bias))]
     return [(f.forward, ())] if type(f) in _OF_ROWS else None
-
-
-def _ends(graph: Graph) -> tuple[edge_sum.Ends, edge_sum.Ends]:
-    """The destinations and the sources of edges."""
-    from_src, to_dst = graph.ends
-
-    def ends(node: Tensor, edges: CSR) -> edge_sum.Ends:
-        return edge_sum.Ends.of(node, edges.ptr, torch.arange(len(node)) if edges.edge_id is None else edges.edge_id)
-
-    return ends(to_dst, graph.csr), ends(from_src, graph.csc)
 
 
 class MLP(nn.Sequential):

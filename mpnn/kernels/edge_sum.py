@@ -4,11 +4,11 @@ tensors on CPU:
     z_ij = W e_ij + a_i + b_j          da_i = sum_j dz_ij          db_j = sum_i dz_ij
 
 The edges are taken a block at a time, so that the rows gathered from the ends stay in the cache and those of the result
-are written once. The sums are segment sums (`mpnn.kernels.row_reduce`), which differentiate again, as all else here.
+are written once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +16,8 @@ from torch import Tensor, nn
 from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty
 from mpnn.kernels.once_differentiable import refuse_batches
-from mpnn.kernels.row_reduce import RowReduce
-from mpnn.kernels.rows import Rows
 
 _BLOCK = 1 << 18  # numbers of a block: a megabyte
-
-
-class Ends(NamedTuple):
-    """One end of each edge, int64 [E]; the edges of each node as rows; and the node of each edge as rows."""
-
-    node: Tensor
-    edges: Rows
-    nodes: Rows
-
-    @staticmethod
-    def of(node: Tensor, ptr: Tensor, edge_id: Tensor) -> "Ends":
-        """`edge_id`: the edges sorted by this end, of which node r has those from ptr[r] to ptr[r + 1]."""
-        return Ends(node, Rows(ptr, edge_id.int()), Rows(torch.arange(len(node) + 1), node.int()))
 
 
 def serves(*operands: Tensor) -> bool:
@@ -51,36 +36,12 @@ Step = tuple[Callable[..., Tensor], int]
 """A function `(z [rows, width], *parameters) -> [rows, width]` of each row by itself; the number of its parameters."""
 
 
-class EdgeSum(torch.autograd.Function):
-    """`EdgeSum.apply(dst, src, edge, weight, of_dst, of_src)` -> z [B, E, H], for edge [B, E, D], weight [H, D], of_dst
-    [B, N_dst, H] and of_src [B, N_src, H], float32 or float64; `dst` and `src` are the `Ends` of the edges."""
-
-    @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx, dst: Ends, src: Ends, edge: Tensor, weight: Tensor, of_dst: Tensor, of_src: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(edge, weight)
-        ctx.ends = dst, src
-        out = empty(edge, *edge.shape[:-1], len(weight))
-        for (e, z), (a, b), ends in _blocks(dst, src, len(weight), (edge, out), (of_dst, of_src)):
-            _sums(weight, ends, e, a, b, out=z)
-        return out
-
-    @staticmethod
-    def backward(ctx, dz: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        refuse_batches(dz)
-        edge, weight = ctx.saved_tensors
-        needs = ctx.needs_input_grad[2:]
-        d_edge = dz @ weight if needs[0] else None
-        d_weight = dz.flatten(0, 1).mT @ edge.flatten(0, 1) if needs[1] else None
-        dz = dz.contiguous()
-        sums = [RowReduce.apply(dz, None, end.edges, end.nodes, "sum") for end in ctx.ends]
-        return None, None, d_edge, d_weight, *sums
-
-
 class EdgeMap(torch.autograd.Function):
     """`EdgeMap.apply(steps, residual, dst, src, edge, weight, of_dst, of_src, *parameters)` -> new [B, E, F], and sums
-    [B, N_dst, F] of them at each destination. new: the rows of `EdgeSum` after the steps, plus the edges if `residual`.
+    [B, N_dst, F] of them at each destination: `z` after the steps, plus the edges if `residual`.
+
+    edge [B, E, D], weight [H, D], of_dst [B, N_dst, H] and of_src [B, N_src, H], float32 or float64; dst and src, int64
+    [E], are the ends of the edges.
 
     Both passes take a block at a time through everything, so that nothing between leaves the cache; the backward pass
     computes it again.
@@ -88,7 +49,7 @@ class EdgeMap(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, steps: Sequence[Step], residual: bool, dst: Ends, src: Ends, *tensors: Tensor
+        ctx, steps: Sequence[Step], residual: bool, dst: Tensor, src: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         edge, weight, of_dst, of_src, *parameters = tensors
         ctx.steps, ctx.residual, ctx.ends = steps, residual, (dst, src)
@@ -143,12 +104,13 @@ class EdgeMap(torch.autograd.Function):
         return None, None, None, None, d_edge, d_weight, d_dst, d_src, *of_parameters
 
 
-def _by_torch(steps: Sequence[Step], residual: bool, dst: Ends, src: Ends, *tensors: Tensor) -> list[Tensor]:
-    """`EdgeMap` step by step, which autograd differentiates."""
+def _by_torch(steps: Sequence[Step], residual: bool, dst: Tensor, src: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """`EdgeMap` step by step, which autograd differentiates any number of times."""
     edge, weight, of_dst, of_src, *parameters = tensors
-    new = _after(steps, EdgeSum.apply(dst, src, edge, weight, of_dst, of_src), parameters)
+    z = edge @ weight.t() + of_dst.index_select(-2, dst) + of_src.index_select(-2, src)
+    new = _after(steps, z, parameters)
     new = edge + new if residual else new
-    return [new, RowReduce.apply(new, None, dst.edges, dst.nodes, "sum")]
+    return [new, new.new_zeros(*of_dst.shape[:-1], new.shape[-1]).index_add(-2, dst, new)]
 
 
 def _after(steps: Sequence[Step], z: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -160,16 +122,16 @@ def _after(steps: Sequence[Step], z: Tensor, parameters: Sequence[Tensor]) -> Te
 
 
 def _blocks(
-    dst: Ends, src: Ends, width: int, of_edges: Sequence[Tensor], of_nodes: Sequence[Tensor]
+    dst: Tensor, src: Tensor, width: int, of_edges: Sequence[Tensor], of_nodes: Sequence[Tensor]
 ) -> Iterator[tuple[list[Tensor], list[Tensor], tuple[Tensor, Tensor]]]:
     """For each entry of the batch and each block of edges: the rows of tensors [B, E, ...], the entries of tensors
     [B, N, ...], and the two ends of the edges."""
-    size, num_edges = max(1, _BLOCK // max(1, width)), len(dst.node)
+    size, num_edges = max(1, _BLOCK // max(1, width)), len(dst)
     for entry in range(len(of_edges[0])):
         for first in range(0, num_edges, size):
             block = slice(first, first + size)
             rows = [x[entry, block] for x in of_edges]
-            yield rows, [x[entry] for x in of_nodes], (dst.node[block], src.node[block])
+            yield rows, [x[entry] for x in of_nodes], (dst[block], src[block])
 
 
 def _sums(

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, ops, validation
-from mpnn.models.graph.graph_network import ConcatMLP, GraphNetworkLayer
+from mpnn.models.layers.interaction import ResidualConcat, interaction, rest_of_mlp
 from mpnn.models.saving import Model
 from mpnn.update import MLP
 
@@ -90,23 +90,24 @@ class ArrivalTimes(Model):
 class SupersegmentLayer(nn.Module):
     """A graph network block (Battaglia et al. 2018, algorithm 1).
 
-    First a `GraphNetworkLayer`: links receive from their segments, then segments from their links. Then routes and
-    segments exchange messages:
+    First an `interaction`: links receive from their segments, then segments from their links. Then routes and segments
+    exchange messages:
 
         u_r <- u_r + g( [u_r || mean_i v_i] ),     v_i <- v_i + g'( [v_i || u_r] )
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.along_links = GraphNetworkLayer(dim)
-        self.hear_segments = MessagePassing(None, "mean", ConcatMLP(dim))
-        self.hear_route = MessagePassing(None, "sum", ConcatMLP(dim))
+        self.along_links = interaction(dim, norm=False)
+        self.hear_segments, self.hear_route = (
+            MessagePassing(None, reduce, ResidualConcat(dim, rest_of_mlp(dim, dim, 1, nn.ReLU, norm=False)))
+            for reduce in ("mean", "sum")
+        )
 
     def forward(
         self, segment: Tensor, link: Tensor, route: Tensor, graph: Graph, routes: Graph
     ) -> tuple[Tensor, Tensor, Tensor]:
         """segment [N, dim], link [E, dim], route [R, dim] -> the same shapes, updated."""
-        segment, link = self.along_links(segment, link, graph)
-        route = route + self.hear_segments(route, routes, segment)
-        to_segments = routes.cached("reverse", routes.reverse)
-        return segment + self.hear_route(segment, to_segments, route), link, route
+        segment, link = self.along_links(segment, graph, edge_attr=link)
+        route = self.hear_segments(route, routes, segment)
+        return self.hear_route(segment, routes.cached("reverse", routes.reverse), route), link, route

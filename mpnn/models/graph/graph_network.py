@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, ops, validation
-from mpnn.attention import Typed
-from mpnn.graphs import edges_into, ends_of_edges
+from mpnn.graphs import edges_into
 from mpnn.maps import Linear
+from mpnn.models.layers.interaction import interaction
 from mpnn.models.saving import Model
-from mpnn.update import MLP, Concat, EdgeUpdate, SelfConnection
+from mpnn.update import MLP, Concat, EdgeUpdate
 
 
 class GraphNetwork(Model):
@@ -16,9 +16,6 @@ class GraphNetwork(Model):
     al. 2017, section 2, with hidden edge states). Each layer updates the edges, then the nodes.
 
         e_ij <- e_ij + f( W_1 h_j + W_2 h_i + W_3 e_ij ),     h_i <- h_i + g( [h_i || sum_j e_ij] )
-
-    Both updates are message passing over graphs whose nodes include the edges: in `graphs.ends_of_edges` each edge
-    receives from its two endpoints, in `graphs.edges_into` each node receives from its incoming edges.
 
     Args:
         in_dim: width of the nodes' features.
@@ -34,7 +31,7 @@ class GraphNetwork(Model):
     ) -> None:
         super().__init__()
         self.embed, self.embed_edge = Linear(in_dim, dim), Linear(edge_dim, dim)
-        self.layers = nn.ModuleList(GraphNetworkLayer(dim) for _ in range(layers))
+        self.layers = nn.ModuleList(interaction(dim, norm=False) for _ in range(layers))
         self.head, self.edge_head = Linear(dim, classes), Linear(dim, edge_classes)
 
     def forward(self, x: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -46,37 +43,9 @@ class GraphNetwork(Model):
         if edge_attr is None:
             raise ValueError("a graph network needs edge features: pass edge_attr, or a graph that has edge_attr")
         h, e = self.embed(x), self.embed_edge(edge_attr)
-        e = e.expand(*h.shape[:-2], *e.shape[-2:])
         for layer in self.layers:
-            h, e = layer(h, e, graph)
+            h, e = layer(h, graph, edge_attr=e)
         return self.head(h), self.edge_head(e)
-
-
-class GraphNetworkLayer(nn.Module):
-    """Updates the edges from their endpoints, then the nodes from their incoming edges."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        tail = nn.Sequential(nn.ReLU(), Linear(dim, dim))
-        self.edges = MessagePassing(None, "sum", SelfConnection(dim, dim, tail), Typed(dim, dim, 2, bias=False))
-        self.nodes = MessagePassing(None, "sum", ConcatMLP(dim))
-
-    def forward(self, x: Tensor, edge: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        """x [..., N, dim], edge [..., E, dim] -> the same shapes, updated."""
-        edge = edge + self.edges(edge, graph.derive(ends_of_edges, num_dst=graph.num_edges), source=x)
-        into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
-        return x + self.nodes(x, into, source=edge), edge
-
-
-class ConcatMLP(Concat):
-    """`y = V relu( W [x || m] )`."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, dim)
-        self.out = Linear(dim, dim)
-
-    def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        return self.out(super().forward(x, message).relu())
 
 
 class GraphBlock(nn.Module):

@@ -1,4 +1,5 @@
-"""Interaction networks with residual states of nodes and edges: the layer of MeshGraphNets and GraphCast."""
+"""Interaction networks with residual states of nodes and edges: the layer of graph networks, MeshGraphNets and
+GraphCast."""
 
 from collections.abc import Callable
 
@@ -10,16 +11,21 @@ from mpnn.update import Concat, EdgeUpdate
 
 
 def interaction(
-    dim: int, hidden: int = 1, activation: Callable[[], nn.Module] = nn.ReLU, graph: Topology | Graph | None = None
+    dim: int,
+    hidden: int = 1,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+    graph: Topology | Graph | None = None,
+    *,
+    norm: bool = True,
 ) -> MessagePassing:
     """`y, e = layer(x, graph, edge_attr=e)` (Battaglia et al. 2016; Sanchez-Gonzalez et al. 2020, arXiv:2002.09405):
 
         e_ij <- e_ij + f( W [e_ij || x_i || x_j] )          y_i = x_i + g( V [x_i || sum_j e_ij] )
 
-    f and g are the rest of MLPs with `hidden` hidden layers and a layer norm.
+    f and g are the rest of MLPs with `hidden` hidden layers and, if `norm`, a layer norm.
     """
-    edges = EdgeUpdate(dim, dim, f=rest_of_mlp(dim, dim, hidden, activation), residual=True)
-    return MessagePassing(graph, "sum", ResidualConcat(dim, rest_of_mlp(dim, dim, hidden, activation)), edges=edges)
+    f, g = (rest_of_mlp(dim, dim, hidden, activation, norm=norm) for _ in range(2))
+    return MessagePassing(graph, "sum", ResidualConcat(dim, g), edges=EdgeUpdate(dim, dim, f=f, residual=True))
 
 
 class ResidualConcat(Concat):

@@ -10,7 +10,6 @@ import torch
 from error_bound import error_bound
 from parity import equals_formula, moved
 from torch import Tensor
-from torch.nn import functional as F
 
 from mpnn import Graph, graphs
 from mpnn.models.graph.arrival_times import ArrivalTimes
@@ -39,28 +38,22 @@ def plain(net: ArrivalTimes, x: Tensor, first: Tensor, graph: Graph, routes: Gra
     made_of = [[s for s, r in routes.edge_index.T.tolist() if r == route] for route in range(2)]
 
     def gathered(update, own: Tensor, message: Tensor) -> Tensor:
-        return update.out(update.linear(torch.cat([own, message])).relu())
+        return update.f(update.linear(torch.cat([own, message])))
 
     segment = list(net.encode_segment(x))
     link = list(net.encode_link(graph.edge_attr.to(x.dtype)))
     route = [x.new_zeros(DIM) for _ in made_of]
     for layer in net.rounds:
         along = layer.along_links
-        by_source, by_destination = along.edges.attention.weight
-        own = along.edges.update
+        maps = along.edges
         link = [
-            e
-            + own.f(
-                segment[src] @ by_source
-                + segment[dst] @ by_destination
-                + F.linear(e, own.linear.weight, own.linear.bias)
-            )
+            e + maps.f(maps.of_src(segment[src]) + maps.of_dst(segment[dst]) + maps.of_edge(e))
             for e, (src, dst) in zip(link, links, strict=True)
         ]
         arrived = [
             sum((e for e, (_, dst) in zip(link, links, strict=True) if dst == i), x.new_zeros(DIM)) for i in range(N)
         ]
-        segment = [v + gathered(along.nodes.update, v, m) for v, m in zip(segment, arrived, strict=True)]
+        segment = [v + gathered(along.update, v, m) for v, m in zip(segment, arrived, strict=True)]
         route = [
             u + gathered(layer.hear_segments.update, u, torch.stack([segment[s] for s in parts]).mean(0))
             for u, parts in zip(route, made_of, strict=True)

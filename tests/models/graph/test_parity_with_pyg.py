@@ -184,11 +184,10 @@ def graph_network(model: Any, w: World) -> Tensor:
     """`e + V relu( W_1 h_src + W_2 h_dst + W_3 e )`, then `h + V relu( W [h || sum of e] )`."""
     h, e = model.embed(w.x), model.embed_edge(w.attr)
     for layer in model.layers:
-        (of_src, of_dst), own, out = layer.edges.attention.weight, layer.edges.update.linear, layer.edges.update.f[1]
-        first, last = layer.nodes.update.linear, layer.nodes.update.out
+        edges, first, last = layer.edges, layer.update.linear, layer.update.f[1]
 
-        def edge_model(src, dst, e, u, batch, of_src=of_src, of_dst=of_dst, own=own, out=out):
-            return e + out((src @ of_src + dst @ of_dst + own(e)).relu())
+        def edge_model(src, dst, e, u, batch, edges=edges):
+            return e + edges.f[1]((edges.of_src(src) + edges.of_dst(dst) + edges.of_edge(e)).relu())
 
         def node_model(x, edges, e, u, batch, first=first, last=last):
             message = torch.zeros_like(x).index_add(0, edges[1], e)
