@@ -28,7 +28,7 @@ from mpnn.graphs.convert import (
     to_torch_sparse,
 )
 from mpnn.graphs.disk import open_csr, write_csr
-from mpnn.graphs.explicit import batch, edges_into, ends_of_edges, from_blocks, from_edges
+from mpnn.graphs.explicit import batch, edges_into, from_blocks, from_edges
 from mpnn.graphs.geometry import edge_vectors, farthest, line_graph, radius
 from mpnn.graphs.image import convolution, grid, neighborhood, pooling, windows
 from mpnn.graphs.kinds import HeteroGraph
@@ -72,7 +72,6 @@ __all__ = [
     "documents",
     "edge_vectors",
     "edges_into",
-    "ends_of_edges",
     "expander",
     "farthest",
     "fixed",

@@ -1,5 +1,5 @@
 """Graphs from explicit edges or blocks; batches of graphs; and incidence graphs, in which nodes receive from their
-edges and edges from their ends, to express edge features that are updated in each round."""
+edges."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -165,25 +165,6 @@ def edges_into(graph: Graph) -> Graph:
     dst = graph.edge_index[1]
     edges = torch.stack([torch.arange(graph.num_edges, device=graph.device), dst])
     return Graph.from_edges(edges, graph.num_dst, graph.num_edges, name="edges into nodes")
-
-
-def ends_of_edges(graph: Graph) -> Graph:
-    """Each edge receives from its source, with edge type 0, and from its destination, with edge type 1.
-
-    ::
-
-        ends_of_edges(from_edges([[0, 0, 1], [1, 2, 2]]))   ##.
-                                                            #.#
-                                                            .##
-
-    Raises:
-        ValueError: if the graph has two sets of nodes.
-    """
-    one_set("ends_of_edges", graph)
-    edge = torch.arange(graph.num_edges, device=graph.device)
-    edges = torch.cat([torch.stack([end, edge]) for end in graph.edge_index], 1)
-    which_end = torch.arange(2, device=graph.device).repeat_interleave(graph.num_edges)
-    return Graph.from_edges(edges, graph.num_edges, graph.num_src, edge_type=which_end, name="ends of edges")
 
 
 def _num_nodes(ends: Tensor) -> int:

@@ -4,7 +4,7 @@ tensors on CPU:
     z_ij = W e_ij + a_i + b_j          da_i = sum_j dz_ij          db_j = sum_i dz_ij
 
 The edges are taken a block at a time, so that the rows gathered from the ends stay in the cache and those of the result
-are written once. Where gradients are to be differentiated, torch computes them.
+are written once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,10 +36,10 @@ Step = tuple[Callable[..., Tensor], int]
 
 class EdgeMap(torch.autograd.Function):
     """`EdgeMap.apply(steps, residual, dst, src, edge, weight, of_dst, of_src, *parameters)` -> new [B, E, F], and sums
-    [B, N_dst, F] of them at each destination. new: the rows z after the steps, plus the edges if `residual`.
+    [B, N_dst, F] of them at each destination: `z` after the steps, plus the edges if `residual`.
 
-    dst and src int64 [E], the ends of the edges; edge [B, E, D], weight [H, D], of_dst [B, N_dst, H], of_src
-    [B, N_src, H], float32 or float64.
+    edge [B, E, D], weight [H, D], of_dst [B, N_dst, H] and of_src [B, N_src, H], float32 or float64; dst and src, int64
+    [E], are the ends of the edges.
 
     Both passes take a block at a time through everything, so that nothing between leaves the cache; the backward pass
     computes it again.
@@ -103,11 +103,12 @@ class EdgeMap(torch.autograd.Function):
 
 
 def _by_torch(steps: Sequence[Step], residual: bool, dst: Tensor, src: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """`EdgeMap` step by step, which autograd differentiates."""
+    """`EdgeMap` step by step, which autograd differentiates any number of times."""
     edge, weight, of_dst, of_src, *parameters = tensors
-    new = _after(steps, edge @ weight.t() + of_dst.index_select(1, dst) + of_src.index_select(1, src), parameters)
+    z = edge @ weight.t() + of_dst.index_select(-2, dst) + of_src.index_select(-2, src)
+    new = _after(steps, z, parameters)
     new = edge + new if residual else new
-    return [new, new.new_zeros(*of_dst.shape[:-1], new.shape[-1]).index_add(1, dst, new)]
+    return [new, new.new_zeros(*of_dst.shape[:-1], new.shape[-1]).index_add(-2, dst, new)]
 
 
 def _after(steps: Sequence[Step], z: Tensor, parameters: Sequence[Tensor]) -> Tensor:

@@ -38,7 +38,6 @@ from mpnn.models.graph.painn import PaiNN as PaiNN
 from mpnn.models.graph.pinsage import PinSage as PinSage
 from mpnn.models.graph.pna import PNA as PNA
 from mpnn.models.graph.relational import RelationalMLP as RelationalMLP
-from mpnn.models.graph.rgat import RGAT as RGAT
 from mpnn.models.graph.rgcn import RGCN as RGCN
 from mpnn.models.graph.sage import GraphSAGE as GraphSAGE
 from mpnn.models.graph.schnet import SchNet as SchNet

@@ -46,7 +46,7 @@ def test_text_gives_the_topology(text: str, topology: Topology) -> None:
 
 def test_every_topology_of_the_builders_can_be_written() -> None:
     from_data = {"batch", "cache", "chunks", "knn", "lsh", "parse", "register"}
-    from_data |= {"absent_edges", "edges_into", "ends_of_edges", "random_walk_neighbors", "sampled"}
+    from_data |= {"HeteroGraph", "absent_edges", "edges_into", "random_walk_neighbors", "sampled"}
     from_data |= {"radius", "edge_vectors", "line_graph", "farthest", "icosphere", "icosphere_points"}
     from_data |= {"StackedGraph", "blocks", "chosen", "tree", "rollouts"}
     from_data |= {"CompressedGraph", "compressed", "open_csr", "write_csr"}

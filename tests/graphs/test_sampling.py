@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mpnn import graphs
-from mpnn.graphs import absent_edges, edges_into, ends_of_edges, from_edges, random_walk_neighbors, sampled
+from mpnn.graphs import absent_edges, edges_into, from_edges, random_walk_neighbors, sampled
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -187,11 +187,6 @@ def test_arguments_are_checked() -> None:
 # ---------------------------------------------------------------------------------------------------- edges as nodes
 
 
-def test_incidence_graphs_connect_nodes_to_edges_and_edges_to_their_ends() -> None:
+def test_nodes_receive_from_their_edges() -> None:
     graph = from_edges([[0, 0, 1], [1, 2, 2]])
     assert edges_into(graph).edge_index.tolist() == [[0, 1, 2], [1, 2, 2]]
-    ends = ends_of_edges(graph)
-    assert ends.edge_index.tolist() == [[0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]]
-    assert ends.edge_type.tolist() == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(ValueError, match="one set of nodes; the graph is 2 x 1"):
-        ends_of_edges(from_edges([[0], [1]], num_src=1, num_dst=2))

@@ -232,7 +232,6 @@ GRAPHS: dict[str, OnGraphs] = {
     "PaiNN": OnGraphs(lambda: models.PaiNN(8, 2, 6, 6.0, 2, CLASSES), atoms),
     "PairMLP": links(lambda: models.PairMLP(8, 8)),
     "PinSage": nodes("PinSage", 8, over=World.visited),
-    "RGAT": nodes("RGAT", TYPES, 8, over=World.classed),
     "RGCN": nodes("RGCN", TYPES, 8, bases=2, over=World.classed),
     "SchNet": OnGraphs(lambda: models.SchNet(8, 6, 2, 6, 6.0, 2, CLASSES), atoms),
     "VAIN": nodes("VAIN", 8),

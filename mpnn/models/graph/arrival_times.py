@@ -99,9 +99,10 @@ class SupersegmentLayer(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.along_links = interaction(dim, norm=False)
-        of_segments, of_route = (ResidualConcat(dim, rest_of_mlp(dim, dim, 1, nn.ReLU, norm=False)) for _ in range(2))
-        self.hear_segments = MessagePassing(None, "mean", of_segments)
-        self.hear_route = MessagePassing(None, "sum", of_route)
+        self.hear_segments, self.hear_route = (
+            MessagePassing(None, reduce, ResidualConcat(dim, rest_of_mlp(dim, dim, 1, nn.ReLU, norm=False)))
+            for reduce in ("mean", "sum")
+        )
 
     def forward(
         self, segment: Tensor, link: Tensor, route: Tensor, graph: Graph, routes: Graph
@@ -109,5 +110,4 @@ class SupersegmentLayer(nn.Module):
         """segment [N, dim], link [E, dim], route [R, dim] -> the same shapes, updated."""
         segment, link = self.along_links(segment, graph, edge_attr=link)
         route = self.hear_segments(route, routes, segment)
-        to_segments = routes.cached("reverse", routes.reverse)
-        return self.hear_route(segment, to_segments, route), link, route
+        return self.hear_route(segment, routes.cached("reverse", routes.reverse), route), link, route

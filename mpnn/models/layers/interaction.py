@@ -1,4 +1,5 @@
-"""Interaction networks with residual states of nodes and edges: the layer of MeshGraphNets and GraphCast."""
+"""Interaction networks with residual states of nodes and edges: the layer of graph networks, MeshGraphNets and
+GraphCast."""
 
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ def interaction(
 
         e_ij <- e_ij + f( W [e_ij || x_i || x_j] )          y_i = x_i + g( V [x_i || sum_j e_ij] )
 
-    f and g are the rest of MLPs with `hidden` hidden layers and, with norm, a layer norm.
+    f and g are the rest of MLPs with `hidden` hidden layers and, if `norm`, a layer norm.
     """
     f, g = (rest_of_mlp(dim, dim, hidden, activation, norm=norm) for _ in range(2))
     return MessagePassing(graph, "sum", ResidualConcat(dim, g), edges=EdgeUpdate(dim, dim, f=f, residual=True))

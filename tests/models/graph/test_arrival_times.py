@@ -38,22 +38,22 @@ def plain(net: ArrivalTimes, x: Tensor, first: Tensor, graph: Graph, routes: Gra
     made_of = [[s for s, r in routes.edge_index.T.tolist() if r == route] for route in range(2)]
 
     def gathered(update, own: Tensor, message: Tensor) -> Tensor:
-        return own + update.f(update.linear(torch.cat([own, message])))
+        return update.f(update.linear(torch.cat([own, message])))
 
     segment = list(net.encode_segment(x))
     link = list(net.encode_link(graph.edge_attr.to(x.dtype)))
     route = [x.new_zeros(DIM) for _ in made_of]
     for layer in net.rounds:
         along = layer.along_links
-        edges = along.edges
+        maps = along.edges
         link = [
-            e + edges.f(edges.of_src(segment[src]) + edges.of_dst(segment[dst]) + edges.of_edge(e))
+            e + maps.f(maps.of_src(segment[src]) + maps.of_dst(segment[dst]) + maps.of_edge(e))
             for e, (src, dst) in zip(link, links, strict=True)
         ]
         arrived = [
             sum((e for e, (_, dst) in zip(link, links, strict=True) if dst == i), x.new_zeros(DIM)) for i in range(N)
         ]
-        segment = [gathered(along.update, v, m) for v, m in zip(segment, arrived, strict=True)]
+        segment = [v + gathered(along.update, v, m) for v, m in zip(segment, arrived, strict=True)]
         route = [
             gathered(layer.hear_segments.update, u, torch.stack([segment[s] for s in parts]).mean(0))
             for u, parts in zip(route, made_of, strict=True)

@@ -184,10 +184,10 @@ def graph_network(model: Any, w: World) -> Tensor:
     """`e + V relu( W_1 h_src + W_2 h_dst + W_3 e )`, then `h + V relu( W [h || sum of e] )`."""
     h, e = model.embed(w.x), model.embed_edge(w.attr)
     for layer in model.layers:
-        first, last = layer.update.linear, layer.update.f[1]
+        edges, first, last = layer.edges, layer.update.linear, layer.update.f[1]
 
-        def edge_model(src, dst, e, u, batch, update=layer.edges):
-            return e + update.f[1]((update.of_src(src) + update.of_dst(dst) + update.of_edge(e)).relu())
+        def edge_model(src, dst, e, u, batch, edges=edges):
+            return e + edges.f[1]((edges.of_src(src) + edges.of_dst(dst) + edges.of_edge(e)).relu())
 
         def node_model(x, edges, e, u, batch, first=first, last=last):
             message = torch.zeros_like(x).index_add(0, edges[1], e)
