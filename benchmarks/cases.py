@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import irregular, layers, recurrences, sequences, small, whole
+from benchmarks import chosen, irregular, layers, recurrences, sequences, small, whole
 from benchmarks.contest import Case
 from benchmarks.sizes import Sizes
 
@@ -15,6 +15,7 @@ def all_cases(sizes: Sizes, backend: str = "auto") -> list[Case]:
         *layers.cases(sizes, backend),
         *whole.cases(sizes, backend),
         *recurrences.cases(sizes),
+        *chosen.cases(sizes),
         *small.cases(sizes),
     ]
 
