@@ -20,8 +20,8 @@ from mpnn.attention.choice import rows_at_a_time
 from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Runs
 from mpnn.maps import Linear
-from mpnn.models.layers.losses import token_loss
-from mpnn.models.saving import Model
+from mpnn.models.layers.blocks import Norm
+from mpnn.models.layers.decoder import PlainDecoder
 from mpnn.position import Rotary
 from mpnn.update import GatedFeedForward, PreNorm
 
@@ -37,6 +37,7 @@ class NSAConfig:
     nodes of a block that is chosen, and how many are, the first one and the last two included. window: w. `stride`
     divides `size` and `block`. kv_heads: heads that share keys and values share a choice, too. base: of the rotary
     frequencies, with which queries and keys of chosen blocks and of the window are rotated. eps: of RMSNorm.
+    tied: whether the output layer shares its weight with the token embedding.
     """
 
     vocabulary: int = 129280
@@ -54,6 +55,7 @@ class NSAConfig:
     window: int = 512
     base: float = 10000.0
     eps: float = 1e-6
+    tied: bool = False
 
 
 class Summaries(nn.Module):
@@ -75,14 +77,16 @@ class Summaries(nn.Module):
         return summaries[..., : 0 if missing else None, :, :]
 
 
-class SparseBranches(nn.Module):
-    """The attention of NSA: h [B, N, dim] -> m [B, N, dim]. See the equations of the module.
+class NSALayer(nn.Module):
+    """A layer of NSA: x [B, N, dim] -> y [B, N, dim]. See the equations of the module.
 
     Raises:
         ValueError: if sizes of the configuration do not divide each other.
     """
 
-    def __init__(self, config: NSAConfig) -> None:
+    graph = graphs.causal()
+
+    def __init__(self, config: NSAConfig, norm: Norm) -> None:
         super().__init__()
         for name, least in (("stride", 1), ("top", 3), ("window", 1)):
             at_least(name, getattr(config, name), least)
@@ -95,9 +99,12 @@ class SparseBranches(nn.Module):
         shape = config.size, config.stride, config.kv_heads, width
         self.key_summaries, self.value_summaries = Summaries(*shape), Summaries(*shape)
         self.to_out = Linear(config.heads * width, dim, bias=False)
+        self.update = PreNorm(dim, GatedFeedForward(dim, config.hidden), norm=norm)
 
-    def forward(self, h: Tensor) -> Tensor:
-        config, nodes = self.config, h.shape[-2]
+    def forward(self, x: Tensor, graph: Any = None, *, cache: Any = None) -> Tensor:
+        if cache is not None or graph not in (None, self.graph):
+            raise ValueError("NSA chooses its own graphs over whole texts: call it without cache, graph and lengths")
+        config, nodes, h = self.config, x.shape[-2], self.update.prepare(x)
         query = self.to_query(h).unflatten(-1, (config.heads, -1))
         keys, values = (x(h).unflatten(-1, (3, config.kv_heads, -1)).unbind(-3) for x in (self.to_key, self.to_value))
         summaries = self.key_summaries(keys[SUMMARIES]), self.value_summaries(values[SUMMARIES])
@@ -108,7 +115,7 @@ class SparseBranches(nn.Module):
         for branch, graph in ((CHOSEN, chosen), (WINDOW, near)):
             parts.append(ops.attend(graph, *self.rotary.turn(query, keys[branch], causal), values[branch]))
         gate = self.to_gate(h).sigmoid().unflatten(-1, (3, -1, 1))
-        return self.to_out((gate * torch.stack(parts, -3)).sum(-3).flatten(-2))
+        return self.update(x, self.to_out((gate * torch.stack(parts, -3)).sum(-3).flatten(-2)))
 
     @torch.no_grad()
     def choose(self, query: Tensor, summaries: Tensor) -> Tensor:
@@ -144,35 +151,15 @@ class SparseBranches(nn.Module):
         return Graph.from_runs(Runs.of(nodes, summaries, [(at, 0, stop)])).to(device)
 
 
-class NSA(Model):
+class NSA(PlainDecoder):
     """Decoder-only language model of natively trainable sparse attention.
 
-    The graphs of chosen blocks are built in each call, so `torch.compile` does not trace it, and it has no cache.
+    The graphs of chosen blocks are built in each call, so `torch.compile` does not trace it.
 
     Args:
         config: sizes and options.
     """
 
     def __init__(self, config: NSAConfig) -> None:
-        super().__init__()
         norm = partial(nn.RMSNorm, eps=config.eps)
-        self.config, self.token = config, nn.Embedding(config.vocabulary, config.dim)
-        self.attentions = nn.ModuleList(SparseBranches(config) for _ in range(config.layers))
-        self.updates = nn.ModuleList(
-            PreNorm(config.dim, GatedFeedForward(config.dim, config.hidden), norm=norm) for _ in range(config.layers)
-        )
-        self.norm, self.head = norm(config.dim), Linear(config.dim, config.vocabulary, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of each next token, [B, N, vocabulary], for tokens int64 [B, N], N <= context."""
-        if tokens.dim() != 2 or tokens.shape[1] > self.config.context:
-            raise ValueError(f"tokens must be [B, N] with N <= {self.config.context}; got {list(tokens.shape)}")
-        x = self.token(tokens)
-        layers: Any = zip(self.attentions, self.updates, strict=True)
-        for attention, update in layers:
-            x = update(x, attention(update.prepare(x)))
-        return self.head(self.norm(x))
-
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats. targets: int64 [B, N], -100 at positions to ignore."""
-        return token_loss(self(tokens), targets)
+        super().__init__(config, (NSALayer(config, norm) for _ in range(config.layers)), norm)

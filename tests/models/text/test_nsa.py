@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpnn import graphs
+from mpnn.decoding.cache import KVCache
 from mpnn.models import NSA, NSAConfig
 
 SIZES = {"vocabulary": 30, "dim": 16, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "hidden": 24}
@@ -36,9 +38,10 @@ def rotated(x: Tensor, base: float) -> Tensor:
 
 def formula(net: NSA, ids: Tensor) -> Tensor:
     """Logits of one sentence [N]."""
-    c, x = net.config, net.token(ids)
+    c, x = net.layers[0].config, net.token(ids)
     n, shared = len(ids), c.heads // c.kv_heads
-    for layer, update in zip(net.attentions, net.updates, strict=True):
+    for layer in net.layers:
+        update = layer.update
         h = update.norm(x)
         query = layer.to_query(h).view(n, c.heads, -1)
         keys, values = (m(h).view(n, 3, c.kv_heads, -1).unbind(1) for m in (layer.to_key, layer.to_value))
@@ -117,5 +120,10 @@ def test_sizes_must_divide() -> None:
         model(stride=3)
     with pytest.raises(ValueError, match="top must be at least 3"):
         model(top=2)
-    with pytest.raises(ValueError, match="N <= 64"):
-        model()(torch.zeros(1, 65, dtype=torch.int64))
+
+
+def test_graphs_and_caches_are_refused() -> None:
+    net, ids = model(), torch.zeros(1, 8, dtype=torch.int64)
+    for options in ({"cache": KVCache(8)}, {"graph": graphs.identity()}, {"lengths": [3, 5]}):
+        with pytest.raises(ValueError, match="without cache, graph and lengths"):
+            net(ids, **options)
