@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks import irregular, layers, physics, recurrences, sequences, small, whole
+        *physics.cases(sizes),
+        *chosen.cases(sizes),
 from benchmarks.contest import Case
 from benchmarks.sizes import Sizes
 
@@ -15,7 +16,11 @@ def all_cases(sizes: Sizes, backend: str = "auto") -> list[Case]:
         *layers.cases(sizes, backend),
         *whole.cases(sizes, backend),
         *recurrences.cases(sizes),
+<<<<<<< HEAD
         *physics.cases(sizes),
+=======
+        *chosen.cases(sizes),
+>>>>>>> chosen
         *small.cases(sizes),
     ]
 

@@ -26,6 +26,7 @@ GROUPS = {
     "workload": "From input to result",
     "linear": "Linear attention",
     "recurrence": "Recurrences, against the torch code of transformers",
+    "chosen": "Edges chosen by content, a bias of pairs, FlexAttention's functions",
     "overhead": "Overhead",
     "binding": "Binding",
 }

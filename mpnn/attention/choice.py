@@ -59,7 +59,7 @@ class TopK(DotProduct):
     def choose(self, dst: Tensor, src: Tensor, graph: Graph) -> Tensor:
         """The chosen sources, int64 [N_dst, k] or [B, N_dst, k], -1 where a destination has fewer in-neighbors."""
         parts = []
-        for rows in _rows(dst, src.shape[-2] * self.index_heads):
+        for rows in rows_at_a_time(dst, src.shape[-2] * self.index_heads):
             edges = graph.rows(rows.start, rows.stop).dense()
             scores = self._index(dst[..., rows, :], src).masked_fill(~edges, -torch.inf)
             best = scores.topk(min(self.k, graph.num_src), -1)
@@ -83,7 +83,7 @@ class TopK(DotProduct):
         if not plain or self.normalize != "softmax":
             raise ValueError("index_loss needs logits that are products: no biases, softcap or other normalizer")
         total = dst.new_zeros(())
-        for rows in _rows(dst, max(self.k * self.heads * self.head_dim, src.shape[-2] * self.index_heads)):
+        for rows in rows_at_a_time(dst, max(self.k * self.heads * self.head_dim, src.shape[-2] * self.index_heads)):
             at = indices[..., rows, :]
             p = _weights(score, rows, at)
             scored = checkpoint(self._scores_at, dst[..., rows, :], src, at, use_reentrant=False)
@@ -166,7 +166,7 @@ def _check(attention: DotProduct, x: Tensor, graph: Graph, edge_attr: Tensor | N
         raise ValueError(f"{name} chooses its edges, so it takes no edge_attr, no edge_dim and no chosen graph")
 
 
-def _rows(dst: Tensor, numbers: int) -> Iterator[slice]:
+def rows_at_a_time(dst: Tensor, numbers: int) -> Iterator[slice]:
     """Rows of [..., N, d] at a time, if each takes so many numbers."""
     step = max(1, _AT_ONCE // max(dst.shape[:-2].numel() * numbers, 1))
     for first in range(0, dst.shape[-2], step):

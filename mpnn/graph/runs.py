@@ -234,6 +234,10 @@ class Runs:
         check_same_size(self, other)
         least, most = np.zeros((2, self.num_dst), np.int64)
         least[other.row], most[other.row] = other.start, other.stop
+        used = self.ptr[1:] > self.ptr[:-1]
+        first, last = self.ptr[:-1][used], self.ptr[1:][used] - 1
+        if (self.start[first] >= least[used]).all() and (self.stop[last] <= most[used]).all():
+            return self
         row = self.row
         start, stop = np.maximum(self.start, least[row]), np.minimum(self.stop, most[row])
         inside = start < stop

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import at_least, one_set
+from mpnn.graph.arguments import at_least
 from mpnn.graph.csr import check_form
 from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import GridOffset, Offset

@@ -25,6 +25,8 @@ LANES = 8  # features are padded to a multiple of this
 _SOFTMAX = NORMALIZERS["softmax"]
 _WEIGHTED, _NUMBERS, _ACTIVATIONS = 0, 1, 2  # kinds of RowSums
 _MAX_PARTS, _MIN_COMPONENTS = 32, 1 << 17  # components of a part's edges
+_LONG = 16  # edges of a node from which on copies of keys pay
+_SHARED_PARTS = 8  # parts with copies of the gradients of keys
 
 
 class EdgeTypes(NamedTuple):
@@ -88,7 +90,7 @@ class RowAttention(Structure):
 
     _fields_ = (
         ("rows", RowsStruct),
-        *fields(c_int64, "heads score normalize activation"),
+        *fields(c_int64, "heads score normalize activation shared"),
         *fields(c_double, "scale softcap slope"),
         *fields(NodeTensor, "query key value"),
         ("vector", c_void_p),
@@ -104,7 +106,7 @@ class RowAttention(Structure):
         ("num_dst", c_int64),
         ("numbers", c_void_p),
         *fields(c_int64, "stride weight_at bias_at"),
-        *fields(NodeTensor, "d_value d_key"),
+        *fields(NodeTensor, "d_value d_key d_query"),
         ("d_vector", c_void_p),
         *fields(EdgeTensor, "d_edge_key d_edge_value d_edge_term d_bias"),
     )
@@ -207,6 +209,7 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     if not rows.num_edges or not count:
         return out, stats, weights
     p = _parameters(spec, inputs, rows, parts)
+    p.shared = _shared(spec, inputs, 8)
     partial = _Partial(value, count, parts, heads * (2 + width))
     p.out, p.stats, p.partial, p.partial_row = out.data_ptr(), stats.data_ptr(), *partial.addresses
     p.weights = weights.data_ptr() if spec.return_weights else None
@@ -238,6 +241,15 @@ def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int, *, by_sourc
     return p
 
 
+def _shared(spec: Spec, inputs: Tensors, least: int) -> bool:
+    """Whether at least so many heads share keys and values, and rows are long enough for the kernels' `shared` way."""
+    key, value = inputs.key, inputs.value
+    if spec.score != DOT or key is None or max(key.shape[-2], value.shape[-2]) * least > spec.heads:
+        return False
+    is_long = spec.rows.num_edges >= _LONG * max(spec.rows.num_rows, key.shape[-3])
+    return is_long and all(x.stride(-2) == x.shape[-1] for x in (key, value))
+
+
 class _Partial:
     """Partial sums of the rows that parts share: sums [batch, parts, 2, size], and their rows, -1 for none."""
 
@@ -257,38 +269,42 @@ class _Backward:
         self.width = self.heads * inputs.value.shape[-1]
         self.wanted = {name for name, need in zip(Tensors._fields, needed, strict=True) if need}
         self.tables = [name for name in self.wanted if name in spec.types]
-        self.parts = num_parts(spec.by_source(), self.width)
+        self.shared = _shared(spec, inputs, 4)
+        self.rows = spec.rows if self.shared else spec.by_source()
+        self.parts = min(num_parts(self.rows, self.width), _SHARED_PARTS if self.shared else _MAX_PARTS)
         # numbers of each edge: the gradient of its logit; for tables also its weight and the gradient of its bias
         with_weight = "edge_value" in self.tables
         of_nodes = bool({"dst_bias", "src_bias"} & self.wanted)
         with_bias = ("table" in self.tables or of_nodes) and (spec.softcap != 0 or spec.score in (ADDITIVE, ACTIVATED))
         self.weight_at, self.bias_at = (1 if with_weight else -1), (1 + with_weight if with_bias else -1)
-        self.stride = 1 + with_weight + with_bias if "query" in self.wanted or self.tables or of_nodes else 0
+        is_read = ("query" in self.wanted and not self.shared) or bool(self.tables) or of_nodes
+        self.stride = 1 + with_weight + with_bias if is_read else 0
         self.numbers = inputs.value.new_empty(self.count, spec.rows.num_edges, self.stride, self.heads)
         self.results: dict[str, Tensor] = {}
 
     def gradients(self) -> list[Tensor | None]:
         """The gradient of each tensor of `inputs`, or None if it is not needed."""
         if self.spec.rows.num_edges and self.count:
-            self._by_source()
-            if "query" in self.wanted:
+            self._by_rows()
+            if "query" in self.wanted and not self.shared:
                 self._by_destination()
             for name in self.tables:
                 self._by_type(name)
-            for name, rows in (("dst_bias", self.spec.rows), ("src_bias", self.spec.by_source())):
-                if name in self.wanted:
-                    p = RowSums(kind=_NUMBERS, factor=1.0, which=max(self.bias_at, 0))
-                    self.results[name] = self._sums(p, rows, getattr(self.inputs, name).shape, 2)
+            for name in sorted(self.wanted & {"dst_bias", "src_bias"}):
+                rows = self.spec.rows if name == "dst_bias" else self.spec.by_source()
+                p = RowSums(kind=_NUMBERS, factor=1.0, which=max(self.bias_at, 0))
+                self.results[name] = self._sums(p, rows, getattr(self.inputs, name).shape, 2)
         for name, x in self.inputs._asdict().items():
             if name in self.wanted and name not in self.results:  # no edges
                 self.results[name] = torch.zeros_like(x)
         return [self.results.get(name) for name in Tensors._fields]
 
-    def _by_source(self) -> None:
-        """Gradients of the tensors of sources and edges."""
+    def _by_rows(self) -> None:
+        """Gradients of the tensors of sources and edges, and of queries if heads share keys."""
         spec, inputs, saved, count = self.spec, self.inputs, self.saved, self.count
-        columns, value, nodes = spec.by_source(), inputs.value, 2 if self.spec.score == ADDITIVE else 3
-        p = _parameters(spec, inputs, columns, self.parts, by_source=True)
+        value, nodes, parts = inputs.value, 2 if self.spec.score == ADDITIVE else 3, self.parts
+        p = _parameters(spec, inputs, self.rows, parts, by_source=not self.shared)
+        p.shared = self.shared
         p.d_out, p.num_dst = node_tensor(saved.d_out, 3), spec.rows.num_rows
         p.d_weights, p.numbers = address(saved.d_weights), self.numbers.data_ptr() if self.stride else None
         p.stride, p.weight_at, p.bias_at = self.stride, self.weight_at, self.bias_at
@@ -296,29 +312,34 @@ class _Backward:
             row_stats = memory.empty(value, count, p.num_dst, 3, self.heads)
             p.row_stats = row_stats.data_ptr()
             self._prepare(row_stats)
-        for name, trailing in (("value", 3), ("key", nodes)):
-            if name in self.wanted:
-                self.results[name] = _by_rows(value, columns, self.parts, trailing, getattr(inputs, name).shape)
-            setattr(p, f"d_{name}", node_tensor(self.results.get(name), trailing))
+        of_rows, of_parts = (("query",), ("value", "key")) if self.shared else (("value", "key"), ())
+        for name in self.wanted.intersection(of_rows):
+            shape, trailing = getattr(inputs, name).shape, nodes if name == "key" else 3
+            self.results[name] = _by_rows(value, self.rows, parts, trailing, shape)
+        for name in self.wanted.intersection(of_parts):
+            self.results[name] = memory.zeros(value, count * parts, *getattr(inputs, name).shape[-3:])
+        for name in (*of_rows, *of_parts):
+            setattr(p, f"d_{name}", node_tensor(self.results.get(name), nodes if name == "key" else 3))
         for name in ("edge_key", "edge_value", "edge_term", "bias"):
             if name in self.wanted and name not in self.tables:
                 self.results[name] = memory.zeros(value, *getattr(inputs, name).shape)
             setattr(p, f"d_{name}", edge_tensor(self.results.get(name), _TRAILING[name]))
-        shape = (count, self.parts, *inputs.vector.shape) if "vector" in self.wanted else (0,)  # type: ignore[union-attr]
+        shape = (count, parts, *inputs.vector.shape) if "vector" in self.wanted else (0,)  # type: ignore[union-attr]
         d_vector = value.new_zeros(shape)
         p.d_vector = d_vector.data_ptr() if "vector" in self.wanted else None
         keys = 0 if spec.score == CONSTANT else inputs.query.shape[-1] if nodes == 3 else 1  # type: ignore[union-attr]
-        partial = _Partial(value, count, self.parts, self.width + self.heads * keys)
+        partial = _Partial(value, count, parts, (0 if self.shared else self.width) + self.heads * keys)
         p.partial, p.partial_row = partial.addresses
         # entries of the batch that share a tensor of edges must not add to its gradient side by side
-        shared = any(
-            self.results[name].shape[:-k].numel() < count for name, k in _TRAILING.items() if name in self.results
-        )
-        together = 1 if shared else count
+        entries = [self.results[name].shape[:-k].numel() for name, k in _TRAILING.items() if name in self.results]
+        together = 1 if min(entries, default=count) < count else count
         for first in range(0, count, together):
-            library.run("row_attention_backward", value.dtype, p, together, self.parts, first)
-        if self.parts > 1:
+            library.run("row_attention_backward", value.dtype, p, together, parts, first)
+        if parts > 1:
             library.run("row_attention_join_backward", value.dtype, p, count)
+        for name in self.wanted.intersection(of_parts):
+            total = self.results[name].unflatten(0, (count, parts)).sum(1).view(getattr(inputs, name).shape)
+            self.results[name] = total * spec.scale if name == "key" else total
         if "vector" in self.wanted:
             self.results["vector"] = d_vector.sum((0, 1))
 

@@ -64,6 +64,7 @@ from mpnn.models.text.linformer import (
 from mpnn.models.text.llama import Llama as Llama, LlamaConfig as LlamaConfig
 from mpnn.models.text.longformer import Longformer as Longformer
 from mpnn.models.text.mamba2 import Mamba2 as Mamba2, Mamba2Config as Mamba2Config
+from mpnn.models.text.nsa import NSA as NSA, NSAConfig as NSAConfig
 from mpnn.models.text.performer import (
     Performer as Performer,
     PerformerConfig as PerformerConfig,

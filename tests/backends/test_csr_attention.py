@@ -41,7 +41,7 @@ from mpnn.backends.csr import cuda_attention, cuda_reduce, edges as edge_orders,
 from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine import plan
 from mpnn.graph import Graph
-from mpnn.graph.relations import Relation
+from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import row_attention
 from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.round import Round
@@ -162,6 +162,72 @@ def test_hubs_are_divided_and_put_together_again(make: Callable[[Graph], Round],
             assert edges.divided.slots >= 2
             assert {b.long for b in edges.bins} == {True, False}
     check(kernels, make(graph), CLOSE_IN_HUBS)
+
+
+SHARED: dict[str, Callable[[Graph], Round]] = {
+    "eight heads": lambda g: dot(g, heads=8, shared=1),
+    "four heads": lambda g: dot(g, (2,), heads=4, shared=1),
+    "twelve heads, batch": lambda g: dot(g, (2,), heads=12, shared=1),
+    "sixteen heads, two keys, dropout": lambda g: replace(dot(g, heads=16, shared=2), dropout=0.5, seed=SEED),
+    "two numbers of keys": lambda g: replace(dot(g, heads=16, shared=1), value=leaf(g.num_src, 2, 7)),
+    "sigmoid": lambda g: replace(dot(g, heads=8, shared=1), normalize="sigmoid"),
+    "no normalizer": lambda g: replace(dot(g, heads=8, shared=1), normalize="none"),
+    "softcap, biases, weights": lambda g: replace(
+        (r := dot(g, heads=8, shared=1)),
+        score=replace(r.score, softcap=0.7),
+        bias=(leaf(g.num_edges, 8), BiasTable(leaf(3, 1), Offset(1))),
+        return_weights=True,
+    ),
+    "biases of nodes": lambda g: replace(
+        dot(g, (2,), heads=8, shared=1), dst_bias=leaf(2, g.num_dst, 8), src_bias=leaf(2, g.num_src, 8)
+    ),
+    "vectors on edges": lambda g: replace(
+        (r := dot(g, heads=8, shared=1)),
+        score=replace(r.score, edge_key=leaf(g.num_edges, 1, 5)),
+        edge_value=leaf(g.num_edges, 8, 7),
+    ),
+    "vectors by rule": lambda g: replace(
+        (r := dot(g, heads=8, shared=1)),
+        score=replace(r.score, edge_key=EmbeddingTable(leaf(7, 8, 5), Offset(3))),
+        edge_value=EmbeddingTable(leaf(7, 1, 7), Offset(3)),
+    ),
+}
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
+def test_heads_that_share_keys(make: Callable[[Graph], Round], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both passes go by destination: nothing asks for the edges by source, but the sums of biases of sources."""
+    monkeypatch.setattr(row_attention, "_LONG", 0)
+    for graph in (scattered(), hubs(150), without_edges()):
+        given = make(graph)
+        if given.src_bias is None:
+            monkeypatch.setattr(edge_orders, "by_source_with_slots", lambda graph: pytest.fail("by source"))
+        check(CPU, given, CLOSE_IN_HUBS, what=str(graph))
+
+
+def test_heads_that_share_keys_have_a_differentiable_lse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_attention, "_LONG", 0)
+    given = replace(dot(hubs(150), heads=8, shared=1), return_lse=True)
+    leaves = [given.value, given.score.query, given.score.key]
+    found = []
+    for out, lse in (csr.run(given), edge_list.run(given)):
+        lse = lse.masked_fill(lse.isinf(), 0.0)
+        found.append([out, lse, *torch.autograd.grad(out.sin().sum() + lse.sin().sum(), leaves)])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, **CLOSE_IN_HUBS)
+
+
+def test_heads_that_share_keys_get_the_same_bits_on_any_number_of_threads() -> None:
+    given = dot(graphs.random(128).bind(400), heads=8, width=32, shared=1)
+    leaves = [given.value, given.score.query, given.score.key]
+
+    def results() -> list[Tensor]:
+        out, _ = csr.run(given)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    assert row_attention.num_parts(edge_orders.by_destination(given.graph), 8 * 40) > 8
+    assert same_bits(results, 1, 2)
 
 
 @pytest.mark.usefixtures("small_pieces")

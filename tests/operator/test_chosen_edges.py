@@ -62,7 +62,7 @@ def test_top_k_attends_to_the_sources_that_the_indexer_scores_highest(options: d
     op, x = layer(TopK(DIM, HEADS, 5, index_heads=2, index_dim=8, **options)), torch.randn(B, N, DIM).double()
     x.requires_grad_()
     expected = attend(op.attention, x, top_pairs(op.attention, x)[:, None])
-    measured("MoBA, DSA", "formula (DSA)", assert_same(op, op(x), expected, x), BOUND)
+    measured("MoBA, DSA, NSA", "formula (DSA)", assert_same(op, op(x), expected, x), BOUND)
     torch.testing.assert_close(op(x[0]), expected[0])
     assert op.rounds(x)[0].graph.degree().max() == 5
 
@@ -112,7 +112,7 @@ def test_block_top_k_is_moba(options: dict[str, Any], measured: Any) -> None:
     op, x = layer(BlockTopK(DIM, HEADS, 4, 3, **options)), torch.randn(B, N, DIM).double()
     x.requires_grad_()
     expected = attend(op.attention, x, moba_pairs(op.attention, x))
-    measured("MoBA, DSA", "formula (MoBA)", assert_same(op, op(x), expected, x), BOUND)
+    measured("MoBA, DSA, NSA", "formula (MoBA)", assert_same(op, op(x), expected, x), BOUND)
     torch.testing.assert_close(op(x[0]), expected[0])
 
 

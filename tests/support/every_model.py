@@ -330,6 +330,7 @@ LINFORMER = models.LinformerConfig(**BERT, landmarks=4)
 DELTA = models.DeltaNetConfig(VOCABULARY, DIM, 2, 2, head_dim=8, value_dim=6, hidden=2 * DIM, context=CONTEXT)
 MAMBA = models.Mamba2Config(VOCABULARY, DIM, 2, head_dim=8, state=6, context=CONTEXT)
 RETNET = models.RetNetConfig(VOCABULARY, DIM, 2, 2, hidden=2 * DIM, context=CONTEXT)
+NSA = models.NSAConfig(VOCABULARY, DIM, 2, 2, 1, 8, 2 * DIM, CONTEXT, size=4, stride=2, block=4, top=3, window=3)
 PERFORMER = models.PerformerConfig(**GPT, features=32)
 
 ROWS: dict[str, OnRows] = {
@@ -358,6 +359,7 @@ ROWS: dict[str, OnRows] = {
         lambda: models.MaskedLM(models.Bert(SMALL, pooler=False)), sentences, lambda m, *r: with_padding(m, *r)
     ),
     "Mamba2": OnRows(lambda: models.Mamba2(MAMBA), whole_sentences, lambda m, x: m(x)),
+    "NSA": OnRows(lambda: models.NSA(NSA), whole_sentences, lambda m, x: m(x)),
     "Performer": OnRows(lambda: models.Performer(PERFORMER), whole_sentences, lambda m, x: m(x)),
     "PerformerEncoder": OnRows(
         lambda: models.PerformerEncoder(models.PerformerEncoderConfig(**BERT, features=32)),
@@ -467,6 +469,7 @@ CAUSAL: dict[str, Causal] = {
     "GPT2": Causal(ROWS["GPT2"].make, whole, with_cache),
     "Llama": Causal(ROWS["Llama"].make, whole, with_cache),
     "Mamba2": Causal(ROWS["Mamba2"].make, whole, with_cache, bits=False),
+    "NSA": Causal(ROWS["NSA"].make, whole, bits=False),
     "Performer": Causal(ROWS["Performer"].make, whole, with_cache, bits=False),
     "RetNet": Causal(ROWS["RetNet"].make, whole, with_cache, bits=False),
     "ReformerLM": Causal(lambda: models.ReformerLM(CHUNKED), whole),

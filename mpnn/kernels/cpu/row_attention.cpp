@@ -14,6 +14,11 @@
 //
 // It leaves dl_ij of each edge, and `row_attention_sums` then computes dquery_i = sum_j dl_ij scale key_j by
 // destination, and the gradients of tables by edge type.
+//
+// Where several heads of queries share those of keys (`shared`), an edge reads less of its source than of its
+// destination, and all of these sums are products of small matrices: of the heads that share a key, with copies of what
+// the edges of a row read. Then one pass goes by destination, and adds dkey_j and dvalue_j to copies for each part.
+#include "products.h"
 #include "rows.h"
 
 enum { SOFTMAX, SIGMOID, NO_NORMALIZER };
@@ -22,7 +27,7 @@ enum { LEAKY_RELU, TANH };
 
 template <class T> struct RowAttention {
   Rows rows;
-  int64_t heads, score, normalize, activation;
+  int64_t heads, score, normalize, activation, shared;
   double scale, softcap, slope;
   NodeTensor<const T> query, key, value;      // of an additive score, its two terms
   const T *vector;                            // [heads, width], ACTIVATED
@@ -40,7 +45,7 @@ template <class T> struct RowAttention {
   T *partial;                                 // [batch, parts, 2, heads * (2 + value width)]: maximum, sum, sum of values
   int64_t *partial_row;                       // [batch, parts, 2]: their rows, -1 for none
 
-  // The rest is for the backward pass, where rows are those of sources.
+  // The rest is for the backward pass, where rows are those of sources; of destinations if `shared`.
   NodeTensor<const T> d_out;
   const T *saved_stats;                       // `stats` of the forward pass
   const T *saved_out;                         // `out` of the forward pass
@@ -49,7 +54,8 @@ template <class T> struct RowAttention {
   int64_t num_dst;
   T *numbers;                                 // [batch, E, stride, heads] by slot: dl, and w, dbias if there is a place
   int64_t stride, weight_at, bias_at;         // -1: no place
-  NodeTensor<T> d_value, d_key;
+  NodeTensor<T> d_value, d_key;               // if `shared`, [batch * parts, ...], without the scale
+  NodeTensor<T> d_query;                      // if `shared`
   T *d_vector;                                // [batch, parts, heads, width]
   EdgeTensor<T> d_edge_key, d_edge_value, d_edge_term, d_bias;
 };
@@ -97,6 +103,7 @@ template <class T> struct Block {
   T *raw;   // under the activation; of tanh and soft capping its value, from which the derivative follows
   T *kept;  // what dropout multiplies weights by
   T *g;     // gradients
+  T *keys, *values, *turned, *found;  // if `shared`: copies of what edges read; features of a row, and a product
 
   void plan(Workspace &memory, const RowAttention<T> &p) {
     size = block_size(p.heads);
@@ -111,6 +118,16 @@ template <class T> struct Block {
     raw = memory.take<T>(room * p.heads + LANES);
     kept = memory.take<T>(room * p.heads + LANES);
     g = memory.take<T>(room * p.heads + LANES);
+    if (!p.shared) return;
+    const int64_t width = p.query.width > p.value.width ? p.query.width : p.value.width;
+    keys = memory.take<T>(size * p.key.size());
+    values = memory.take<T>(size * p.value.size());
+    turned = memory.take<T>(width * 8);
+    found = memory.take<T>(size * (width + p.heads + 8));
+  }
+  // body(row, first, end) for the edges of each row.
+  template <class Body> void each_row(Body body) const {
+    for (int64_t k = 0; k < segments.count; k++) body(segments.row[k], segments.first[k], segments.first[k + 1]);
   }
   void point(const RowAttention<T> &p, int64_t b) {
     if (p.score != CONSTANT) query.data = p.query.entry(b), key.data = p.key.entry(b);
@@ -155,6 +172,60 @@ static void dots(const Reads<T> &a, const Reads<T> &b, int64_t n, int64_t heads,
       else if (e + 1 < n) h = 0, e++;
     }
     store<T, LANES>(out + pair, eight_dots(x, y, width) * scale);
+  }
+}
+
+// Copies of what n edges read, [edges, heads, width].
+template <class T> static void copy(const Reads<T> &x, int64_t n, T *to) {
+  for (int64_t e = 0; e < n; e++, to += x.heads * x.apart) {
+    x.fetch(e);
+    for (int64_t c = 0; c < x.heads * x.apart; c += LANES) store<T, LANES>(to + c, load<T, LANES>(x.data + x.at[e] + c));
+  }
+}
+
+// out[e, h] = scale <own_h, x_eg> over n edges of a row, for the heads h of the row's features that share head g of the
+// edges' x [edges, heads, width].
+template <class T>
+static void shared_dots(const T *own, const T *x, const NodeTensor<const T> &shape, int64_t n, int64_t heads, T scale, T *turned, T *found, T *out) {
+  const int64_t width = shape.width, each = heads / shape.heads, columns = divide_up(each, 8) * 8;
+  for (int64_t g = 0; g < shape.heads; g++, own += each * width, x += width, out += each) {
+    for (int64_t h = 0; h < columns; h += 8) {
+      for (int64_t c = 0; c < width; c += 8) {
+        V<T> square[8];
+        UNROLL for (int k = 0; k < 8; k++) square[k] = h + k < each ? load<T, 8>(own + (h + k) * width + c) : V<T>{};
+        transpose<T>(square);
+        UNROLL for (int k = 0; k < 8; k++) store<T, 8>(turned + (c + k) * 8, square[k]);
+      }
+      product_columns<8, 8, 1, false, T>({x, shape.size()}, {turned, 8}, {found + h, columns}, n, width);
+    }
+    for (int64_t e = 0; e < n; e++)
+      for (int64_t h = 0; h < each; h++) out[e * heads + h] = found[e * columns + h] * scale;
+  }
+}
+
+// sums[h] += weight_eh x_eg over n edges of a row, for the heads h that share head g; sums start at zero if `fresh`.
+template <class T>
+static void shared_sums(const T *weight, const T *x, const NodeTensor<const T> &shape, int64_t n, int64_t heads, bool fresh, T *sums) {
+  const int64_t width = shape.width, each = heads / shape.heads;
+  for (int64_t g = 0; g < shape.heads; g++, weight += each, x += width, sums += each * width) {
+    const Matrix<const T> A{weight, 1, heads}, B{x, shape.size()};
+    if (fresh) product<4, false, T>(A, B, {sums, width}, each, n, width);
+    else product<4, true, T>(A, B, {sums, width}, each, n, width);
+  }
+}
+
+// Its adjoint: adds weight_eh own_h, over the heads h that share head g of `out`, to the sources of n edges.
+template <class T>
+static void add_to_sources(const T *weight, const T *own, const NodeTensor<T> &out, int64_t entry, const int32_t *source, int64_t n, int64_t heads, T *found) {
+  if (!out.data) return;
+  const int64_t width = out.width, each = heads / out.heads;
+  for (int64_t g = 0; g < out.heads; g++, weight += each, own += each * width) {
+    product<4, false, T>({weight, heads}, {own, width}, {found, width}, n, each, width);
+    for (int64_t e = 0; e < n; e++) {
+      T *to = out.entry(entry) + source[e] * out.size() + g * width;
+      for (int64_t c = 0; c < width; c += LANES)
+        store<T, LANES>(to + c, load<T, LANES>(to + c) + load<T, LANES>(found + e * width + c));
+    }
   }
 }
 
@@ -219,7 +290,11 @@ static void logits(const RowAttention<T> &p, const Block<T> &block, int64_t b, i
   int64_t heads = p.heads, count = n * heads;
   T *s = block.s, *raw = block.raw;
   if (p.score == DOT) {
-    dots(block.query, block.key, n, heads, (T)p.scale, fetch_query, fetch_key, s);
+    if (p.shared) block.each_row([&](int64_t, int64_t from, int64_t to) {
+      const T *keys = block.keys + from * p.key.size();
+      shared_dots(block.query.of(from, 0), keys, p.key, to - from, heads, (T)p.scale, block.turned, block.found, s + from * heads);
+    });
+    else dots(block.query, block.key, n, heads, (T)p.scale, fetch_query, fetch_key, s);
     if (p.edge_key.data) add_edge_dots(block.query, p.edge_key, p.rows, b, first, n, heads, (T)p.scale, s);
     if (p.softcap != 0)
       for (int64_t c = 0; c < count; c += LANES) {
@@ -357,6 +432,7 @@ template <class T> static bool forward(const RowAttention<T> &p, int64_t b, int6
     block.segments.cut(p.rows, begin, n, at);
     block.value.by_column(p.rows, begin, n);
     if (p.score != CONSTANT) block.key.by_column(p.rows, begin, n), block.query.by_row(p.rows, block.segments, n);
+    if (p.shared) copy(block.key, n, block.keys), copy(block.value, n, block.values);
     logits(p, block, b, begin, n, false, true);
     if (p.normalize == SIGMOID) sigmoids(s, n * heads);
     if (p.weights)
@@ -370,7 +446,8 @@ template <class T> static bool forward(const RowAttention<T> &p, int64_t b, int6
       at = block.segments.row[k];
       if (p.normalize == SOFTMAX) row.exponentials(s, w, heads, from, to, width, fresh);
       if (p.dropout_keys) multiply(w + from * heads, block.kept + from * heads, (to - from) * heads);
-      weighted_sums(w, heads, block.value, from, to, true, fresh, row.sums);
+      if (p.shared) shared_sums(w + from * heads, block.values + from * p.value.size(), p.value, to - from, heads, fresh, row.sums);
+      else weighted_sums(w, heads, block.value, from, to, true, fresh, row.sums);
       if (p.edge_value.data) weighted_edge_vectors(w, heads, p.edge_value, p.rows, b, begin, from, to, width, row.sums);
       bool whole = begin + to == p.rows.ptr[at + 1];
       if (whole && p.rows.ptr[at] >= first) {
@@ -463,10 +540,14 @@ template <class T>
 static void logit_gradients(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, int64_t n) {
   int64_t heads = p.heads, count = n * heads;
   T *s = block.s, *g = block.g;
-  dots(block.d_out, block.value, n, heads, (T)1, true, false, g);
+  if (p.shared) block.each_row([&](int64_t, int64_t from, int64_t to) {
+    const T *values = block.values + from * p.value.size();
+    shared_dots(block.d_out.of(from, 0), values, p.value, to - from, heads, (T)1, block.turned, block.found, g + from * heads);
+  });
+  else dots(block.d_out, block.value, n, heads, (T)1, true, false, g);
   if (p.edge_value.data) add_edge_dots(block.d_out, p.edge_value, p.rows, b, first, n, heads, (T)1, g);
   if (p.dropout_keys) {
-    draw(p, block, b, first, true);
+    draw(p, block, b, first, !p.shared);
     multiply(g, block.kept, count);
   }
   if (p.d_weights)
@@ -478,13 +559,15 @@ static void logit_gradients(const RowAttention<T> &p, const Block<T> &block, int
     const T *stats = p.row_stats + b * p.num_dst * 3 * heads;
     by_heads(heads, [&](auto wide, int64_t h) {
       constexpr int N = decltype(wide)::count;
-      for (int64_t e = 0; e < n; e++) {
-        const T *row = stats + (int64_t)p.rows.col[first + e] * 3 * heads + h;
-        T *x = s + e * heads + h, *y = g + e * heads + h;
-        vec<T, N> w = exp<T, N>(load<T, N>(x) - load<T, N>(row)) * load<T, N>(row + heads);
-        store<T, N>(x, w);
-        store<T, N>(y, w * (load<T, N>(y) - load<T, N>(row + 2 * heads)));
-      }
+      block.each_row([&](int64_t row, int64_t begin, int64_t end) {
+        for (int64_t e = begin; e < end; e++) {
+          const T *of = stats + (p.shared ? row : p.rows.col[first + e]) * 3 * heads + h;
+          T *x = s + e * heads + h, *y = g + e * heads + h;
+          vec<T, N> w = exp<T, N>(load<T, N>(x) - load<T, N>(of)) * load<T, N>(of + heads);
+          store<T, N>(x, w);
+          store<T, N>(y, w * (load<T, N>(y) - load<T, N>(of + 2 * heads)));
+        }
+      });
     });
   } else if (p.normalize == SIGMOID) {
     sigmoids(s, count);
@@ -551,11 +634,12 @@ template <class T> static void leave(const RowAttention<T> &p, int64_t b, const 
   }
 }
 
-// Gradients of sources and of edges; rows are those of sources.
+// Gradients of sources and of edges, and of destinations if `shared`.
 template <class T> static bool backward(const RowAttention<T> &p, int64_t b, int64_t part) {
   int64_t heads = p.heads, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
   if (first == last) return true;
-  int64_t value_size = heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.query.width;
+  int64_t value_size = p.shared ? 0 : heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.query.width;
+  int64_t own = b * p.rows.num_parts + part;
   Workspace memory;
   Block<T> block;
   T *sums;
@@ -572,11 +656,16 @@ template <class T> static bool backward(const RowAttention<T> &p, int64_t b, int
   for (int64_t begin = first; begin < last; begin += block.size) {
     int64_t n = last - begin < block.size ? last - begin : block.size, count = n * heads;
     block.segments.cut(p.rows, begin, n, at);
-    block.value.by_row(p.rows, block.segments, n);
-    block.d_out.by_column(p.rows, begin, n);
-    if (p.score != CONSTANT) block.key.by_row(p.rows, block.segments, n), block.query.by_column(p.rows, begin, n);
+    if (p.shared) {
+      block.value.by_column(p.rows, begin, n), block.d_out.by_row(p.rows, block.segments, n);
+      block.key.by_column(p.rows, begin, n), block.query.by_row(p.rows, block.segments, n);
+      copy(block.key, n, block.keys), copy(block.value, n, block.values);
+    } else {
+      block.value.by_row(p.rows, block.segments, n), block.d_out.by_column(p.rows, begin, n);
+      if (p.score != CONSTANT) block.key.by_row(p.rows, block.segments, n), block.query.by_column(p.rows, begin, n);
+    }
     for (int64_t e = begin; e < begin + n; e++) {
-      if (p.row_stats) prefetch(p.row_stats + (b * p.num_dst + p.rows.col[e]) * 3 * heads, 3 * heads);
+      if (p.row_stats && !p.shared) prefetch(p.row_stats + (b * p.num_dst + p.rows.col[e]) * 3 * heads, 3 * heads);
       if (p.numbers) prefetch(p.numbers + (b * p.rows.num_edges + p.rows.slot_of(e)) * p.stride * heads, p.stride * heads);
     }
     logits(p, block, b, begin, n, true, false);
@@ -594,7 +683,16 @@ template <class T> static bool backward(const RowAttention<T> &p, int64_t b, int
       int64_t from = block.segments.first[k], to = block.segments.first[k + 1];
       at = block.segments.row[k];
       bool fresh = begin + from == (p.rows.ptr[at] > first ? p.rows.ptr[at] : first);
-      if (p.d_value.data) weighted_sums(block.s, heads, block.d_out, from, to, false, fresh, value_sums);
+      if (p.shared) {
+        const int32_t *source = p.rows.col + begin + from;
+        const T *s = block.s + from * heads, *g = block.g + from * heads;
+        if (p.d_query.data) shared_sums(g, block.keys + from * p.key.size(), p.key, to - from, heads, fresh, key_sums);
+        if (p.d_query.data && p.edge_key.data) weighted_edge_vectors(block.g, heads, p.edge_key, p.rows, b, begin, from, to, p.query.width, key_sums);
+        add_to_sources(s, block.d_out.of(from, 0), p.d_value, own, source, to - from, heads, block.found);
+        add_to_sources(g, block.query.of(from, 0), p.d_key, own, source, to - from, heads, block.found);
+      } else if (p.d_value.data) {
+        weighted_sums(block.s, heads, block.d_out, from, to, false, fresh, value_sums);
+      }
       if (p.score == ACTIVATED) {
         if (fresh) for (int64_t d = 0; d < key_size; d++) key_sums[d] = 0;
         with_activation<T>(p.activation, p.slope, [&](auto f) {
@@ -602,13 +700,13 @@ template <class T> static bool backward(const RowAttention<T> &p, int64_t b, int
         });
       } else if (p.score == ADDITIVE) {
         sum_numbers(block.g, heads, heads, from, to, fresh, key_sums);
-      } else if (p.score == DOT && p.d_key.data) {
+      } else if (p.score == DOT && p.d_key.data && !p.shared) {
         weighted_sums(block.g, heads, block.query, from, to, false, fresh, key_sums);
       }
       bool whole = begin + to == p.rows.ptr[at + 1];
       if (whole && p.rows.ptr[at] >= first) {
-        write_row(p.d_value, b, p.rows.node_of(at), value_sums, heads, (T)1, false);
-        write_row(p.d_key, b, p.rows.node_of(at), key_sums, heads, factor, false);
+        if (!p.shared) write_row(p.d_value, b, p.rows.node_of(at), value_sums, heads, (T)1, false);
+        write_row(p.shared ? p.d_query : p.d_key, b, p.rows.node_of(at), key_sums, heads, factor, false);
       } else if (whole || begin + to == last) {
         int64_t piece = (b * p.rows.num_parts + part) * 2 + (p.rows.ptr[at] < first ? BEGUN : UNENDED);
         p.partial_row[piece] = at;
@@ -621,13 +719,13 @@ template <class T> static bool backward(const RowAttention<T> &p, int64_t b, int
 
 // Adds up the rows that parts share. Outputs are 0 there before.
 template <class T> static void join_backward(const RowAttention<T> &p, int64_t b) {
-  int64_t heads = p.heads, value_size = heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.query.width;
+  int64_t heads = p.heads, value_size = p.shared ? 0 : heads * p.d_out.width, key_size = p.score == CONSTANT ? 0 : heads * p.query.width;
   for (int64_t k = b * 2 * p.rows.num_parts; k < (b + 1) * 2 * p.rows.num_parts; k++) {
     if (p.partial_row[k] < 0) continue;
     const T *sums = p.partial + k * (value_size + key_size);
     int64_t node = p.rows.node_of(p.partial_row[k]);
-    write_row(p.d_value, b, node, sums, heads, (T)1, true);
-    write_row(p.d_key, b, node, sums + value_size, heads, p.score == DOT ? (T)p.scale : (T)1, true);
+    if (!p.shared) write_row(p.d_value, b, node, sums, heads, (T)1, true);
+    write_row(p.shared ? p.d_query : p.d_key, b, node, sums + value_size, heads, p.score == DOT ? (T)p.scale : (T)1, true);
   }
 }
 

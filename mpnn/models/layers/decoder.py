@@ -1,7 +1,7 @@
 """The base class of decoder-only language models: embeddings, layers over causal graphs, and next-token logits."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.dropout import Dropout
 from mpnn.graph.sharding import active, node_numbers
-from mpnn.maps import linear
-from mpnn.models.layers.blocks import embed, lookup, run_layers, topology_per_layer
+from mpnn.maps import Linear, linear
+from mpnn.models.layers.blocks import Norm, embed, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.losses import ignore_document_ends, token_loss
 from mpnn.models.layers.packing import Packing, document_lengths
 from mpnn.models.saving import Model
@@ -175,6 +175,29 @@ class Decoder(Model):
             else:
                 vectors = vectors + lookup(self.position, positions, "position")
         return self.dropout(vectors)
+
+
+class PlainDecoder(Decoder):
+    """Base class of decoders that are made of their layers, without learned positions or dropout of embeddings.
+
+    Args:
+        config: sizes and options, of which it reads vocabulary, dim, context and tied.
+        layers: the layers.
+        norm: creates a norm.
+    """
+
+    def __init__(self, config: Any, layers: Iterable[nn.Module], norm: Norm) -> None:
+        super().__init__()
+        self.context = config.context
+        self.token = nn.Embedding(config.vocabulary, config.dim)
+        self.position = None
+        self.dropout = Dropout(0.0)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm(config.dim)
+        self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)  # as GPT-2
 
 
 def causal_topologies(graph: Topology | Sequence[Topology], layers: int, context: int) -> Sequence[Topology]:

@@ -1,6 +1,5 @@
 """The layer that recurrent language models share: a short convolution, then a recurrence, both of them rounds."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,14 +8,12 @@ from torch.nn import functional as F
 
 from mpnn.attention import Recurrent, ShortConvolution
 from mpnn.decoding.cache import KVCache
-from mpnn.dropout import Dropout
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal, window
 from mpnn.maps import Linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import Norm
-from mpnn.models.layers.decoder import Decoder
 from mpnn.update import Activate, Update
 
 CAUSAL = causal()
@@ -139,26 +136,3 @@ class Skip(Update):
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         heads = x[..., : message.shape[-1]].unflatten(-1, (len(self.weight), -1))
         return message + (heads * self.weight[:, None]).flatten(-2)
-
-
-class RecurrentDecoder(Decoder):
-    """Base class of decoder-only language models of recurrences.
-
-    Args:
-        config: sizes and options, of which it reads vocabulary, dim, context and tied.
-        layers: the layers.
-        norm: creates a norm.
-    """
-
-    def __init__(self, config: Any, layers: Iterable[nn.Module], norm: Norm) -> None:
-        super().__init__()
-        self.context = config.context
-        self.token = nn.Embedding(config.vocabulary, config.dim)
-        self.position = None
-        self.dropout = Dropout(0.0)
-        self.layers = nn.ModuleList(layers)
-        self.norm = norm(config.dim)
-        self.head = None if config.tied else Linear(config.dim, config.vocabulary, bias=False)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)  # as GPT-2

@@ -15,7 +15,8 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import DeltaRule
-from mpnn.models.layers.recurrent import GatedNorm, RecurrentDecoder, RecurrentLayer, WithFeedForward
+from mpnn.models.layers.decoder import PlainDecoder
+from mpnn.models.layers.recurrent import GatedNorm, RecurrentLayer, WithFeedForward
 from mpnn.update import GatedFeedForward
 
 
@@ -59,7 +60,7 @@ class DeltaNetConfig:
         return RecurrentLayer(self.dim, attention, gated, values, norm, kernel=self.kernel)
 
 
-class DeltaNet(RecurrentDecoder):
+class DeltaNet(PlainDecoder):
     """Decoder-only language model of the delta rule. A new token costs as much at any length (`generate`).
 
     Args:

@@ -15,11 +15,9 @@ from torch import nn
 
 from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.dropout import Dropout
 from mpnn.graphs import causal
-from mpnn.maps import Linear
 from mpnn.models.layers.blocks import ACTIVATIONS
-from mpnn.models.layers.decoder import Decoder, causal_topologies
+from mpnn.models.layers.decoder import PlainDecoder, causal_topologies
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.update import GatedFeedForward, PreNorm
 
@@ -65,7 +63,7 @@ class LlamaConfig:
         return Llama3Rotary(head_dim, self.base, self.factor, self.slow, self.fast, self.trained_context)
 
 
-class Llama(Decoder):
+class Llama(PlainDecoder):
     """Decoder-only language model with rotary positions.
 
     `Llama(config, causal() & window(4095))` is Mistral: each token attends to itself and to the 4,095 tokens before it.
@@ -79,13 +77,7 @@ class Llama(Decoder):
     """
 
     def __init__(self, config: LlamaConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
-        super().__init__()
-        graphs = causal_topologies(graph, config.layers, config.context)
         dim, norm = config.dim, partial(nn.RMSNorm, eps=config.eps)
-        self.context = config.context
-        self.token = nn.Embedding(config.vocabulary, dim)
-        self.position = None
-        self.dropout = Dropout(0.0)
 
         def layer(topology: Topology) -> MessagePassing:
             ffn = GatedFeedForward(dim, config.hidden, ACTIVATIONS[config.activation])
@@ -100,9 +92,5 @@ class Llama(Decoder):
             )
             return MessagePassing(topology, "sum", PreNorm(dim, ffn, norm=norm), attention)
 
-        self.layers = nn.ModuleList(layer(topology) for topology in graphs)
-        self.norm = norm(dim)
-        self.head = None if config.tied else Linear(dim, config.vocabulary, bias=False)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+        graphs = causal_topologies(graph, config.layers, config.context)
+        super().__init__(config, map(layer, graphs), norm)

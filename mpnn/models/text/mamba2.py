@@ -13,7 +13,8 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import StateSpace
-from mpnn.models.layers.recurrent import GatedNorm, RecurrentDecoder, RecurrentLayer, Skip
+from mpnn.models.layers.decoder import PlainDecoder
+from mpnn.models.layers.recurrent import GatedNorm, RecurrentLayer, Skip
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Mamba2Config:
     tied: bool = True
 
 
-class Mamba2(RecurrentDecoder):
+class Mamba2(PlainDecoder):
     """Decoder-only language model of state spaces. A new token costs as much at any length (`generate`).
 
     Args:

@@ -12,7 +12,8 @@ from functools import partial
 from torch import nn
 
 from mpnn.attention import Retention
-from mpnn.models.layers.recurrent import GatedNorm, RecurrentDecoder, RecurrentLayer, WithFeedForward
+from mpnn.models.layers.decoder import PlainDecoder
+from mpnn.models.layers.recurrent import GatedNorm, RecurrentLayer, WithFeedForward
 from mpnn.position import Rotary
 from mpnn.update import FeedForward
 
@@ -37,7 +38,7 @@ class RetNetConfig:
     tied: bool = True
 
 
-class RetNet(RecurrentDecoder):
+class RetNet(PlainDecoder):
     """Decoder-only language model of retention. A new token costs as much at any length (`generate`).
 
     Args:

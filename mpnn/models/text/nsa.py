@@ -1,0 +1,165 @@
+"""NSA (Yuan et al. 2025, arXiv:2502.11089): a Llama over three graphs: block summaries, chosen blocks, and a window.
+
+topology   causal() & window(w - 1); node t to the blocks of l nodes, d apart, that end at t or before (eq. 7);
+           causal() & blocks(the n blocks of l' nodes whose summaries weigh most, for each group of heads)  (eq. 8-12)
+attention  w^c_ij = softmax_j( <q_i, k^c_j> / sqrt(D) )       for each topology c, with keys and values of its own
+aggregate  "sum"                                              m_i = W_O || _h sum_c g^c_ih sum_j w^c_ij v^c_j    (eq. 5)
+update     PreNorm(dim, GatedFeedForward, norm=RMSNorm)       g_i = sigmoid(W_G h_i);  y as in Llama
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mpnn import Graph, graphs, ops
+from mpnn.attention.choice import rows_at_a_time
+from mpnn.graph.arguments import at_least
+from mpnn.graph.runs import Runs
+from mpnn.maps import Linear
+from mpnn.models.layers.blocks import Norm
+from mpnn.models.layers.decoder import PlainDecoder
+from mpnn.position import Rotary
+from mpnn.update import GatedFeedForward, PreNorm
+
+SUMMARIES, CHOSEN, WINDOW = range(3)
+
+
+@dataclass(frozen=True)
+class NSAConfig:
+    """Configuration of an NSA. The defaults are those of the paper's 27B model (section 4.1), with a dense network in
+    place of its experts.
+
+    size, stride: l and d, the nodes of a block that is summarized, and from one to the next. block, top: l' and n, the
+    nodes of a block that is chosen, and how many are, the first one and the last two included. window: w. `stride`
+    divides `size` and `block`. kv_heads: heads that share keys and values share a choice, too. base: of the rotary
+    frequencies, with which queries and keys of chosen blocks and of the window are rotated. eps: of RMSNorm.
+    tied: whether the output layer shares its weight with the token embedding.
+    """
+
+    vocabulary: int = 129280
+    dim: int = 2560
+    layers: int = 30
+    heads: int = 64
+    kv_heads: int = 4
+    head_dim: int = 192
+    hidden: int = 6912
+    context: int = 8192
+    size: int = 32
+    stride: int = 16
+    block: int = 64
+    top: int = 16
+    window: int = 512
+    base: float = 10000.0
+    eps: float = 1e-6
+    tied: bool = False
+
+
+class Summaries(nn.Module):
+    """A vector for each block of `size` vectors, `stride` apart: an MLP of them and of learned positions in a block.
+
+    x [..., N, H, D] -> [..., M, H, D], where M = floor((N - size) / stride) + 1, or 0 if N < size.
+    """
+
+    def __init__(self, size: int, stride: int, heads: int, width: int) -> None:
+        super().__init__()
+        self.size, self.stride = size, stride
+        self.position = nn.Parameter(torch.randn(heads, size, width) * 0.02)
+        self.mlp = nn.Sequential(Linear(size * width, width), nn.GELU(), Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        missing = max(self.size - x.shape[-3], 0)
+        blocks = F.pad(x, (0, 0, 0, 0, 0, missing)).unfold(-3, self.size, self.stride).mT + self.position
+        summaries = self.mlp(blocks.flatten(-2))
+        return summaries[..., : 0 if missing else None, :, :]
+
+
+class NSALayer(nn.Module):
+    """A layer of NSA: x [B, N, dim] -> y [B, N, dim]. See the equations of the module.
+
+    Raises:
+        ValueError: if sizes of the configuration do not divide each other.
+    """
+
+    graph = graphs.causal()
+
+    def __init__(self, config: NSAConfig, norm: Norm) -> None:
+        super().__init__()
+        for name, least in (("stride", 1), ("top", 3), ("window", 1)):
+            at_least(name, getattr(config, name), least)
+        if config.size % config.stride or config.block % config.stride or config.heads % config.kv_heads:
+            raise ValueError(f"stride must divide size and block, and kv_heads heads; got {config}")
+        dim, width, keys = config.dim, config.head_dim, 3 * config.kv_heads * config.head_dim
+        self.config, self.rotary = config, Rotary(width, config.base)
+        self.to_query, self.to_gate = Linear(dim, config.heads * width, bias=False), Linear(dim, 3 * config.heads)
+        self.to_key, self.to_value = Linear(dim, keys, bias=False), Linear(dim, keys, bias=False)
+        shape = config.size, config.stride, config.kv_heads, width
+        self.key_summaries, self.value_summaries = Summaries(*shape), Summaries(*shape)
+        self.to_out = Linear(config.heads * width, dim, bias=False)
+        self.update = PreNorm(dim, GatedFeedForward(dim, config.hidden), norm=norm)
+
+    def forward(self, x: Tensor, graph: Any = None, *, cache: Any = None) -> Tensor:
+        if cache is not None or graph not in (None, self.graph):
+            raise ValueError("NSA chooses its own graphs over whole texts: call it without cache, graph and lengths")
+        config, nodes, h = self.config, x.shape[-2], self.update.prepare(x)
+        query = self.to_query(h).unflatten(-1, (config.heads, -1))
+        keys, values = (x(h).unflatten(-1, (3, config.kv_heads, -1)).unbind(-3) for x in (self.to_key, self.to_value))
+        summaries = self.key_summaries(keys[SUMMARIES]), self.value_summaries(values[SUMMARIES])
+        seen, causal = self._ended(nodes, summaries[0].shape[-3], h.device), graphs.causal().bind(nodes).to(h.device)
+        chosen = graphs.blocks(self.choose(query, summaries[0]), config.block, nodes, num_dst=nodes) & causal
+        near = (graphs.causal() & graphs.window(config.window - 1)).bind(nodes).to(h.device)
+        parts = [ops.attend(seen, query, *summaries)]
+        for branch, graph in ((CHOSEN, chosen), (WINDOW, near)):
+            parts.append(ops.attend(graph, *self.rotary.turn(query, keys[branch], causal), values[branch]))
+        gate = self.to_gate(h).sigmoid().unflatten(-1, (3, -1, 1))
+        return self.update(x, self.to_out((gate * torch.stack(parts, -3)).sum(-3).flatten(-2)))
+
+    @torch.no_grad()
+    def choose(self, query: Tensor, summaries: Tensor) -> Tensor:
+        """The chosen blocks, bool [B, kv_heads, N, ceil(N / block)], for queries [B, N, H, D] and summaries of keys."""
+        config, (nodes, count) = self.config, (query.shape[-3], summaries.shape[-3])
+        blocks = torch.arange(-(-nodes // config.block), device=query.device)
+        shared, found = query.unflatten(-2, (config.kv_heads, -1)), []
+        for rows in rows_at_a_time(query.flatten(-2), config.heads * count):
+            at = torch.arange(rows.start, rows.stop, device=query.device)[:, None]
+            logits = torch.einsum("bighd,bmgd->bghim", shared[:, rows], summaries) * config.head_dim**-0.5
+            open_ends = torch.arange(count, device=query.device) * config.stride + config.size - 1 > at
+            weights = logits.masked_fill(open_ends, -torch.inf).softmax(-1).nan_to_num(0.0).sum(2)  # eq. 8, 10
+            importance = weights @ self._overlaps(count, len(blocks)).to(weights)
+            own = at // config.block
+            always = (blocks == 0) | (blocks == own) | (blocks == own - 1)
+            importance = importance.masked_fill(always, torch.inf).masked_fill(blocks > own, -torch.inf)
+            best = importance.topk(min(config.top, len(blocks)), -1).indices
+            found.append(torch.zeros_like(importance, dtype=torch.bool).scatter_(-1, best, True) & (blocks <= own))
+        return torch.cat(found, -2)
+
+    def _overlaps(self, summaries: int, blocks: int) -> Tensor:
+        """How many stretches of `stride` nodes a summarized block shares with a chosen one, [summaries, blocks]: the
+        number of (m, n) with i = j l'/d + m - n, m < l'/d and n < l/d (eq. 9)."""
+        d = self.config.stride
+        first = torch.arange(summaries)[:, None] * d - torch.arange(blocks) * self.config.block
+        stop = torch.minimum(first + self.config.size, torch.tensor(self.config.block))
+        return (stop - first.clamp(min=0)).clamp(min=0) // d
+
+    def _ended(self, nodes: int, summaries: int, device: torch.device) -> Graph:
+        """Each node receives from the summaries of blocks that end at it or before."""
+        at = torch.arange(nodes).numpy()
+        stop = (at - self.config.size + 1) // self.config.stride + 1
+        return Graph.from_runs(Runs.of(nodes, summaries, [(at, 0, stop)])).to(device)
+
+
+class NSA(PlainDecoder):
+    """Decoder-only language model of natively trainable sparse attention.
+
+    The graphs of chosen blocks are built in each call, so `torch.compile` does not trace it.
+
+    Args:
+        config: sizes and options.
+    """
+
+    def __init__(self, config: NSAConfig) -> None:
+        norm = partial(nn.RMSNorm, eps=config.eps)
+        super().__init__(config, (NSALayer(config, norm) for _ in range(config.layers)), norm)
