@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-        *physics.cases(sizes),
-        *chosen.cases(sizes),
+from benchmarks import chosen, irregular, layers, physics, recurrences, sequences, small, whole
 from benchmarks.contest import Case
 from benchmarks.sizes import Sizes
 
@@ -16,11 +15,8 @@ def all_cases(sizes: Sizes, backend: str = "auto") -> list[Case]:
         *layers.cases(sizes, backend),
         *whole.cases(sizes, backend),
         *recurrences.cases(sizes),
-<<<<<<< HEAD
         *physics.cases(sizes),
-=======
         *chosen.cases(sizes),
->>>>>>> chosen
         *small.cases(sizes),
     ]
 

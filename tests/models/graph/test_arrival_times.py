@@ -55,11 +55,11 @@ def plain(net: ArrivalTimes, x: Tensor, first: Tensor, graph: Graph, routes: Gra
         ]
         segment = [v + gathered(along.update, v, m) for v, m in zip(segment, arrived, strict=True)]
         route = [
-            gathered(layer.hear_segments.update, u, torch.stack([segment[s] for s in parts]).mean(0))
+            u + gathered(layer.hear_segments.update, u, torch.stack([segment[s] for s in parts]).mean(0))
             for u, parts in zip(route, made_of, strict=True)
         ]
         of = [next((route[r] for r, parts in enumerate(made_of) if i in parts), x.new_zeros(DIM)) for i in range(N)]
-        segment = [gathered(layer.hear_route.update, v, u) for v, u in zip(segment, of, strict=True)]
+        segment = [v + gathered(layer.hear_route.update, v, u) for v, u in zip(segment, of, strict=True)]
     times = torch.stack([first[i] * net.decode_segment(v).exp().squeeze() for i, v in enumerate(segment)])
     totals = [times[parts].sum() * net.decode_route(u).exp().squeeze() for u, parts in zip(route, made_of, strict=True)]
     return times, torch.stack(totals)
