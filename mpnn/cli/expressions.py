@@ -17,7 +17,7 @@ from mpnn.cli.console import refuse
 from mpnn.graphs import parse
 
 imported: list[Path] = []
-"""The files that --import named, in their order."""
+"""The files that --import named in this command, in their order."""
 
 
 def bind(expression: str, n: int, num_src: int | None = None) -> Graph:
@@ -34,6 +34,7 @@ def with_imports(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def called(*args: Any, imports: list[Path] | None = None, **named: Any) -> None:
+        imported.clear()
         for file in imports or ():
             _import(file)
         command(*args, **named)

@@ -278,8 +278,6 @@ def test_a_relation_of_heterogeneous_data_is_a_graph_between_two_sets() -> None:
     data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [2, 3]])
     graph = graphs.from_pyg(data["author", "writes", "paper"])
     assert (graph.num_src, graph.num_dst, graph.edge_index.tolist()) == (3, 6, [[0, 1], [2, 3]])
-    with pytest.raises(ValueError, match=r"HeteroData has one per relation; pass one of them"):
-        graphs.from_pyg(data)
 
 
 def test_weights_of_networkx_are_numbers() -> None:
