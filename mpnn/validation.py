@@ -293,18 +293,19 @@ def score(score: Any) -> None:
             raise TypeError(f"{type(score).__name__} has a role for {name!r}, and no field of this name")
 
 
-_BIASES = {"dst_bias": Role("dst", vectors=False), "src_bias": Role("src", vectors=False)}
+_BIASES = "dst_bias", "src_bias"
 _Named = list[tuple[str, Any, Role]]
 
 
 def _features(round: Round) -> tuple[_Named, _Named]:
     """The tensors of nodes, and the data of edges, with their names and roles."""
-    found: _Named = [("value", round.value, Role("src", grouped=True))]
+    roles: dict[str, Role] = round.roles
+    found: _Named = [("value", round.value, roles["value"])]
     if round.score is not None:
         found += [(name, getattr(round.score, name), role) for name, role in round.score.roles.items()]
-    found += [(name, x, role) for name, role in _BIASES.items() if (x := getattr(round, name)) is not None]
-    found += [*(("bias", bias, Role("edge", vectors=False)) for bias in round.bias)]
-    found.append(("edge_value", round.edge_value, Role("edge")))
+    found += [(name, x, roles[name]) for name in _BIASES if (x := getattr(round, name)) is not None]
+    found += [("bias", bias, roles["bias"]) for bias in round.bias]
+    found.append(("edge_value", round.edge_value, roles["edge_value"]))
     of_nodes = [entry for entry in found if entry[2].of != "edge"]
     return of_nodes, [entry for entry in found if entry[2].of == "edge" and entry[1] is not None]
 

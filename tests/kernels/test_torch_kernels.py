@@ -9,7 +9,7 @@ import torch
 
 from mpnn import graphs
 from mpnn.backends import edge_list
-from mpnn.backends.tiles import bias, cuda
+from mpnn.backends.tiles import cpu, cuda
 from mpnn.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.kernels import flex, varlen
@@ -46,7 +46,7 @@ def unfused(request):
     score = request.score
     query, key, value = (x.flatten(0, -4) if x.dim() > 3 else x[None] for x in (score.query, score.key, request.value))
     mask = cuda.blocks(request.graph)
-    out = flex.attention(query, key, value, bias.table(request), score.softcap, score.scale, mask, compiled=False)
+    out = flex.attention(query, key, value, cpu.table(request), score.softcap, score.scale, mask, compiled=False)
     return out.view(*request.batch, *out.shape[1:])
 
 
