@@ -62,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
         "maps",
         "integrations",  # from_hf and from_pyg
     },
-    "distributed": {"graph", "aggregate", "rng", "scores", "round", "attention", "kernels", "ops"},
+    "distributed": {"graph", "graphs", "aggregate", "rng", "scores", "round", "attention", "kernels", "ops", "files"},
     "view": {"graph", "graphs", "scores", "round", "engine"},
     "hf": {"integrations"},
     "pyg": {"integrations"},
@@ -73,7 +73,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "cli": {
         *("graph", "graphs", "scores", "round", "validation", "backends", "engine", "message_passing", "data", "plot"),
-        *("models", "files", "tables", "train", "hf", "kernels", "ops", "view", "mpnn"),
+        *("models", "files", "tables", "train", "hf", "kernels", "ops", "view", "mpnn", "distributed"),
     },
     "__main__": {"cli"},
 }

@@ -28,6 +28,7 @@ from mpnn.graphs.compressed import CompressedGraph
 FORMAT, VERSION = "mpnn cut", 1
 _CHUNK = 1 << 22  # edges that are read at once
 _BLOCK = 4096  # nodes that `ldg` assigns at once, at most
+_PASSES = 8  # over a block
 _NODE_COST = 16  # edges that count as much as a node, as in `partition`
 _SLACK = 1.05  # how much more than the mean a rank may have, by `ldg`
 
@@ -90,8 +91,9 @@ def ldg(graph: CompressedGraph, ranks: int) -> Ints:
 
         argmax_r |neighbors in r| * (1 - load_r / capacity)
 
-    A node counts as its edges and 16 more. Nodes are assigned in blocks of up to 4,096, each looked at twice, so that
-    neighbors within a block count. O(nodes + edges) time, O(nodes) memory.
+    A node counts as its edges and 16 more. Nodes are assigned in blocks of up to 4,096, each looked at eight times, so
+    that neighbors within a block count; a node without any joins the rank with most room. O(nodes + edges) time and
+    O(nodes) memory.
     """
     owners = np.full(graph.num_dst, -1, np.int32)
     total = graph.num_edges + _NODE_COST * graph.num_dst
@@ -101,13 +103,14 @@ def ldg(graph: CompressedGraph, ranks: int) -> Ints:
         stop = min(first + block, graph.num_dst)
         degree = np.diff(graph.offsets[first : stop + 1])
         row, columns = np.repeat(np.arange(stop - first), degree), _columns(graph, np.arange(first, stop))[0]
-        for _ in range(2):
+        for _ in range(_PASSES):
             owner = owners[columns]
             near = owner >= 0
             counts = np.bincount(row[near] * ranks + owner[near], minlength=(stop - first) * ranks)
             score = counts.reshape(-1, ranks) * np.maximum(1 - load / capacity, 0)
-            best = np.where(score.any(1), score.argmax(1), load.argmin())
-            owners[first:stop] = _within(best, degree + _NODE_COST, load, capacity)
+            owners[first:stop] = np.where(score.any(1), score.argmax(1), -1)
+        best = np.where(owners[first:stop] < 0, load.argmin(), owners[first:stop])
+        owners[first:stop] = _within(best, degree + _NODE_COST, load, capacity)
         load += np.bincount(owners[first:stop], degree + _NODE_COST, minlength=ranks)
     return owners
 
