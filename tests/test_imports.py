@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
         *("graph", "graphs", "html", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "validation"),
         *("backends", "kernels", "maps"),
     },
-    "ops": {"graph", "aggregate", "attention", "edge_tables", "scores", "round", "validation", "engine"},
+    "ops": {"graph", "aggregate", "edge_tables", "scores", "round", "validation", "engine"},
     "flex": {"graph", "graphs", "edge_tables", "ops"},
     "message_passing": {
         *("graph", "graphs", "html", "aggregate", "update", "dropout", "round", "validation", "attention", "decoding"),

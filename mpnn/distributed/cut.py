@@ -48,8 +48,8 @@ def cut(
     Args:
         graph: of `graphs.open_csr`, with one set of nodes.
         folder: a new one, or one of the same cut, which was not completed.
-        owners: the rank of each node, integers [num_nodes], as METIS and ParMETIS write it (`read_owners`), `ldg` and
-            `blocks` compute it. ranks: their number.
+        owners: the rank of each node, integers [num_nodes], as METIS and ParMETIS write it (`read_owners`) or `ldg`
+            computes it. ranks: their number.
         data: arrays [num_nodes, ...], such as features and labels, whose rows are divided too.
 
     Raises:
@@ -76,13 +76,6 @@ def cut(
         with atomic_path(folder / f"leaving-{rank}.npy") as file:
             _write_leaving(file, folder, rank, ranks)
     return [int(np.load(folder / f"rank-{rank}" / "arriving.npy").sum()) for rank in range(ranks)]
-
-
-def blocks(graph: CompressedGraph, ranks: int) -> Ints:
-    """Consecutive nodes, of about as many edges for each rank."""
-    cost = graph.offsets[1:] + _NODE_COST * np.arange(1, graph.num_dst + 1)
-    share = cost[-1] * np.arange(1, ranks) / ranks if len(cost) else np.zeros(ranks - 1)
-    return np.repeat(np.arange(ranks, dtype=np.int32), np.diff([0, *np.searchsorted(cost, share), len(cost)]))
 
 
 def ldg(graph: CompressedGraph, ranks: int) -> Ints:

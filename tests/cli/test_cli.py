@@ -139,10 +139,10 @@ def test_graph_cut_writes_parts_that_processes_map(tmp_path: Path) -> None:
     part = Part.open(tmp_path / "parts", 1)
     assert part.data["x"].tolist() == [3, 4, 5]
     assert part.sources.tolist() == [3, 4, 5, 2]
-    assert "holds another cut" in refusal(*cut, "--owners", "blocks", "--data", f"x={x}", "--data", f"y={x}")
+    assert "holds another cut" in refusal(*cut, "--owners", owners, "--data", f"x={x}", "--data", f"y={x}")
     assert "--data takes NAME=FILE.npy, a file that exists" in refusal(*cut, "--data", "x=nowhere.npy")
     owners.write_text("0\n0\n0\n1\n1\n2\n")
-    assert "has nodes of rank 2; there are 2 ranks" in refusal(*cut, "--owners", owners)
+    assert "the rank of each of the 6 nodes, below 2" in refusal(*cut, "--owners", owners)
 
 
 def test_graph_convert_refuses_what_it_cannot_write(tmp_path: Path) -> None:
