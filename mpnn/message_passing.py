@@ -318,11 +318,6 @@ def _check_divisible(layer: Layer, exchange: Exchange) -> None:
             f"{type(attention).__name__} does not state what its features depend on, so its nodes are not divided over "
             'processes; if those of a node depend on that node alone, write depends_on = "node" in the class'
         )
-    if attention is not None and attention.normalize == "softmax_dst" and exchange.transport != "heads":
-        raise ValueError(
-            'normalize="softmax_dst" adds up over the destinations of each source, which are divided over processes; '
-            'take transport="heads"'
-        )
     validation.transport(exchange, layer)
     if isinstance(aggregate, PNA) and aggregate.average_log_degree is None:
         raise ValueError(

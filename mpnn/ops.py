@@ -10,11 +10,10 @@ from torch import Tensor
 
 from mpnn import engine, validation
 from mpnn.aggregate import SUM, Max, Mean, Min, Sum, Var, aggregator
-from mpnn.attention.spec import KeyValue
 from mpnn.edge_tables import BiasTable, PerEdge
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
-from mpnn.graph.exchange import LOCAL, Layer, Terms
+from mpnn.graph.exchange import LOCAL, Given, Layer, Terms
 from mpnn.graph.sharding import active
 from mpnn.round import NodeBias as NodeBias, Round
 from mpnn.scores import Dot, check_scale
@@ -88,38 +87,42 @@ def attend(
         check_scale(scale)
     of_recurrence = (log_gate, beta, state, return_state)
     options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence)
-    if not torch.compiler.is_compiling() and (active() is not None or graph.exchange is not LOCAL):
+    divides = not torch.compiler.is_compiling() and (active() is not None or graph.exchange is not LOCAL)
+    is_plain = options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling()
+    if is_plain and not divides and not graph.stack:
+        return _attend_plainly(graph, query, key, value, float(scale), backend)
+    for name, x in (("log_gate", log_gate), ("beta", beta), ("state", state)):
+        if x is not None:
+            validation.tensor(name, x)
+
+    def build(query: Tensor, key: Tensor, value: Tensor, graph: Graph) -> Round:
+        return Round(
+            graph,
+            value,
+            Dot(query, key, float(scale), softcap=softcap),
+            bias=() if bias is None else cast(Any, bias if type(bias) is tuple else (bias,)),
+            normalize=normalize,
+            dropout=dropout,
+            reduce=SUM,
+            return_weights=return_weights,
+            return_lse=return_lse,
+            sinks=sinks,
+            log_gate=log_gate if log_gate is None or log_gate.dim() > value.dim() - 1 else log_gate.unsqueeze(-1),
+            beta=beta,
+            state=state,
+            return_state=return_state,
+        )
+
+    if divides:
         unserved = (return_weights, return_lse, *of_recurrence)
         if unserved != (False, False, None, None, None, False) or type(bias) not in (type(None), BiasTable):
             raise ValueError(
                 "over a part of a graph, attend takes a bias by edge type (BiasTable), scale, softcap, sinks, "
                 "normalize, dropout and backend; call it outside of mpnn.distributed.sharded for other options"
             )
-        attention = _Given(float(scale), cast(Any, bias), softcap, sinks, normalize, dropout)
-        return _over_parts(attention, graph, (query, key, value), backend)
-    is_plain = options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling()
-    if is_plain and not graph.stack:
-        return _attend_plainly(graph, query, key, value, float(scale), backend)
-    for name, x in (("log_gate", log_gate), ("beta", beta), ("state", state)):
-        if x is not None:
-            validation.tensor(name, x)
-    graph = _traced(graph, value)
-    round = Round(
-        graph,
-        value,
-        Dot(query, key, float(scale), softcap=softcap),
-        bias=() if bias is None else cast(Any, bias if type(bias) is tuple else (bias,)),
-        normalize=normalize,
-        dropout=dropout,
-        reduce=SUM,
-        return_weights=return_weights,
-        return_lse=return_lse,
-        sinks=sinks,
-        log_gate=log_gate if log_gate is None or log_gate.dim() > value.dim() - 1 else log_gate.unsqueeze(-1),
-        beta=beta,
-        state=state,
-        return_state=return_state,
-    )
+        given = Given(query.shape[-2], key.shape[-2], value.shape[-1], normalize, sinks)
+        return _over_parts(given, build, graph, (query, key, value), backend)
+    round = build(query, key, value, _traced(graph, value))
     out, more = engine.run(round, backend)
     return (out, more) if return_weights or return_lse or return_state else out
 
@@ -215,59 +218,16 @@ def _weight_width(weight: Tensor, num_edges: int, x: Tensor) -> int:
     return 1 if weight.dim() == 1 else weight.shape[-1]
 
 
-class _Given(KeyValue):
-    """Queries, keys and values that a caller computed, as an attention that processes divide."""
-
-    depends_on = "node"
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-    def __init__(
-        self,
-        scale: float,
-        bias: BiasTable | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-        normalize: str,
-        dropout: float,
-    ) -> None:
-        super().__init__()
-        self.scale, self.bias, self.softcap, self.sinks = scale, bias, softcap, sinks
-        self.normalize, self.dropout = normalize, dropout
-
-    def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-        raise NotImplementedError("the caller did it")
-
-    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        return Round(
-            graph,
-            value,
-            Dot(query, key, self.scale, softcap=self.softcap),
-            bias=() if self.bias is None else (self.bias,),
-            normalize=self.normalize,
-            dropout=self.dropout,
-            sinks=self.sinks,
-        )
-
-
-def _over_parts(attention: _Given, graph: Graph, terms: Terms, backend: str) -> Tensor:
+def _over_parts(given: Given, build: Callable[..., Round], graph: Graph, terms: Terms, backend: str) -> Tensor:
     """`attend` over this process's part of a graph."""
-    query, key, value = terms
-    attention.heads, attention.kv_heads, attention.head_dim = query.shape[-2], key.shape[-2], value.shape[-1]
-    layer = Layer(attention, SUM, False, False, False, query.dtype, query.shape[:-3])
-    sharding = active()
+    query, key, _ = terms
+    layer, sharding = Layer(given, SUM, False, False, False, query.dtype, query.shape[:-3]), active()
     if sharding is not None and graph.stack:
         raise ValueError(f"{graph} differs by item and head, and its nodes are not divided over processes")
     if sharding is not None and graph.exchange is LOCAL:
         graph = sharding.part(graph, query.shape[-3], key.shape[-3], layer).to(query.device)
-    if attention.normalize == "softmax_dst" and graph.exchange.transport != "heads":
-        raise ValueError(
-            'normalize="softmax_dst" adds up over the destinations of each source, which are divided over processes; '
-            'take transport="heads"'
-        )
     validation.transport(graph.exchange, layer)
-    rounds = graph.exchange.terms(terms, attention.round, graph)
+    rounds = graph.exchange.terms(terms, build, graph)
     return graph.exchange.run(rounds, partial(engine.run, backend=backend))[0]
 
 

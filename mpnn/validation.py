@@ -18,6 +18,11 @@ from mpnn.scores import Dot, Role
 
 def transport(exchange: Exchange, layer: Layer) -> None:
     """Raises ValueError if an exchange between processes cannot serve a layer."""
+    if getattr(layer.attention, "normalize", None) == "softmax_dst" and exchange.transport != "heads":
+        raise ValueError(
+            'normalize="softmax_dst" adds up over the destinations of each source, which are divided over processes; '
+            'take transport="heads"'
+        )
     if (reason := exchange.refusal(layer)) is not None:
         raise ValueError(f'transport="{exchange.transport}" cannot run this layer: {reason}; take transport="halo"')
 

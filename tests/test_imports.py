@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
         *("graph", "graphs", "html", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "validation"),
         *("backends", "kernels", "maps"),
     },
-    "ops": {"graph", "aggregate", "attention", "edge_tables", "scores", "round", "validation", "engine"},
+    "ops": {"graph", "aggregate", "edge_tables", "scores", "round", "validation", "engine"},
     "flex": {"graph", "graphs", "edge_tables", "ops"},
     "message_passing": {
         *("graph", "graphs", "html", "aggregate", "update", "dropout", "round", "validation", "attention", "decoding"),
@@ -62,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
         *("registry", "maps"),
         "integrations",  # from_hf and from_pyg
     },
-    "distributed": {"graph", "aggregate", "rng", "scores", "round", "attention", "kernels", "ops"},
+    "distributed": {"graph", "graphs", "aggregate", "rng", "scores", "round", "attention", "kernels", "ops", "files"},
     "view": {"graph", "graphs", "scores", "round", "engine"},
     "hf": {"integrations"},
     "pyg": {"integrations"},
@@ -73,7 +73,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "cli": {
         *("graph", "graphs", "scores", "round", "validation", "backends", "engine", "message_passing", "data", "plot"),
-        *("models", "registry", "files", "tables", "train", "hf", "kernels", "ops", "view", "mpnn"),
+        *("models", "registry", "files", "tables", "train", "hf", "kernels", "ops", "view", "mpnn", "distributed"),
     },
     "__main__": {"cli"},
 }

@@ -16,13 +16,9 @@ def cut(
     folder: Annotated[Path, typer.Argument(help="The folder to create, or one of the same cut to complete.")],
     ranks: Annotated[int, typer.Option("--ranks", help="The number of processes.", min=1)],
     owners: Annotated[
-        str,
-        typer.Option(
-            metavar="ldg|blocks|FILE",
-            help="How nodes are assigned: neighbors together in one pass (ldg), consecutive nodes of equal numbers of "
-            "edges (blocks), or a file with the rank of each node, as METIS writes it.",
-        ),
-    ] = "ldg",
+        Path | None,
+        typer.Option(help="A file with the rank of each node, as METIS writes it. Default: by neighbors, in one pass."),
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FILE.npy", help="Rows of nodes that are divided too; repeat it for more."),
@@ -46,10 +42,7 @@ def cut(
                 refuse(f"--data takes NAME=FILE.npy, a file that exists; got {name}={file}")
         whole = open_csr(graph)
         with console.status("assigning nodes"):
-            assign = {"ldg": parts.ldg, "blocks": parts.blocks}.get(owners)
-            of_node = parts.read_owners(owners) if assign is None else assign(whole, ranks)
-        if len(of_node) and int(of_node.max()) >= ranks:
-            refuse(f"{owners} has nodes of rank {int(of_node.max())}; there are {ranks} ranks, counted from 0")
+            of_node = parts.ldg(whole, ranks) if owners is None else parts.read_owners(owners)
         arrays = {name: np.load(file, mmap_mode="r") for name, file in named.items()}
         with console.status("writing parts"):
             fetched = parts.cut(whole, folder, of_node, ranks, data=arrays)

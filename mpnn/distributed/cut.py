@@ -28,6 +28,7 @@ from mpnn.graphs.compressed import CompressedGraph
 FORMAT, VERSION = "mpnn cut", 1
 _CHUNK = 1 << 22  # edges that are read at once
 _BLOCK = 4096  # nodes that `ldg` assigns at once, at most
+_PASSES = 8  # over a block
 _NODE_COST = 16  # edges that count as much as a node, as in `partition`
 _SLACK = 1.05  # how much more than the mean a rank may have, by `ldg`
 
@@ -47,8 +48,8 @@ def cut(
     Args:
         graph: of `graphs.open_csr`, with one set of nodes.
         folder: a new one, or one of the same cut, which was not completed.
-        owners: the rank of each node, integers [num_nodes], as METIS and ParMETIS write it (`read_owners`), `ldg` and
-            `blocks` compute it. ranks: their number.
+        owners: the rank of each node, integers [num_nodes], as METIS and ParMETIS write it (`read_owners`) or `ldg`
+            computes it. ranks: their number.
         data: arrays [num_nodes, ...], such as features and labels, whose rows are divided too.
 
     Raises:
@@ -77,21 +78,15 @@ def cut(
     return [int(np.load(folder / f"rank-{rank}" / "arriving.npy").sum()) for rank in range(ranks)]
 
 
-def blocks(graph: CompressedGraph, ranks: int) -> Ints:
-    """Consecutive nodes, of about as many edges for each rank."""
-    cost = graph.offsets[1:] + _NODE_COST * np.arange(1, graph.num_dst + 1)
-    share = cost[-1] * np.arange(1, ranks) / ranks if len(cost) else np.zeros(ranks - 1)
-    return np.repeat(np.arange(ranks, dtype=np.int32), np.diff([0, *np.searchsorted(cost, share), len(cost)]))
-
-
 def ldg(graph: CompressedGraph, ranks: int) -> Ints:
     """Linear deterministic greedy (Stanton & Kliot 2012, KDD): in one pass, each node joins the rank that has most of
     its in-neighbors, weighed by the room that it has left:
 
         argmax_r |neighbors in r| * (1 - load_r / capacity)
 
-    A node counts as its edges and 16 more. Nodes are assigned in blocks of up to 4,096, each looked at twice, so that
-    neighbors within a block count. O(nodes + edges) time, O(nodes) memory.
+    A node counts as its edges and 16 more. Nodes are assigned in blocks of up to 4,096, each looked at eight times, so
+    that neighbors within a block count; a node without any joins the rank with most room. O(nodes + edges) time and
+    O(nodes) memory.
     """
     owners = np.full(graph.num_dst, -1, np.int32)
     total = graph.num_edges + _NODE_COST * graph.num_dst
@@ -101,13 +96,14 @@ def ldg(graph: CompressedGraph, ranks: int) -> Ints:
         stop = min(first + block, graph.num_dst)
         degree = np.diff(graph.offsets[first : stop + 1])
         row, columns = np.repeat(np.arange(stop - first), degree), _columns(graph, np.arange(first, stop))[0]
-        for _ in range(2):
+        for _ in range(_PASSES):
             owner = owners[columns]
             near = owner >= 0
             counts = np.bincount(row[near] * ranks + owner[near], minlength=(stop - first) * ranks)
             score = counts.reshape(-1, ranks) * np.maximum(1 - load / capacity, 0)
-            best = np.where(score.any(1), score.argmax(1), load.argmin())
-            owners[first:stop] = _within(best, degree + _NODE_COST, load, capacity)
+            owners[first:stop] = np.where(score.any(1), score.argmax(1), -1)
+        best = np.where(owners[first:stop] < 0, load.argmin(), owners[first:stop])
+        owners[first:stop] = _within(best, degree + _NODE_COST, load, capacity)
         load += np.bincount(owners[first:stop], degree + _NODE_COST, minlength=ranks)
     return owners
 

@@ -152,7 +152,7 @@ class HaloExchange(Exchange):
         of_dst, of_src = part.graph.node_positions()
         self._own_nodes = nodes_at(of_dst, of_src[part.own])
         self._halo, self._nothing = nodes_at(of_dst[:0], of_src[fetched]), nodes_at(of_dst[:0], of_src[:0])
-        self.arriving, self.leaving, self._sizes = part.fetched, leaving, [len(rows) for rows in leaving]
+        self.arriving, self.leaving, self.sizes = part.fetched, leaving, [len(rows) for rows in leaving]
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
@@ -201,36 +201,21 @@ class HaloExchange(Exchange):
         """The tensors [..., own, ...], to be used in place of the given ones, and the rows along `dim` that other
         processes own, [..., fetched, ...], in the order of their owners. They travel in one all-to-all."""
         kept, leaving = zip(*(_Take.apply(x.movedim(dim, 0), self) for x in own), strict=True)
-        if len({x.dtype for x in own}) > 1:
-            arrived = [self._arrived(x) for x in leaving]
-        else:
-            widths = [math.prod(x.shape[1:]) for x in leaving]
-            packed = [x.reshape(len(x), width) for x, width in zip(leaving, widths, strict=True)]
-            arrived = list(self._arrived(torch.cat(packed, 1)).split(widths, 1))
-        fetched = [x.reshape(len(x), *like.shape[1:]).movedim(0, dim) for x, like in zip(arrived, leaving, strict=True)]
-        return [x.movedim(0, dim) for x in kept], fetched
-
-    def _arrived(self, rows: Tensor) -> Tensor:
-        arrived = exchanged(rows, self.arriving, self._sizes, self.group)
+        widths = [math.prod(x.shape[1:]) for x in leaving]
+        packed = torch.cat([x.reshape(len(x), width) for x, width in zip(leaving, widths, strict=True)], 1)
+        arrived = exchanged(packed, self.arriving, self.sizes, self.group)
         self.received += arrived.nbytes
-        return arrived
+        fetched = [
+            rows.to(x.dtype).reshape(len(rows), *x.shape[1:]).movedim(0, dim)
+            for rows, x in zip(arrived.split(widths, 1), leaving, strict=True)
+        ]
+        return [x.movedim(0, dim) for x in kept], fetched
 
     def _placed(self, own: Tensor, fetched: Tensor, dim: int) -> Tensor:
         """The rows of all sources."""
         first, last = fetched.tensor_split([self._before], dim)
         rows = torch.cat([first, own, last], dim)
         return rows if self._order is None else rows.index_select(dim, self._order)
-
-    def take(self, rows: Tensor) -> Tensor:
-        """The own rows that other processes need: [own, ...] -> [leaving, ...]."""
-        return torch.cat([rows.index_select(0, index) for index in self.leaving])
-
-    def add(self, own: Tensor, leaving: Tensor) -> Tensor:
-        """The gradients of the own rows, [own, ...], and those that other processes have for them, [leaving, ...]."""
-        total = own.clone()
-        for index, part in zip(self.leaving, leaving.split(self._sizes), strict=True):
-            total.index_add_(0, index, part)  # an index occurs once here, so the order of the sum is that of the ranks
-        return total
 
 
 def lists(part: Part, owners: Owners, group: dist.ProcessGroup) -> tuple[Tensor, list[Tensor]]:
@@ -281,7 +266,7 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, exchange: HaloExchange) -> tuple[Tensor, Tensor]:
         ctx.exchange = exchange
-        return rows.view_as(rows), exchange.take(rows)
+        return rows.view_as(rows), torch.cat([rows.index_select(0, index) for index in exchange.leaving])
 
     @staticmethod
     def backward(ctx: Any, own: Tensor, leaving: Tensor) -> Any:
@@ -294,7 +279,10 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, leaving: Tensor, exchange: HaloExchange) -> Tensor:
         ctx.exchange = exchange
-        return exchange.add(own, leaving)
+        total = own.clone()
+        for index, part in zip(exchange.leaving, leaving.split(exchange.sizes), strict=True):
+            total.index_add_(0, index, part)  # an index occurs once here, so the order of the sum is that of the ranks
+        return total
 
     @staticmethod
     def backward(ctx: Any, total: Tensor) -> Any:

@@ -10,6 +10,17 @@ Terms = tuple[Tensor, Tensor, Tensor]
 """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D] of an attention, each of one node."""
 
 
+class Given(NamedTuple):
+    """What a caller computed queries, keys and values of, in place of an attention."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    normalize: str
+    sinks: Tensor | None
+    depends_on: str = "node"
+
+
 class Layer(NamedTuple):
     """What decides which transports can serve a round, and what all processes must have alike."""
 

@@ -21,12 +21,14 @@ from mpnn.cli.console import console
 from mpnn.cli.measure import bytes_for_backward
 from mpnn.data import SOURCES, Characters
 from mpnn.data.locate import find
+from mpnn.distributed import Part
 from mpnn.train import loop
 
 COMMANDS = [
     "demo",
     "graph",
     "graph convert",
+    "graph cut",
     "explain",
     "view",
     "train",
@@ -122,6 +124,25 @@ def test_graph_convert_writes_a_folder_that_open_csr_maps(tmp_path: Path) -> Non
     )
     assert "2 destinations, 6 sources, 2 edges" in result.output
     assert graphs.open_csr(tmp_path / "pairs").edge_ids.tolist() == [0, 1]
+
+
+def test_graph_cut_writes_parts_that_processes_map(tmp_path: Path) -> None:
+    edges, x, owners = tmp_path / "edges.csv", tmp_path / "x.npy", tmp_path / "edges.part.2"
+    edges.write_text("".join(f"{i},{(i + 1) % 6}\n" for i in range(6)))
+    owners.write_text("0\n0\n0\n1\n1\n1\n")
+    np.save(x, np.arange(6.0))
+    run("graph", "convert", edges, tmp_path / "ring")
+    cut = ("graph", "cut", tmp_path / "ring", tmp_path / "parts", "--ranks", "2")
+    result = run(*cut, "--owners", owners, "--data", f"x={x}")
+    assert result.exit_code == 0, result.output
+    assert "the busiest rank fetches 1 of 6 nodes in a layer" in result.stdout
+    part = Part.open(tmp_path / "parts", 1)
+    assert part.data["x"].tolist() == [3, 4, 5]
+    assert part.sources.tolist() == [3, 4, 5, 2]
+    assert "holds another cut" in refusal(*cut, "--owners", owners, "--data", f"x={x}", "--data", f"y={x}")
+    assert "--data takes NAME=FILE.npy, a file that exists" in refusal(*cut, "--data", "x=nowhere.npy")
+    owners.write_text("0\n0\n0\n1\n1\n2\n")
+    assert "the rank of each of the 6 nodes, below 2" in refusal(*cut, "--owners", owners)
 
 
 def test_graph_convert_refuses_what_it_cannot_write(tmp_path: Path) -> None:
