@@ -227,13 +227,20 @@ def trained(updates: list[Update], steps: int) -> float:
 
 def training_time(lengths: list[int]) -> Numbers:
     """Attention trains in parallel over the nodes, a recurrence step by step; but its work grows with N^2. Milliseconds
-    of a step forward and backward, width 64, by length."""
+    of a step forward and backward, width 64, by length; and the billions of floating-point operations of its products,
+    two for each multiplication, three times those of the forward pass."""
     lstm = nn.LSTM(64, 64)
     layers = {
         "LSTM": lambda x: lstm(x)[0],
         "complete()": MessagePassing(graphs.complete(), "sum", None, DotProduct(64, 4)),
         "window(128)": MessagePassing(graphs.window(128), "sum", None, DotProduct(64, 4)),
     }
+
+    def billions(name: str, n: int) -> float:
+        if name == "LSTM":
+            return 6 * n * 8 * 64**2 / 1e9
+        return 6 * (4 * n * 64**2 + 2 * graphs.parse(name).bind(n).num_edges * 64) / 1e9
+
     inputs = {n: torch.randn(n, 64, requires_grad=True) for n in lengths}
     numbers = {f"{name}, N = {n}": float("inf") for name in layers for n in lengths}
     for _ in range(3):
@@ -242,7 +249,7 @@ def training_time(lengths: list[int]) -> Numbers:
                 began = process_time()
                 layer(x).sum().backward()
                 numbers[f"{name}, N = {n}"] = min(numbers[f"{name}, N = {n}"], 1000 * (process_time() - began))
-    return numbers
+    return numbers | {f"{name}, N = {n}, GFLOP": billions(name, n) for name in layers for n in lengths}
 
 
 def main() -> None:

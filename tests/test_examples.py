@@ -80,6 +80,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--steps 2 --lengths 32 64",
         ["attention, distance 50: ", "GIN: 0", "random walks: 0.25", "identity: river, money: 1", "LSTM, N = 64: "],
     ),
+    "claims_trained.py": (
+        "--steps 2",
+        ["h^T W h: ", "one-hot: ", "LSTM, nats: ", "states of edges: ", "ring of 2: path length: 4.267"],
+    ),
     "heads_as_hedge.py": (
         "--seeds 1 --steps 2",
         ["usual initialization, sum, by heads: 1: ", "bad initialization, PNA, by heads: 1: "],

@@ -17,7 +17,7 @@ from mpnn.cli.measure import machine, one_thread, versions
 from mpnn.cli.page import PAGE
 from mpnn.cli.recall import RecallRun
 from mpnn.cli.stop import Stopped
-from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings, Trained
+from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings
 from mpnn.engine.tune import least
 from mpnn.files import write_atomically
 from mpnn.graphs import parse
@@ -106,7 +106,7 @@ def _runs(corpus: Corpus, nodes: Nodes, settings: TextSettings, seed: int) -> li
 
 def _train(
     corpus: Corpus, nodes: Nodes, settings: TextSettings, seed: int, checkpoints: Sequence[Checkpoint]
-) -> list[Trained]:
+) -> list[Run]:
     """Trains all runs, or resumes them from their checkpoints. Checkpoints with other settings are deleted."""
     runs = _runs(corpus, nodes, settings, seed)
     for run, checkpoint in zip(runs, checkpoints, strict=True):

@@ -8,7 +8,7 @@ from statistics import mean
 import torch
 
 from mpnn.cli import page, pictures, recall, tasks, view_nodes
-from mpnn.cli.tasks import Corpus, Nodes, TextSettings, Trained
+from mpnn.cli.tasks import Corpus, Nodes, Run, TextSettings
 from mpnn.cli.view_text import record_characters
 from mpnn.models import GPT
 from mpnn.train.comparison import half_interval, paired_gaps, spread
@@ -45,13 +45,13 @@ class Times:
 class Results:
     """All that the demo trained and measured."""
 
-    recall: list[Trained]
+    recall: list[Run]
     times: Times
-    texts: list[Trained]
-    digits: list[Trained]
+    texts: list[Run]
+    digits: list[Run]
 
     @property
-    def trained(self) -> list[Trained]:
+    def trained(self) -> list[Run]:
         return [*self.recall, *self.texts, *self.digits]
 
 
@@ -102,11 +102,11 @@ def write(
     return page.page("The choice of graph is the choice of model", parts, footer, script())
 
 
-def _percent(trained: Trained) -> str:
+def _percent(trained: Run) -> str:
     return f"{trained.history.test_accuracy or 0.0:.0%}"
 
 
-def _recall(results: list[Trained]) -> list[str]:
+def _recall(results: list[Run]) -> list[str]:
     letters = recall.strings(1, seed=2)[0]
     recordings = [record_characters(trained.model, letters, trained.expression) for trained in results]
     marked = recall.ASKED, recall.LANDMARK
@@ -135,7 +135,7 @@ def _recall(results: list[Trained]) -> list[str]:
     ]
 
 
-def _recurrence(trained: Trained) -> list[str]:
+def _recurrence(trained: Run) -> list[str]:
     side = recall.DIM // recall.HEADS
     return [
         page.heading(2, "Edges or a state"),
@@ -177,7 +177,7 @@ def _times(times: Times, out: Path) -> list[str]:
     ]
 
 
-def _texts(texts: list[Trained], corpus: Corpus, settings: TextSettings, seed: int, out: Path) -> list[str]:
+def _texts(texts: list[Run], corpus: Corpus, settings: TextSettings, seed: int, out: Path) -> list[str]:
     errors = [[t.history.val_loss[-1] for t in texts[k::2]] for k in (0, 1)]
     texts = texts[:2]
     pictures.losses(texts, out / "learning-curves.png")
@@ -239,7 +239,7 @@ def _sample(model: GPT, corpus: Corpus, seed: int) -> str:
     return corpus.characters.decode(tokens[0])[len(PROMPT) :].rstrip()
 
 
-def _digits(results: list[Trained], nodes: Nodes) -> list[str]:
+def _digits(results: list[Run], nodes: Nodes) -> list[str]:
     trained = results[0]
     neighbors, alone = (each.result for each in results)
     images, graph = nodes.data, trained.graph

@@ -1,7 +1,6 @@
 """`mpnn generate`: text from a model that `mpnn train` or `save_pretrained` wrote."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +15,6 @@ from mpnn.models import GPT
 from mpnn.models.saving import CONFIG
 
 _BYTES = 256
-
-Continue = Callable[[str, int, float], str]
-"""`go_on(prompt, length, temperature)`: the prompt and `length` more symbols."""
 
 
 def generate(
@@ -47,47 +43,38 @@ def generate(
       mpnn generate ./my-llama --prompt "Once upon a time" --length 50
     """
     with exit_on_invalid_input():
-        go_on = _loaded(folder)
         if not prompt:
             raise ValueError("--prompt must have at least one character")
+        go_on = _of_transformers if "model_type" in _config(folder) else _of_gpt
         torch.manual_seed(seed)
-        text = go_on(prompt, length, temperature)
+        text = go_on(folder, prompt, length, temperature)
     console.print(text, markup=False, soft_wrap=True)
 
 
-def _loaded(folder: Path) -> Continue:
-    if (folder / CHARACTERS).is_file():
+def _config(folder: Path) -> Any:
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} has no {CONFIG}: name a folder that mpnn train or save_pretrained wrote")
+    return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+
+
+def _of_gpt(folder: Path, prompt: str, length: int, temperature: float) -> str:
+    if (kind := _config(folder).get("model")) != "GPT":
+        raise ValueError(f"{folder} holds a {kind}; only a GPT continues a text")
+    model, of_bytes = GPT.from_pretrained(folder), not (folder / CHARACTERS).is_file()
+    if not of_bytes:
         characters = Characters((folder / CHARACTERS).read_bytes().decode("utf-8"))
-        return _of_gpt(GPT.from_pretrained(folder), characters.encode, characters.decode)
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} has no {CONFIG}: name a folder that mpnn train or save_pretrained wrote") from None
-    if "model_type" in config:
-        return _of_transformers(folder)
-    if config.get("model") != "GPT":
-        raise ValueError(f"{folder} holds a {config.get('model')}; only a GPT continues a text")
-    model = GPT.from_pretrained(folder)
-    if len(model.token.weight) != _BYTES:
+    elif (count := len(model.token.weight)) == _BYTES:
+        characters, prompt = Characters(map(chr, range(_BYTES))), prompt.encode().decode("latin-1")
+    else:
         raise ValueError(
-            f"{folder} has no {CHARACTERS}, and its GPT has {len(model.token.weight)} symbols, not {_BYTES} bytes: "
-            f"write its characters into {CHARACTERS}, in the order of their numbers"
+            f"{folder} has no {CHARACTERS}, and its GPT has {count} symbols, not {_BYTES} bytes: write its characters "
+            f"into {CHARACTERS}, in the order of their numbers"
         )
-    return _of_gpt(
-        model,
-        lambda text: torch.tensor(list(text.encode())),
-        lambda tokens: bytes(tokens.tolist()).decode(errors="replace"),
-    )
+    text = characters.decode(model.generate(characters.encode(prompt)[None], length, temperature)[0])
+    return text.encode("latin-1").decode(errors="replace") if of_bytes else text
 
 
-def _of_gpt(model: GPT, encode: Callable[[str], Any], decode: Callable[[Any], str]) -> Continue:
-    def go_on(prompt: str, length: int, temperature: float) -> str:
-        return decode(model.generate(encode(prompt)[None], length, temperature)[0])
-
-    return go_on
-
-
-def _of_transformers(folder: Path) -> Continue:
+def _of_transformers(folder: Path, prompt: str, length: int, temperature: float) -> str:
     model = transformers_model(str(folder), "AutoModelForCausalLM")
     import transformers
 
@@ -95,12 +82,6 @@ def _of_transformers(folder: Path) -> Continue:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError):
         raise ValueError(f"{folder} has no tokenizer; write it there with tokenizer.save_pretrained") from None
-
-    def go_on(prompt: str, length: int, temperature: float) -> str:
-        inputs = tokenizer(prompt, return_tensors="pt")
-        sampling: dict[str, Any] = {"do_sample": temperature > 0}
-        if temperature > 0:
-            sampling["temperature"] = temperature
-        return str(tokenizer.decode(model.generate(**inputs, max_new_tokens=length, **sampling)[0], True))
-
-    return go_on
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    inputs = tokenizer(prompt, return_tensors="pt")
+    return str(tokenizer.decode(model.generate(**inputs, max_new_tokens=length, **sampling)[0], True))

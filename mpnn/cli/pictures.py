@@ -8,14 +8,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mpnn import plot
-from mpnn.cli.tasks import Trained
+from mpnn.cli.tasks import Run
 from mpnn.files import write_atomically
 from mpnn.train.comparison import Comparison
 
 _DPI = 180
 
 
-def topology(trained: Trained, path: Path) -> None:
+def topology(trained: Run, path: Path) -> None:
     figure = Figure(figsize=(3.5, 3.66), layout="constrained")
     plot.adjacency(trained.graph, figure.add_subplot(), title=trained.expression)
     _save(figure, path, bbox_inches="tight")
@@ -42,7 +42,7 @@ def step_times(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], p
     _save(figure, path)
 
 
-def losses(results: Sequence[Trained], path: Path) -> None:
+def losses(results: Sequence[Run], path: Path) -> None:
     """Validation loss (text) or accuracy (nodes) over the steps. The name of a single result is the title."""
     figure = Figure(figsize=(5.8, 3.5), layout="constrained")
     ax = figure.add_subplot()

@@ -228,40 +228,6 @@ def node_model(nodes: Nodes, settings: NodeSettings) -> NodeModel:
     return kind(nodes.data.x.shape[1], len(nodes.outputs.names), **{"dropout": nodes.dropout, **wanted})
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained model with its measurements."""
-
-    task: str
-    measure: str
-    expression: str
-    graph: Graph
-    layers: int
-    model: Model
-    history: History
-    backend: str
-    saved_bytes: int
-
-    @property
-    def result(self) -> str:
-        accuracy = self.history.test_accuracy
-        return f"{self.history.val_loss[-1]:.3f}" if accuracy is None else f"{accuracy:.1%}"
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        """The cells under `HEADINGS`."""
-        return (
-            self.task,
-            self.expression,
-            f"{self.graph.num_edges:,}",
-            f"{self.graph.reach(self.layers):.1%}",
-            self.backend,
-            f"{self.history.seconds_per_step * 1e3:.0f} ms",
-            f"{self.saved_bytes / 1e6:.1f} MB",
-            self.result,
-        )
-
-
 class Run(ABC):
     """One training run. The constructor validates all settings before the first step.
 
@@ -269,6 +235,7 @@ class Run(ABC):
         model: the model, which is trained in place.
         measure: what the result is, such as accuracy.
         settings: all settings that determine the trained weights, by name.
+        history, backend, saved_bytes: what the training measured.
     """
 
     task: str
@@ -279,6 +246,9 @@ class Run(ABC):
     layers: int
     model: Model
     settings: dict[str, int | float | str]
+    history: History
+    backend: str
+    saved_bytes: int
 
     @abstractmethod
     def fit(self, progress: Progress | None, checkpoint: Checkpoint | None) -> History:
@@ -304,11 +274,30 @@ class Run(ABC):
     def evaluate(self, model: Model) -> str:
         """What `model` reaches on the part of the data that is not for training, as a sentence."""
 
-    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> Trained:
-        history = self.fit(progress, checkpoint)
-        saved_bytes, backend = bytes_for_backward(self.model, self.loss), backends(self.model, *self.inputs())
-        return Trained(
-            self.task, self.measure, self.expression, self.graph, self.layers, self.model, history, backend, saved_bytes
+    def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> "Run":
+        """Trains the model and measures it."""
+        self.history = self.fit(progress, checkpoint)
+        self.saved_bytes = bytes_for_backward(self.model, self.loss)
+        self.backend = backends(self.model, *self.inputs())
+        return self
+
+    @property
+    def result(self) -> str:
+        accuracy = self.history.test_accuracy
+        return f"{self.history.val_loss[-1]:.3f}" if accuracy is None else f"{accuracy:.1%}"
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The cells under `headings`."""
+        return (
+            self.task,
+            self.expression,
+            f"{self.graph.num_edges:,}",
+            f"{self.graph.reach(self.layers):.1%}",
+            self.backend,
+            f"{self.history.seconds_per_step * 1e3:.0f} ms",
+            f"{self.saved_bytes / 1e6:.1f} MB",
+            self.result,
         )
 
     def save(self, folder: Path) -> None:
@@ -464,7 +453,7 @@ class NodeRun(Run):
         super().save(folder)
 
 
-def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Trained]:
+def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Run]:
     """Trains the runs one after the other, each with its checkpoint and a progress bar."""
     with stop_between_steps() as check, console.training_bars() as bars:
         queue = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]
@@ -479,22 +468,22 @@ def _tick(bars: Bars, bar: TaskID, check: Callable[[], None], step: int, history
     check()
 
 
-def headings(results: Sequence[Trained]) -> tuple[str, ...]:
-    """The headings above `Trained.row`."""
+def headings(results: Sequence[Run]) -> tuple[str, ...]:
+    """The headings above `Run.row`."""
     return *HEADINGS, " or\n".join(dict.fromkeys(result.measure for result in results))
 
 
-def meanings(results: Sequence[Trained]) -> dict[str, str]:
+def meanings(results: Sequence[Run]) -> dict[str, str]:
     """What the columns mean."""
     return LEGEND | {result.measure: _MEASURED[result.measure] for result in results}
 
 
-def table(results: Sequence[Trained]) -> Table:
+def table(results: Sequence[Run]) -> Table:
     """The results as a table."""
     return console.table(headings(results), (result.row for result in results), _LEFT_ALIGNED)
 
 
-def legend(results: Sequence[Trained]) -> Table:
+def legend(results: Sequence[Run]) -> Table:
     """The meanings of the columns of the table."""
     grid = Table.grid(padding=(0, 2))
     for name, meaning in meanings(results).items():

@@ -24,7 +24,7 @@ from mpnn.cli.console import (
 from mpnn.cli.expressions import imported
 from mpnn.cli.options import DEFAULTS, Options, takes
 from mpnn.cli.stop import Stopped
-from mpnn.cli.tasks import CHARACTERS, NODES, Run, Trained
+from mpnn.cli.tasks import CHARACTERS, NODES, Run
 from mpnn.files import write_atomically
 from mpnn.models.saving import CONFIG, WEIGHTS, Model
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
@@ -104,7 +104,8 @@ def train(
             _check_finished(out, run)
             console.print(f"there is no checkpoint in {out} yet: training starts at step 1", soft_wrap=True)
         try:
-            _finish(run, _train(run, checkpoint, out), checkpoint, out, options)
+            _train(run, checkpoint, out)
+            _finish(run, checkpoint, out, options)
         except KeyboardInterrupt:
             warn(f"stopped immediately; {_checkpoint_note(checkpoint)}")
             raise
@@ -150,9 +151,9 @@ def _delete(out: Path, checkpoint: Checkpoint) -> None:
         checkpoint.delete()
 
 
-def _train(run: Run, checkpoint: Checkpoint, out: Path) -> Trained:
+def _train(run: Run, checkpoint: Checkpoint, out: Path) -> None:
     try:
-        return tasks.train_all([run], [checkpoint])[0]
+        tasks.train_all([run], [checkpoint])
     except CheckpointError as error:
         refuse(f"{error}; use the same options to continue it, or start over with --force")
     except TrainingDiverged as error:
@@ -180,22 +181,22 @@ def _train(run: Run, checkpoint: Checkpoint, out: Path) -> Trained:
         raise typer.Exit(stop.exit_code) from None
 
 
-def _finish(run: Run, trained: Trained, checkpoint: Checkpoint, out: Path, options: Options) -> None:
+def _finish(run: Run, checkpoint: Checkpoint, out: Path, options: Options) -> None:
     """Saves the model first, then pictures and results, and finally deletes the checkpoint."""
     try:
         run.save(out)
     except (OSError, SafetensorError) as error:
         fail(f"the model could not be saved: {sentence(error)}; {_checkpoint_note(checkpoint)}")
-    console.print("", tasks.table([trained]), "", tasks.legend([trained]), "", sep="\n")
+    console.print("", tasks.table([run]), "", tasks.legend([run]), "", sep="\n")
     console.print(f"saved the model in {out}; load it in Python with:", soft_wrap=True)
     for file in imported:
         console.print(f"  import {file.stem}", soft_wrap=True)
-    console.print(f"  mpnn.models.{type(trained.model).__name__}.from_pretrained({str(out)!r})", soft_wrap=True)
-    content = {"settings": run.settings, "result": trained.result, "options": asdict(options)}
+    console.print(f"  mpnn.models.{type(run.model).__name__}.from_pretrained({str(out)!r})", soft_wrap=True)
+    content = {"settings": run.settings, "result": run.result, "options": asdict(options)}
     result = json.dumps(content, indent=2) + "\n"
     try:
-        pictures.topology(trained, out / GRAPH)
-        pictures.losses([trained], out / CURVES)
+        pictures.topology(run, out / GRAPH)
+        pictures.losses([run], out / CURVES)
         write_atomically(out / FINISHED, lambda path: path.write_text(result, encoding="utf-8"))
     except OSError as error:
         fail(
