@@ -103,11 +103,7 @@ class TypedAdditive(Attention):
         return typed_round(graph, dst, src, self.weight, by_dst, by_src, self.negative_slope, self.within)
 
     def merge(self, out: Tensor) -> Tensor:
-        return join_heads(self.sum_types(out) if self.within else out, True, self.bias)
-
-    def sum_types(self, out: Tensor) -> Tensor:
-        """The results of the types [..., N * relations, H, D], added up for each node."""
-        return out.unflatten(-3, (-1, self.relations)).sum(-3)
+        return join_heads(out.unflatten(-3, (-1, self.relations)).sum(-3) if self.within else out, True, self.bias)
 
 
 def typed_round(

@@ -5,19 +5,8 @@ encoding is a deterministic function of the graph. Each graph of a batch (`graph
 its own.
 """
 
-from mpnn.encodings.features import degrees, random_features
-from mpnn.encodings.laplacian import laplacian
-from mpnn.encodings.shortest_paths import path_edges, shortest_paths
-from mpnn.encodings.walks import pagerank, random_walk
-from mpnn.encodings.weisfeiler_lehman import weisfeiler_lehman
-
-__all__ = [
-    "degrees",
-    "laplacian",
-    "pagerank",
-    "path_edges",
-    "random_features",
-    "random_walk",
-    "shortest_paths",
-    "weisfeiler_lehman",
-]
+from mpnn.encodings.features import degrees as degrees, random_features as random_features
+from mpnn.encodings.laplacian import laplacian as laplacian
+from mpnn.encodings.shortest_paths import path_edges as path_edges, shortest_paths as shortest_paths
+from mpnn.encodings.walks import pagerank as pagerank, random_walk as random_walk
+from mpnn.encodings.weisfeiler_lehman import weisfeiler_lehman as weisfeiler_lehman

@@ -16,13 +16,9 @@ EdgeKind = tuple[str, str, str]
 class HeteroGraph(Mapping[EdgeKind, Graph]):
     """Nodes of several kinds, and a graph for each relation between them: PyTorch Geometric's `HeteroData`.
 
-    ::
-
-        HeteroGraph({("author", "writes", "paper"): from_edges([[0, 1], [0, 0]], num_src=2, num_dst=1),
-                     ("paper", "cites", "paper"): from_edges([[0], [0]], num_nodes=1)})
-
     Args:
-        relations: {(kind of the sources, name, kind of the destinations): graph}.
+        relations: {(kind of the sources, name, kind of the destinations): graph}, such as
+            {("author", "writes", "paper"): from_edges([[0, 1], [0, 0]], num_src=2, num_dst=1)}.
         num_nodes: {kind: number of nodes} of kinds without relations. The others follow from the graphs.
 
     Attributes:

@@ -40,7 +40,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a graph network without features of edges": (
         lambda: models.GraphNetwork(4, 3, 2)(torch.randn(9, 4), WINDOW),
-        "a graph network needs edge features",
+        "GraphNetwork needs edge features",
     ),
     "towers without features of edges": (
         lambda: PNA(4, 3, 8, edge_dim=3)(torch.randn(9, 4), WINDOW),

@@ -3,15 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, ops, validation
+from mpnn import Graph, MessagePassing, ops
 from mpnn.graphs import edges_into
 from mpnn.maps import Linear
-from mpnn.models.layers.interaction import interaction
-from mpnn.models.saving import Model
+from mpnn.models.layers.interaction import Processor, interaction
 from mpnn.update import MLP, Concat, EdgeUpdate
 
 
-class GraphNetwork(Model):
+class GraphNetwork(Processor):
     """Graph network with node and edge states (Battaglia et al. 2018, section 3.2, without global features; Gilmer et
     al. 2017, section 2, with hidden edge states). Each layer updates the edges, then the nodes.
 
@@ -37,12 +36,7 @@ class GraphNetwork(Model):
     def forward(self, x: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x [..., N, in_dim], edge_attr [..., E, edge_dim] in the caller's edge order (default: the graph's) -> logits
         of the nodes [..., N, classes] and of the edges [..., E, edge_classes]."""
-        validation.tensor("x", x)
-        validation.fits("GraphNetwork", "x", x, validation.takes(self.embed))
-        edge_attr = validation.edge_features("a graph network", graph.edge_attr if edge_attr is None else edge_attr)
-        h, e = self.embed(x), self.embed_edge(edge_attr)
-        for layer in self.layers:
-            h, e = layer(h, graph, edge_attr=e)
+        h, e = self.states(x, graph, edge_attr)
         return self.head(h), self.edge_head(e)
 
 

@@ -92,9 +92,6 @@ class HGTLayer(nn.Module):
         query, key, value = (torch.cat(z, -3) for z in ([parts[k][1] for k in graph.num_nodes], keys, values))
         out = ops.attend(graph.stacked, query, key, value).flatten(-2)
         messages = dict(zip(graph.num_nodes, out.split([*graph.num_nodes.values()], -2), strict=True))
-        receives = {relation[2] for relation in graph}
-        return {kind: self._updated(kind, h, messages[kind]) if kind in receives else h for kind, h in x.items()}
-
-    def _updated(self, kind: str, h: Tensor, message: Tensor) -> Tensor:
-        gate = self.gate[kind].sigmoid()
-        return gate * self.out[kind](F.gelu(message)) + (1 - gate) * h
+        gates = {kind: gate.sigmoid() for kind, gate in self.gate.items()}
+        new = {kind: self.out[kind](F.gelu(messages[kind])) for kind in {relation[2] for relation in graph}}
+        return {k: gates[k] * new[k] + (1 - gates[k]) * h if k in new else h for k, h in x.items()}

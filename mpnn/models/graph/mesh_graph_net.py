@@ -2,12 +2,11 @@
 
 from torch import Tensor, nn
 
-from mpnn import Graph, Topology, validation
-from mpnn.models.layers.interaction import interaction, mlp
-from mpnn.models.saving import Model
+from mpnn import Graph, Topology
+from mpnn.models.layers.interaction import Processor, interaction, mlp
 
 
-class MeshGraphNet(Model):
+class MeshGraphNet(Processor):
     """MeshGraphNets (Pfaff et al. 2021, arXiv:2010.03409, section 3.2): encode, process, decode.
 
         e_ij <- e_ij + f( W [e_ij || h_i || h_j] )          h_i <- h_i + g( V [h_i || sum_j e_ij] )
@@ -43,11 +42,4 @@ class MeshGraphNet(Model):
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
         """x [..., N, in_dim], edge_attr [..., E, edge_dim] in the caller's order (default: the graph's) -> [..., N,
         out_dim]."""
-        validation.tensor("x", x)
-        validation.fits("MeshGraphNet", "x", x, validation.takes(self.embed[0]))
-        edge_attr = getattr(graph, "edge_attr", None) if edge_attr is None else edge_attr
-        edge_attr = validation.edge_features("MeshGraphNet", edge_attr)
-        h, e = self.embed(x), self.embed_edge(edge_attr)
-        for layer in self.layers:
-            h, e = layer(h, graph, edge_attr=e)
-        return self.head(h)
+        return self.head(self.states(x, graph, edge_attr)[0])

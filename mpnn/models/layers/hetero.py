@@ -1,6 +1,6 @@
 """A layer for each relation between kinds of nodes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +8,8 @@ from torch import Tensor, nn
 from mpnn.graphs import HeteroGraph
 from mpnn.graphs.kinds import EdgeKind
 
-REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": lambda x: x.sum(0),
-    "mean": lambda x: x.mean(0),
-    "max": lambda x: x.amax(0),
-    "min": lambda x: x.amin(0),
-}
+REDUCE = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin"}
+"""What torch calls them."""
 
 
 class Hetero(nn.Module):
@@ -48,7 +44,7 @@ class Hetero(nn.Module):
                 raise ValueError(f"Hetero has a layer for {(src, name, dst)}, which {graph} lacks")
             check_kinds(x, src, dst)
             found.setdefault(dst, []).append(layer(x[dst], graph[src, name, dst], source=x[src]))
-        return {kind: REDUCE[self.reduce](torch.stack(parts)) for kind, parts in found.items()}
+        return {kind: getattr(torch.stack(parts), REDUCE[self.reduce])(0) for kind, parts in found.items()}
 
 
 def check_kinds(x: Mapping[str, Tensor], *kinds: str) -> None:

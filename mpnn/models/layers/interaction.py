@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, Topology
+from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.maps import Linear
+from mpnn.models.saving import Model
 from mpnn.update import Concat, EdgeUpdate
 
 
@@ -26,6 +27,27 @@ def interaction(
     """
     f, g = (rest_of_mlp(dim, dim, hidden, activation, norm=norm) for _ in range(2))
     return MessagePassing(graph, "sum", ResidualConcat(dim, g), edges=EdgeUpdate(dim, dim, f=f, residual=True))
+
+
+class Processor(Model):
+    """What models of nodes and edges with states share: both are embedded, and go through interactions."""
+
+    embed: nn.Module
+    embed_edge: nn.Module
+    layers: nn.ModuleList
+
+    def states(
+        self, x: Tensor, graph: Topology | Graph | None, edge_attr: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x [..., N, in_dim], edge_attr [..., E, edge_dim] (default: the graph's) -> [..., N, dim], [..., E, dim]."""
+        owner, embed = type(self).__name__, self.embed
+        validation.tensor("x", x)
+        validation.fits(owner, "x", x, validation.takes(embed[0] if isinstance(embed, nn.Sequential) else embed))
+        edge_attr = getattr(graph, "edge_attr", None) if edge_attr is None else edge_attr
+        h, e = embed(x), self.embed_edge(validation.edge_features(owner, edge_attr))
+        for layer in self.layers:
+            h, e = layer(h, graph, edge_attr=e)
+        return h, e
 
 
 class ResidualConcat(Concat):
