@@ -104,6 +104,17 @@ class Runs:
         return Runs.of(num_dst, num_src, [(dst, src, src + 1)])
 
     @staticmethod
+    def from_dense(dense: NDArray[np.bool_]) -> "Runs":
+        """The runs of an adjacency matrix, bool [num_dst, num_src]."""
+        width = dense.shape[1] + 2
+        padded = np.zeros((len(dense), width), np.int8)
+        padded[:, 1:-1] = dense
+        steps = np.diff(padded.reshape(-1))  # from one row to the next, from absent to absent
+        begins, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
+        ptr = np.append(0, np.cumsum(np.bincount(begins // width, minlength=len(dense))))
+        return Runs(len(dense), width - 2, ptr, begins % width, ends % width)
+
+    @staticmethod
     def from_labels(labels: Ints) -> "Runs":
         """Disjoint cliques: every node receives from all nodes of its clique, as runs of consecutive nodes."""
         n = len(labels)

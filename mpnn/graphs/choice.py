@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
-from mpnn.graph.runs import Ints, Runs
+from mpnn.graph.runs import Runs
 from mpnn.graph.stacked import StackedGraph
 
 
@@ -58,12 +58,11 @@ def blocks(chosen: Tensor, size: int, num_src: int, *, num_dst: int | None = Non
         raise ValueError(
             f"chosen must have a row for each of {num_dst} destinations, or for each block of {size}; got {rows} rows"
         )
-    flat = chosen.reshape(-1, across).cpu().numpy()
-    ptr, first, last = _runs_of_bools(flat)
-    runs = Runs(len(flat), num_src, ptr, first * size, np.minimum(last * size, num_src))
+    flat = Runs.from_dense(chosen.reshape(-1, across).cpu().numpy())
+    runs = Runs(flat.num_dst, num_src, flat.ptr, flat.start * size, np.minimum(flat.stop * size, num_src))
     if rows != num_dst:
         block = np.arange(num_dst) // size
-        runs = runs.take((np.arange(len(flat) // max(rows, 1))[:, None] * rows + block).reshape(-1))
+        runs = runs.take((np.arange(flat.num_dst // max(rows, 1))[:, None] * rows + block).reshape(-1))
     return _stacked(runs, chosen, f"blocks of {size}")
 
 
@@ -124,17 +123,6 @@ def _check_dimensions(name: str, x: Tensor) -> None:
             f"{name} must have two dimensions, after (items,) or (items, heads) for graphs that differ; got "
             f"{list(x.shape)}"
         )
-
-
-def _runs_of_bools(flags: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
-    """Pointers, starts and stops of the runs of True in each row."""
-    width = flags.shape[1] + 2
-    padded = np.zeros((len(flags), width), np.int8)
-    padded[:, 1:-1] = flags
-    steps = np.diff(padded.reshape(-1))  # from one row to the next, from absent to absent
-    begins, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
-    ptr = np.append(0, np.cumsum(np.bincount(begins // width, minlength=len(flags))))
-    return ptr, begins % width, ends % width
 
 
 def _stacked(runs: Runs, choice: Tensor, name: str) -> Graph:

@@ -63,7 +63,7 @@ def _labels(i: Ints, num_src: int, data: bytes) -> Runs:
 @_builder
 def sources(i: Ints, num_src: int, allowed: bytes) -> Any:
     """j is one of these, bool [N]: not padding."""
-    runs = runs_of_bools(torch.from_numpy(np.frombuffer(allowed, np.bool_)[None].copy()))
+    runs = Runs.from_dense(np.frombuffer(allowed, np.bool_)[None])
     return list(zip(runs.start.tolist(), runs.stop.tolist(), strict=True))
 
 
@@ -164,14 +164,6 @@ def window_of(topology: Topology, queries: int, keys: int, first_query: int, fir
     rows = np.arange(first_query, first_query + queries)
     runs = topology.take(rows, max(first_query + queries, first_key + keys))
     return Runs.of(queries, keys, [(runs.row, runs.start - first_key, runs.stop - first_key)])
-
-
-def runs_of_bools(allowed: Tensor) -> Runs:
-    """The runs of bools [rows, keys]."""
-    edge = torch.nn.functional.pad(allowed.to(torch.int8), (1, 1)).diff()
-    row, start = (edge == 1).nonzero(as_tuple=True)
-    stop = (edge == -1).nonzero(as_tuple=True)[1]
-    return Runs.of(len(allowed), allowed.shape[1], [(row.numpy(), start.numpy(), stop.numpy())])
 
 
 def are_same(one: Runs, other: Runs) -> bool:

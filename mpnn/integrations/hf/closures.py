@@ -26,7 +26,6 @@ from mpnn.integrations.hf.builders import (
     labels,
     packed,
     placed,
-    runs_of_bools,
     tree,
     window_of,
 )
@@ -133,7 +132,8 @@ class Described(NamedTuple):
             if type(allowed) is not Tensor:  # a program is traced, and tensors have no numbers
                 return True
             agree &= all(
-                are_same(runs_of_bools(allowed[b, 0]), runs.take(np.array([row]))) for b, runs in enumerate(expected)
+                are_same(Runs.from_dense(allowed[b, 0].numpy()), runs.take(np.array([row])))
+                for b, runs in enumerate(expected)
             )
         _AGREES[form] = agree
         return agree
@@ -141,7 +141,7 @@ class Described(NamedTuple):
     def _evaluated(self) -> list[Rule]:
         step = max(1, _BLOCK // max(self.sizes.keys * self.batch, 1))
         blocks = [
-            [runs_of_bools(entry[0]) for entry in self._allowed(start, min(step, self.sizes.queries - start))]
+            [Runs.from_dense(entry[0].numpy()) for entry in self._allowed(start, min(step, self.sizes.queries - start))]
             for start in range(0, self.sizes.queries, step)
         ]
         return [special(_below(entry), *self.sizes[2:]) for entry in zip(*blocks, strict=True)]

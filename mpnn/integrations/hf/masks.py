@@ -17,7 +17,7 @@ from mpnn import Graph, Topology
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.runs import Runs
 from mpnn.integrations.hf import compat
-from mpnn.integrations.hf.builders import crossed, runs_of_bools, sources, window_of
+from mpnn.integrations.hf.builders import crossed, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, banded, is_combined, special
 from mpnn.integrations.hf.trees import TreeMask
 
@@ -256,7 +256,7 @@ def _has_tensors(
 def from_dense(allowed: Tensor, first_query: int = 0) -> Mask:
     """A mask from bools [B, 1, queries, keys]."""
     result = Mask(len(allowed), Sizes(allowed.shape[-2], allowed.shape[-1], first_query))
-    result.rules = [special(runs_of_bools(entry[0].bool()), first_query) for entry in allowed.cpu()]
+    result.rules = [special(Runs.from_dense(entry[0].bool().numpy()), first_query) for entry in allowed.cpu()]
     return result
 
 
