@@ -86,6 +86,8 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
     kernel_options: dict[str, Any] | None = None,
+    *,
+    return_aux: Any = None,
 ) -> Any:
     """Attention with a score_mod and a block mask, as `torch.nn.attention.flex_attention.flex_attention`.
 
@@ -101,17 +103,22 @@ def flex_attention(
         enable_gqa: allows H to be a multiple of H_kv.
         return_lse: also return the log-sum-exp of the scores, [B, H, N]; -inf for a row without edges.
         kernel_options: of GPU kernels; no effect.
+        return_aux: torch's `AuxRequest`, of `lse` alone: return its `AuxOutput`, too.
 
     Returns:
-        out [B, H, N, D_v], or (out, lse). A row without edges gets zeros.
+        out [B, H, N, D_v], (out, lse) or (out, AuxOutput). A row without edges gets zeros.
 
     Raises:
-        ValueError: shapes do not fit together, or score_mod has another form; the message names the operation.
+        ValueError: shapes do not fit together, score_mod has another form (the message names the operation), or
+            `return_aux` asks for more than `lse`.
     """
     for x in (query, key, value):
         _check_device(x.device)
         if x.dim() != 4:
             raise ValueError(f"query, key and value must have shape [B, H, N, D]; got {list(x.shape)}")
+    if return_aux is not None and (return_lse or return_aux.max_scores):
+        raise ValueError("return_aux may ask for lse, not for max_scores, and goes without return_lse")
+    return_lse = return_lse or (return_aux is not None and return_aux.lse)
     batch, heads, *sizes = *query.shape[:3], key.shape[2]
     if heads != key.shape[1] and not enable_gqa:
         raise ValueError(f"query has {heads} heads and key {key.shape[1]}; pass enable_gqa=True")
@@ -130,7 +137,11 @@ def flex_attention(
     parts = [every_h] if len(found[0]) == 1 else every_h.split(1)
     rows = [[run(found[i][k], b, h) for k, h in enumerate(parts)] for i, b in enumerate(entries)]
     out, lse = (torch.cat([torch.cat([x[k] for x in row], 1) for row in rows]) for k in (0, 1))
-    return (out, lse) if return_lse else out
+    if return_aux is None:
+        return (out, lse) if return_lse else out
+    from torch.nn.attention.flex_attention import AuxOutput
+
+    return out, AuxOutput(lse=lse if return_lse else None)
 
 
 def _at(found: list[list[Graph]], b: int, h: int) -> Graph:

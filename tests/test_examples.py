@@ -76,6 +76,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--steps 3 --deepest 1",
         ["path: window(1), diameter 10: ", "hub: global_nodes(1), diameter 2", "trained and predicted"],
     ),
+    "chosen_edges.py": ("--steps 2", ["all tokens before, 144 edges: ", "chosen blocks of 4, 16 edges: "]),
     "claims.py": (
         "--steps 2 --lengths 32 64",
         ["attention, distance 50: ", "GIN: 0", "random walks: 0.25", "identity: river, money: 1", "LSTM, N = 64: "],

@@ -90,6 +90,21 @@ def test_agrees_with_torch(mask: str, mod: str) -> None:
             torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's: that it is not compiled
+def test_auxiliary_outputs_are_those_of_torch() -> None:
+    q, k, v = (x.detach() for x in features())
+    for request in (of_torch.AuxRequest(lse=True), of_torch.AuxRequest()):
+        (out, aux), (expected, right) = (make.flex_attention(q, k, v, return_aux=request) for make in (flex, of_torch))
+        torch.testing.assert_close(out, expected)
+        assert type(aux) is of_torch.AuxOutput
+        assert (aux.lse is None) == (right.lse is None)
+        if aux.lse is not None:
+            torch.testing.assert_close(aux.lse, right.lse)
+    for options in ({"return_aux": of_torch.AuxRequest(max_scores=True)}, {"return_aux": request, "return_lse": True}):
+        with pytest.raises(ValueError, match="return_aux may ask for lse"):
+            flex.flex_attention(q, k, v, **options)
+
+
 @pytest.mark.parametrize("mod", MODS)
 @pytest.mark.parametrize("mask", [None, "prefix LM", pytest.param("dilated by head", marks=pytest.mark.slow)])
 def test_gradients(mask: str | None, mod: str) -> None:

@@ -2,7 +2,8 @@
 `BlockTopK` (MoBA). The choice has no gradient; the graph of what is chosen differs by item, and for blocks by head."""
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -110,6 +111,9 @@ class BlockTopK(DotProduct):
     Blocks of which a destination has no in-neighbor are not chosen, and those of which it has some but not all always:
     their mean would know the others. Over `causal()`, these are later blocks and the own one, as in the paper.
 
+    With a `KVCache` a new node reads the means of earlier blocks, and keys and values of the blocks that it chooses
+    (Quest, Tang et al. 2024, arXiv:2406.10774): O(N / size + top size).
+
     Args:
         size: nodes of a block. top: blocks that a query chooses, its own included.
         options: of `DotProduct`.
@@ -121,25 +125,62 @@ class BlockTopK(DotProduct):
         super().__init__(dim, heads, **options)
         at_least("size", size, 1)
         at_least("top", top, 1)
-        self.size, self.top = size, top
+        self.size = self.block = size
+        self.top = top
 
-    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+    def round(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        graph: Graph,
+        edge_attr: Tensor | None = None,
+        means: Tensor | None = None,
+    ) -> Round:
         _check(self, query[..., 0], graph, edge_attr)
-        chosen = graphs.blocks(self.choose(query, key, graph), self.size, graph.num_src, num_dst=graph.num_dst)
-        return super().round(query, key, value, chosen & graph)
+        chosen = self.choose(query, key, graph, means)
+        if means is not None and graph.num_dst == 1 and chosen.any():
+            round = super().round(query, key, value, graph)
+            if not round.biased and round.edge_value is None and cast(Dot, round.score).edge_key is None:
+                return self._of_chosen(round, chosen[:, :, 0])
+        blocks = graphs.blocks(chosen, self.size, graph.num_src, num_dst=graph.num_dst)
+        return super().round(query, key, value, blocks & graph)
+
+    def _of_chosen(self, round: Round, chosen: Tensor) -> Round:
+        """A round of one destination over the sources of chosen blocks alone, bool [B or 1, H, blocks]."""
+        score, graph = cast(Dot, round.score), round.graph
+        used, block = chosen.int().topk(int(chosen.sum(-1).max()), -1)
+        source = (block[..., None] * self.size + torch.arange(self.size, device=block.device)).flatten(-2)
+        is_edge = torch.from_numpy(graph.runs.contains(np.zeros((), np.int64), source.cpu().numpy())).to(source.device)
+        is_edge &= used.bool().repeat_interleave(self.size, -1)
+        head = torch.arange(self.heads, device=source.device)[:, None] // (self.heads // self.kv_heads)
+        row = (source.clamp(max=graph.num_src - 1) * self.kv_heads + head).flatten(1)
+
+        def read(x: Tensor) -> Tensor:
+            items = x.flatten(-3, -2).view(len(row), -1, x.shape[-1])
+            found = torch.stack([item.index_select(0, at) for item, at in zip(items, row, strict=True)])
+            found = found.unflatten(1, source.shape[1:]).transpose(1, 2)
+            return found if x.dim() == 4 else found[0]
+
+        alone = graphs.blocks(is_edge[:, :, None], 1, source.shape[-1], num_dst=1)
+        return replace(round, graph=alone, value=read(round.value), score=replace(score, key=read(score.key)))
 
     @torch.no_grad()
-    def choose(self, query: Tensor, key: Tensor, graph: Graph) -> Tensor:
-        """The chosen blocks, bool [B or 1, H, N_dst, blocks], for queries and keys [..., N, H, D]."""
+    def choose(self, query: Tensor, key: Tensor, graph: Graph, means: Tensor | None = None) -> Tensor:
+        """The chosen blocks, bool [B or 1, H, N_dst, blocks], for queries and keys [..., N, H, D]. `means`: those of
+        keys of complete blocks, [..., blocks, H_kv, D], if they are known."""
         if graph.positions is not None:
             raise ValueError("BlockTopK counts blocks from the first node, and this graph has other positions")
         visible, whole = (
             x.to(key.device) for x in graph.cached(("visible blocks", self.size), lambda: self._seen(graph))
         )
-        padded = F.pad(key, (0, 0, 0, 0, 0, -graph.num_src % self.size)).unflatten(-3, (-1, self.size))
-        count = F.pad(key.new_ones(graph.num_src), (0, -graph.num_src % self.size)).view(-1, self.size).sum(-1)
-        means = (padded.sum(-3) / count[:, None, None]).repeat_interleave(self.heads // self.kv_heads, -2)
-        gate = torch.einsum("...ihd,...bhd->...hib", query, means)
+        if means is None:
+            means = block_means(key, self.size)
+        complete = graph.num_src // self.size
+        means = means[..., :complete, :, :]
+        if graph.num_src % self.size:
+            means = torch.cat([means, key[..., complete * self.size :, :, :].mean(-3, keepdim=True)], -3)
+        gate = torch.einsum("...ihd,...bhd->...hib", query, means.repeat_interleave(self.heads // self.kv_heads, -2))
         own = graph.node_positions()[0][:, None] // self.size == torch.arange(visible.shape[1], device=key.device)
         always = visible & (own | ~whole)
         gate = gate.masked_fill(~visible, -torch.inf).masked_fill(always, torch.inf)
@@ -155,6 +196,11 @@ class BlockTopK(DotProduct):
         inside = np.minimum(runs.stop[:, None], last) - np.maximum(runs.start[:, None], first)
         np.add.at(count, runs.row, np.maximum(inside, 0))
         return torch.from_numpy(count > 0), torch.from_numpy(count == last - first)
+
+
+def block_means(key: Tensor, size: int) -> Tensor:
+    """The means of whole blocks of keys [..., N, H, D], [..., floor(N / size), H, D]."""
+    return key.unfold(-3, size, size).mean(-1) if key.shape[-3] >= size else key[..., :0, :, :]
 
 
 def _check(attention: DotProduct, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> None:

@@ -65,9 +65,11 @@ class KeyValue(Attention):
 
     Attributes:
         num_past: the number of preceding nodes that a cache keeps; None for all.
+        block: the size of blocks for which a cache keeps the means of keys, an argument `means` of `round`; None: no.
     """
 
     num_past: int | None = None
+    block: int | None = None
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         return self.round(*self.project(dst, src, graph), graph, edge_attr)

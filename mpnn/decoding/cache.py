@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import KeyValue, Recurrent
+from mpnn.attention.choice import block_means
 from mpnn.graph import Graph
 from mpnn.graph.causal import documents
 from mpnn.graph.runs import Runs
@@ -53,6 +54,7 @@ class KVCache:
         """Selects these batch entries, int64 [B'], in this order. An entry may be selected more than once."""
         for entry in self._entries.values():
             entry.key, entry.value = (x.index_select(0, index) for x in (entry.key, entry.value))
+            entry.means = None if entry.means is None else entry.means.index_select(0, index)
         for state in self._states.values():
             state.value = None if state.value is None else state.value.index_select(0, index)
 
@@ -76,6 +78,7 @@ class KVCache:
             entry.seen = min(entry.seen, count)
             if not entry.fixed:
                 entry.count, entry.dropped = entry.seen, min(entry.dropped, count)
+            entry.means = None if entry.means is None else entry.means[..., : count // entry.block, :, :]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
         """Returns an independent copy for the same layers, so that one prompt can be continued in several ways."""
@@ -137,7 +140,8 @@ class KVCache:
         key, value = step.gather(entry.key, entry.dropped), step.gather(entry.value, entry.dropped)
         if attention.num_past is not None and not entry.fixed:
             entry.keep_last(attention.num_past)
-        return attention.round(query, key, value, step.graph, step.graph.edge_attr)
+        options: Any = {} if attention.block is None else {"means": entry.block_means(attention.block)}
+        return attention.round(query, key, value, step.graph, step.graph.edge_attr, **options)
 
     def _recurrence(self, layer: Any, graph: Topology | Graph, x: Tensor, source: Tensor | None) -> Round:
         """The round over the new nodes alone, with the state after the nodes before. `keep_state` gets the new one."""
@@ -188,7 +192,7 @@ class _Entry:
     """Keys and values of one layer, [..., capacity, H_kv, D], of `count` nodes without the first `dropped`.
 
     `seen`: number of destinations processed; `fixed`: whether the sources are another set of nodes, complete from the
-    beginning.
+    beginning. `means`: of the keys of blocks of `block` nodes.
     """
 
     fixed: bool
@@ -197,6 +201,15 @@ class _Entry:
     dropped: int = 0
     key: Tensor = None  # type: ignore[assignment]
     value: Tensor = None  # type: ignore[assignment]
+    block: int = 1
+    means: Tensor | None = None
+
+    def block_means(self, block: int) -> Tensor:
+        """The means of keys of whole blocks, [..., count // block, H_kv, D]. Each is computed once."""
+        first = 0 if self.means is None else self.means.shape[-3]
+        new = block_means(self.key[..., first * block : self.count, :, :], block)
+        self.block, self.means = block, new if self.means is None else torch.cat([self.means, new], -3)
+        return self.means
 
     def append(self, key: Tensor, value: Tensor, max_capacity: int) -> None:
         if self.fixed and key.shape[-3] == 0:

@@ -27,7 +27,7 @@ _ON_EDGES = ("bias", "edge_key", "edge_value", "edge")
 _BY_RULE = frozenset().union(*map(by_rule, _ON_EDGES))
 SERVES = AGGREGATES | DEVICES | FLOATS | NORMALIZED | _BY_RULE | {
     "no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "softcap", "dropout",
-    "aggregate of parts", "own aggregate", "return_lse", "sinks", "gradient",
+    "bias by nodes", "aggregate of parts", "own aggregate", "return_lse", "sinks", "gradient",
 }  # fmt: skip
 _PER_EDGE = "graphs that differ by item and head have no common list of edges, so numbers of edges do not fit"
 _REASONS = {
@@ -64,6 +64,9 @@ def fold(round: Round) -> Round:
         raise ValueError(f"{graph} needs features of a batch of {graph.items}; got {list(round.value.shape)}")
     if round.heads % graph.heads:
         raise ValueError(f"{graph} has graphs for {graph.heads} heads, which do not divide {round.heads} heads")
+    given = {"dst_bias": round.dst_bias, "src_bias": round.src_bias}
+    numbers = zip(given, round.node_biases(), strict=True)  # for each entry of the batch and each head
+    round = replace(round, **{name: x for name, x in numbers if given[name] is not None})
     shared = _source_heads(round, graph.heads)
     folded = graph.folded(shared)
     per_edge = round.map_edges(partial(_per_edge, graph, folded, round))
@@ -85,12 +88,15 @@ def _source_heads(round: Round, heads: int) -> int:
     score: Any = round.score
     roles = {} if score is None else score.roles
     sources = [(getattr(score, name), role.trailing) for name, role in roles.items() if role.of == "src"]
+    sources += [] if round.src_bias is None else [(round.src_bias, 1)]
     counts = {x.shape[-trailing] for x, trailing in (*sources, (round.value, 2))}
     if all(count % heads == 0 for count in counts):
         return heads
     if len(counts) == 1 and heads % min(counts) == 0:
         return min(counts)
-    raise ValueError(f"keys and values have {sorted(counts)} heads, which do not go with graphs for {heads} heads")
+    raise ValueError(
+        f"keys, values and biases have {sorted(counts)} heads, which do not fit graphs for {heads} heads"
+    )
 
 
 def _to_nodes(graph: StackedGraph, x: Tensor, heads: int, trailing: int) -> Tensor:

@@ -64,7 +64,7 @@ def blocks(chosen: Tensor, size: int, num_src: int, *, num_dst: int | None = Non
     runs = Runs(len(flat), num_src, of_blocks.ptr, start, stop)
     if rows != num_dst:
         block = np.arange(num_dst) // size
-        runs = runs.take((np.arange(len(flat) // max(rows, 1))[:, None] * rows + block).reshape(-1))
+        runs = runs.take((np.arange(flat.num_dst // max(rows, 1))[:, None] * rows + block).reshape(-1))
     return _stacked(runs, chosen, f"blocks of {size}")
 
 

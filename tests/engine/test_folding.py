@@ -14,6 +14,7 @@ from mpnn.decoding.cache import KVCache
 from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.stacked import StackedGraph
+from mpnn.ops import NodeBias
 from mpnn.position import ALiBi
 from mpnn.round import Round
 from mpnn.scores import Dot, Role
@@ -91,6 +92,28 @@ def test_sinks_softcap_and_tables_by_offset(backend: str, heads: int) -> None:
     capped = ops.attend(graph, query, key, value, softcap=1.5, backend=backend)
     assert not torch.allclose(capped, formula(graph.dense(), query, key, value)[0])
     torch.testing.assert_close(capped, ops.attend(graph, query, key, value, softcap=1.5, backend="edge_list"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("items", "heads"), [(B, 2), (1, H), (B, 1)])
+def test_biases_of_nodes(backend: str, items: int, heads: int) -> None:
+    """Of each head, and of all heads."""
+    graph = graph_of(items, heads)
+    inputs = query, key, value = leaf(B, N, H, D), leaf(B, N, 2, D), leaf(B, N, 2, D)
+    inputs = query, key, value = (query, leaf(B, N, H, D), leaf(B, N, H, D)) if heads == H else inputs
+    for dst, src in ((leaf(B, N, H), leaf(B, N, H)), (leaf(B, N, 1), None), (None, leaf(B, N, 1))):
+        bias, given = torch.zeros(B, H, N, N, dtype=torch.float64), [x for x in (dst, src) if x is not None]
+        for x, at in ((dst, -1), (src, -2)):
+            bias = bias if x is None else bias + x.expand(B, N, H).mT.unsqueeze(at)
+        found = ops.attend(graph, query, key, value, bias=NodeBias(dst, src), backend=backend)
+        expected = formula(graph.dense(), query, key, value, bias)[0]
+        assert_same(found, expected, (*inputs, *given))
+
+
+def test_shared_keys_do_not_take_biases_of_sources_for_each_head() -> None:
+    query, key = leaf(B, N, H, D), leaf(B, N, 1, D)
+    with pytest.raises(ValueError, match=r"keys, values and biases have \[1, 4\] heads"):
+        ops.attend(graph_of(B, H), query, key, key, bias=NodeBias(src=leaf(B, N, H)))
 
 
 def test_tables_know_the_positions_of_nodes() -> None:

@@ -1,5 +1,7 @@
 """Attention that chooses its edges, against the formulas of MoBA and of DeepSeek's sparse attention in float64."""
 
+import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -136,6 +138,43 @@ def test_blocks_are_decoded_from_a_cache() -> None:
     with torch.no_grad():
         parts = [op(x[:, a:b], cache=cache) for a, b in ((0, 9), (9, 10), (10, 15), (15, N))]
         torch.testing.assert_close(torch.cat(parts, 1), op(x))
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (3,)], ids=str)
+def test_a_token_reads_the_means_and_the_chosen_blocks_alone(batch: tuple[int, ...]) -> None:
+    """Keys and values of other blocks are NaN when the token comes, and it chooses as over all of them."""
+    op, cache = layer(BlockTopK(DIM, HEADS, 4, 3, kv_heads=2, position=Rotary(4))), KVCache(N)
+    x, attention, graph = torch.randn(*batch, N, DIM).double(), op.attention, graphs.causal().bind(N)
+    whole = op(x)
+    with torch.no_grad():
+        op(x[..., : N - 1, :], cache=cache)
+        query, key, _ = attention.project(x, x, graph)
+        chosen = attention.choose(query, key, graph)[:, :, -1]  # [B, H, blocks]
+        others = ~chosen.unflatten(1, (2, -1)).any(2).repeat_interleave(4, -1)[..., : N - 1]
+        assert others.any()
+        entry = cache._entries[op]
+        for stored in (entry.key, entry.value):
+            stored.view(-1, *stored.shape[-3:])[:, : N - 1].masked_fill_(others.mT[..., None], torch.nan)
+        found = op(x[..., N - 1 :, :], cache=cache)
+    torch.testing.assert_close(found[..., 0, :], whole[..., -1, :], rtol=0, atol=1e-12)
+
+
+def test_means_of_blocks_follow_what_a_cache_forgets() -> None:
+    op, cache = layer(BlockTopK(DIM, HEADS, 4, 3, position=Rotary(4))), KVCache(N)
+    x, other = torch.randn(2, 2, N, DIM).double()
+    with torch.no_grad():
+        op(other[:, :14], cache=cache)
+        op(other[:, 14:15], cache=cache)
+        cache.crop(6)
+        x = torch.cat([other[:, :6], x[:, 6:]], 1)
+        for kept in (copy.deepcopy(cache), cache):
+            parts = [op(x[:, a:b], cache=kept) for a, b in itertools.pairwise([6, 13, *range(14, N + 1)])]
+            torch.testing.assert_close(torch.cat(parts, 1), op(x)[:, 6:], rtol=0, atol=1e-12)
+        cache.crop(N - 3)
+        cache.select(torch.tensor([1, 1, 0]))
+        x = x[[1, 1, 0]]
+        parts = [op(x[:, k : k + 1], cache=cache) for k in range(N - 3, N)]
+        torch.testing.assert_close(torch.cat(parts, 1), op(x)[:, N - 3 :], rtol=0, atol=1e-12)
 
 
 def test_what_a_choice_cannot_do_is_refused() -> None:
