@@ -58,10 +58,8 @@ def blocks(chosen: Tensor, size: int, num_src: int, *, num_dst: int | None = Non
         raise ValueError(
             f"chosen must have a row for each of {num_dst} destinations, or for each block of {size}; got {rows} rows"
         )
-    flat = chosen.reshape(-1, across).cpu().numpy()
-    of_blocks = Runs.from_dense(flat)
-    start, stop = of_blocks.start * size, np.minimum(of_blocks.stop * size, num_src)
-    runs = Runs(len(flat), num_src, of_blocks.ptr, start, stop)
+    flat = Runs.from_dense(chosen.reshape(-1, across).cpu().numpy())
+    runs = Runs(flat.num_dst, num_src, flat.ptr, flat.start * size, np.minimum(flat.stop * size, num_src))
     if rows != num_dst:
         block = np.arange(num_dst) // size
         runs = runs.take((np.arange(flat.num_dst // max(rows, 1))[:, None] * rows + block).reshape(-1))
