@@ -26,6 +26,7 @@ def torchrun(processes, script, *arguments, restarts=0):
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # without it, killed processes do not come back
     }
     return subprocess.Popen(
@@ -62,6 +63,28 @@ def test_a_long_text_trains_alike_on_one_process_and_on_two(tmp_path):
     out = output_of(torchrun(3, "long_context.py", *SMALL, *options, "--steps", 5))
     assert "continues after step 2" in out
     assert losses(out) == pytest.approx(alone[2:], abs=5e-6)
+
+
+def test_a_model_of_transformers_trains_alike_on_any_number_of_processes():
+    options = ("--tokens", 512, "--window", 64, "--dim", 32, "--steps", 20)
+    alone = losses(output_of(torchrun(1, "long_context_hf.py", *options)))
+    assert len(alone) == 20
+    assert alone[-1] < alone[0] - 0.3
+    for processes, parameters in ((3, "ddp"), (2, "fsdp")):
+        more = ("--parameters", parameters)
+        found = losses(output_of(torchrun(processes, "long_context_hf.py", *options, *more)))
+        assert found == pytest.approx(alone, abs=5e-6)
+
+
+def test_a_model_of_transformers_trains_alike_on_any_number_of_processes():
+    options = ("--tokens", 512, "--window", 64, "--dim", 32, "--steps", 20)
+    alone = losses(output_of(torchrun(1, "long_context_hf.py", *options)))
+    assert len(alone) == 20
+    assert alone[-1] < alone[0] - 0.3
+    for processes, parameters in ((3, "ddp"), (2, "fsdp")):
+        more = ("--parameters", parameters)
+        found = losses(output_of(torchrun(processes, "long_context_hf.py", *options, *more)))
+        assert found == pytest.approx(alone, abs=5e-6)
 
 
 def test_a_killed_process_comes_back_to_the_same_bits(tmp_path):
