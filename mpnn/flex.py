@@ -117,12 +117,8 @@ def flex_attention(
             raise ValueError(f"query, key and value must have shape [B, H, N, D]; got {list(x.shape)}")
     batch, heads, *sizes = *query.shape[:3], key.shape[2]
     if len(key) != batch or key.shape[:3] != value.shape[:3]:
-        shapes = (list(x.shape) for x in (query, key, value))
-        raise ValueError(
-            "query must have shape [B, H, N, D], key [B, H_kv, M, D] and value [B, H_kv, M, D_v]; got {}, {} and {}".format(
-                *shapes
-            )
-        )
+        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+        raise ValueError(f"expected query [B, H, N, D], key [B, H_kv, M, D] and value [B, H_kv, M, D_v]; got {shapes}")
     if heads != key.shape[1] and not enable_gqa:
         raise ValueError(f"query has {heads} heads and key {key.shape[1]}; pass enable_gqa=True")
     if not query.numel() * key.numel():

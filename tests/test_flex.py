@@ -239,7 +239,7 @@ def test_refusals() -> None:
     for key, value in ((k[:1], v[:1]), (k, v[:, :2]), (k, v[:, :, :50])):
         with pytest.raises(ValueError, match=r"key \[B, H_kv, M, D\] and value \[B, H_kv, M, D_v\]; got"):
             flex.flex_attention(q, key, value)
-    with pytest.raises(ValueError, match="key .* and value"):
+    with pytest.raises(ValueError, match=r"key .* and value"):
         flex.flex_attention(q[:1], k, v)
     with pytest.raises(ValueError, match="runs on a CPU; got cuda"):
         flex.create_block_mask(MASKS["causal"], 1, 1, N, N, device="cuda")
