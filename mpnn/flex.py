@@ -39,10 +39,12 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class BlockMask:
-    """A mask_mod as graphs: `graphs[b][h]`, with one entry where it does not depend on the batch or the head."""
+    """A mask_mod as graphs: `graphs[b][h]`, with one entry where it does not depend on the batch or the head.
+    `depends_on` has 0 if it depends on b, and 1 if it depends on h."""
 
     mask_mod: Mod
     graphs: list[list[Graph]]
+    depends_on: set[int]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -72,7 +74,8 @@ def create_block_mask(
         ValueError: mask_mod is not such a function, or `device` is another one.
     """
     _check_device(device)
-    return BlockMask(mask_mod, _graphs([_trace(mask_mod)], B or 1, H or 1, Q_LEN, KV_LEN))
+    program = _trace(mask_mod)
+    return BlockMask(mask_mod, _graphs([program], B or 1, H or 1, Q_LEN, KV_LEN), program.depends_on() & {_B, _H})
 
 
 @torch.compiler.disable
@@ -120,6 +123,9 @@ def flex_attention(
         raise ValueError("return_aux may ask for lse, not for max_scores, and goes without return_lse")
     return_lse = return_lse or (return_aux is not None and return_aux.lse)
     batch, heads, *sizes = *query.shape[:3], key.shape[2]
+    if len(key) != batch or key.shape[:3] != value.shape[:3]:
+        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+        raise ValueError(f"expected query [B, H, N, D], key [B, H_kv, M, D] and value [B, H_kv, M, D_v]; got {shapes}")
     if heads != key.shape[1] and not enable_gqa:
         raise ValueError(f"query has {heads} heads and key {key.shape[1]}; pass enable_gqa=True")
     if not query.numel() * key.numel():
@@ -221,10 +227,14 @@ def _trace(mod: Mod, *score: Tensor) -> _Program:
         with _Brackets():
             module = make_fx(mod)(*score, *ends)
     except RuntimeError as error:
-        raise ValueError(f"{name} must not read numbers of its arguments, as `if` and `item` do: {error}") from error
+        raise ValueError(
+            f"{name} must be a function of ({'score, ' if score else ''}b, h, q_idx, kv_idx) that reads no numbers, as "
+            f"`if` and `item` do: {error}"
+        ) from error
     nodes = list(module.graph.nodes)
-    if written := [x for x in nodes if x.op == "call_function" and x.target._schema.is_mutable]:
-        raise ValueError(f"{name} must not write to tensors; it does so by {written[0].target}")
+    calls = [x.target for x in nodes if x.op == "call_function"]
+    if wrong := [x for x in calls if x._schema.is_mutable or torch.Tag.nondeterministic_seeded in x.tags]:
+        raise ValueError(f"{name} must not write to tensors or draw random numbers; it does so by {wrong[0]}")
     return _Program(module, tuple(x for x in nodes if x.op == "placeholder"), nodes[-1].args[0])
 
 
@@ -284,9 +294,15 @@ def _of_mask(mask: Any, batch: int, heads: int, num_dst: int, num_src: int) -> l
     if not isinstance(mask, BlockMask):
         if not hasattr(mask, "mask_mod") or not hasattr(mask, "to_dense"):
             raise TypeError(f"block_mask must be of create_block_mask; got {type(mask).__name__}")
-        _OF_TORCH[mask] = mask = _OF_TORCH.get(mask) or _converted(mask)
-    if mask.shape[2:] != (num_dst, num_src) or mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, heads):
-        raise ValueError(f"block_mask has the shape {mask.shape}; expected {(batch, heads, num_dst, num_src)}")
+        known = _OF_TORCH.get(mask)
+        if known is None or known.mask_mod is not mask.mask_mod:  # it may be assigned anew
+            _OF_TORCH[mask] = known = _converted(mask)
+        mask = known
+    shape, expected = mask.shape, (batch, heads, num_dst, num_src)
+    shared = [shape[axis] == 1 and axis not in mask.depends_on for axis in (_B, _H)]
+    if shape[2:] != expected[2:] or any(shape[x] != expected[x] and not shared[x] for x in (_B, _H)):
+        hint = ": its mask_mod depends on b or h, so create_block_mask needs B and H" if mask.depends_on else ""
+        raise ValueError(f"block_mask has the shape {shape}; expected {expected}{hint}")
     return mask.graphs
 
 
@@ -300,7 +316,8 @@ def _converted(mask: Any) -> BlockMask:
         return (blocks[0, 0, row, column] if same else blocks[b, h, row, column]) & mask_mod(b, h, q, kv)
 
     _check_device(blocks.device)
-    return BlockMask(within, _graphs([_trace(within)], *mask.shape))
+    program = _trace(within)
+    return BlockMask(mask_mod, _graphs([program], *mask.shape), program.depends_on() & {_B, _H})
 
 
 # ---------------------------------------------------------------------------------------------------- score_mods
@@ -336,8 +353,9 @@ class _Form:
 def _form(program: _Program) -> _Form:
     """The form of a score_mod."""
     forms: dict[Any, _Form] = {program.inputs[0]: _Form(program)}
+    needed = _ancestors(program.node)  # not what autograd stores
     for node in list(program.module.graph.nodes):
-        if node.op == "call_function" and any(x in forms for x in node.all_input_nodes):
+        if node in needed and node.op == "call_function" and any(x in forms for x in node.all_input_nodes):
             operands = [forms.get(x, x) if isinstance(x, Node) else x for x in node.args]
             found = _operation(node.target, *operands, **node.kwargs)
             if found is None:

@@ -124,7 +124,8 @@ class Round:
         bias: Any
         for bias in self.bias:
             if type(bias) is NodeBias:
-                self.dst_bias, self.src_bias = _plus(self.dst_bias, bias.dst), _plus(self.src_bias, bias.src)
+                self.dst_bias = _plus("dst_bias", self.dst_bias, bias.dst)
+                self.src_bias = _plus("src_bias", self.src_bias, bias.src)
                 self.bias = tuple(other for other in self.bias if other is not bias)
 
     @property
@@ -287,8 +288,15 @@ def _readers(kind: Any) -> "tuple[attrgetter[Any], attrgetter[Any]]":
     return attrgetter(*kind.roles), attrgetter(*(field.name for field in _plain_fields(kind)))
 
 
-def _plus(x: Tensor | None, more: Tensor | None) -> Tensor | None:
-    return more if x is None else x if more is None else x + more
+def _plus(name: str, x: Any, more: Any) -> Any:
+    """The sum of two biases of nodes. Raises ValueError if they are of other nodes."""
+    if x is None or more is None:
+        return more if x is None else x
+    shapes = [list(y.shape) if isinstance(y, Tensor) else y for y in (x, more)]
+    fits = isinstance(x, Tensor) and isinstance(more, Tensor) and x.dim() > 0 and x.shape[:-1] == more.shape[:-1]
+    if not fits or len({1, x.shape[-1], more.shape[-1]}) > 2:
+        raise ValueError(f"{name} of all biases must have shape [..., N, H or 1]; got {shapes[0]} and {shapes[1]}")
+    return x + more
 
 
 def _plain_fields(kind: Any) -> list[Any]:
@@ -351,7 +359,7 @@ def _form(x: Any) -> Any:
     if type(x) in _ATOMS:
         return x
     if isinstance(x, Tensor):
-        return x.shape, x.dtype, x.device, x.requires_grad
+        return x.shape, x.dtype, x.device, x.layout, x.requires_grad
     if isinstance(x, float):
         return x > 0, isfinite(x)
     if isinstance(x, tuple):

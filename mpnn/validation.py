@@ -238,7 +238,7 @@ def widened(owner: str, width: int, expected: int) -> None:
 
 def rate(name: str, p: Any) -> float:
     """The number `p`. Raises TypeError if it is not a number, ValueError if it is not in [0, 1)."""
-    if isinstance(p, bool) or not hasattr(p, "__float__"):
+    if isinstance(p, (bool, Tensor)) or not hasattr(p, "__float__"):
         raise TypeError(f"{name} must be a number in [0, 1); got {p!r}")
     if not 0.0 <= p < 1.0:
         raise ValueError(f"{name} must lie in [0, 1); got {p}")

@@ -121,6 +121,8 @@ def test_captured_tensors_get_gradients() -> None:
     assert_like_pairs(
         *features(), lambda s, b, h, q, kv: s * temperature + pairs[b, h, q, kv], None, [pairs, temperature]
     )
+    mod = lambda s, b, h, q, kv: 3 * torch.tanh(s * slopes[h])  # noqa: E731  # autograd stores the tanh
+    assert_like_pairs(*features(), mod, None, [slopes])
     mod = lambda s, b, h, q, kv: s + (slopes * 2)[h] * kv + slopes[h] * q  # noqa: E731
     assert_like_pairs(*features(), mod, MASKS["prefix LM"], [slopes])
     q, k, v = features()
@@ -182,6 +184,15 @@ def test_blocks_of_torch_that_no_mask_mod_describes_count() -> None:
     assert gone() is None
 
 
+def test_a_mask_of_torch_may_get_another_mask_mod() -> None:
+    q, k, v = (x.detach() for x in features())
+    mask = of_torch.create_block_mask(MASKS["causal"], None, None, N, N, device="cpu")
+    flex.flex_attention(q, k, v, block_mask=mask)
+    mask.mask_mod = MASKS["sliding window"]
+    right = by_pairs(q, k, v, None, MASKS["sliding window"])
+    torch.testing.assert_close(flex.flex_attention(q, k, v, block_mask=mask), right)
+
+
 def test_16_bit_features_and_no_nodes() -> None:
     q, k, v = (x.detach() for x in features(dtype=torch.bfloat16))
     right = by_pairs(q.double(), k.double(), v.double(), MODS["ALiBi"])
@@ -208,8 +219,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "scaling after a mask": (lambda s, b, h, q, kv: -torch.where(q >= kv, s, -math.inf), r"because of aten\.neg"),
     "factor of both ends": (lambda s, b, h, q, kv: s * (q - kv), "multiplies by a function of both q_idx and kv_idx"),
     "no gradient": (lambda s, b, h, q, kv: s.detach(), r"because of aten\.detach"),
-    "a branch": (lambda s, b, h, q, kv: s if q > kv else -s, "must not read numbers of its arguments"),
+    "a branch": (lambda s, b, h, q, kv: s if q > kv else -s, r"score_mod must .* \(score, b, h.* reads no numbers"),
+    "three arguments": (lambda s, b, h: s, r"score_mod must be a function of \(score, b, h, q_idx, kv_idx\)"),
     "written to": (lambda s, b, h, q, kv: s + (q * 1.0).mul_(2), "must not write to tensors"),
+    "drawn": (lambda s, b, h, q, kv: s + torch.rand(()), r"draw random numbers; it does so by aten\.rand"),
     "dropped": (lambda s, b, h, q, kv: q * 1.0, "must return a function of the score"),
     "rounded": (lambda s, b, h, q, kv: torch.div(s, 2, rounding_mode="floor"), r"because of aten\.div"),
     "16 bits": (lambda s, b, h, q, kv: s.bfloat16(), r"because of aten\._to_copy"),
@@ -228,6 +241,8 @@ def test_refusals() -> None:
     q, k, v = features()
     for options, sentence in (
         ({"block_mask": flex.create_block_mask(MASKS["causal"], 1, 1, N, 80)}, r"has the shape \(1, 1, 90, 80\)"),
+        ({"block_mask": flex.create_block_mask(MASKS["prefix LM"], None, H, N, N)}, r"depends on b .* needs B and H"),
+        ({"block_mask": flex.create_block_mask(MASKS["dilated by head"], B, None, N, N)}, "depends on b or h"),
         ({"block_mask": flex.create_block_mask(MASKS["prefix LM"], 1, H, N, N).graphs}, "create_block_mask; got list"),
     ):
         with pytest.raises((ValueError, TypeError), match=sentence):
@@ -236,9 +251,14 @@ def test_refusals() -> None:
         flex.flex_attention(q, k[:, :2], v[:, :2])
     with pytest.raises(ValueError, match=r"\[B, H, N, D\]"):
         flex.flex_attention(q[0], k, v)
+    for key, value in ((k[:1], v[:1]), (k, v[:, :2]), (k, v[:, :, :50])):
+        with pytest.raises(ValueError, match=r"key \[B, H_kv, M, D\] and value \[B, H_kv, M, D_v\]; got"):
+            flex.flex_attention(q, key, value)
+    with pytest.raises(ValueError, match=r"key .* and value"):
+        flex.flex_attention(q[:1], k, v)
     with pytest.raises(ValueError, match="runs on a CPU; got cuda"):
         flex.create_block_mask(MASKS["causal"], 1, 1, N, N, device="cuda")
     with pytest.raises(ValueError, match=r"must return a boolean scalar; got torch\.int64"):
         flex.create_block_mask(lambda b, h, q, kv: q - kv, 1, 1, N, N)
-    with pytest.raises(ValueError, match="mask_mod must not read numbers"):
+    with pytest.raises(ValueError, match=r"mask_mod must be a function of \(b, h, q_idx, kv_idx\) that reads no"):
         flex.create_block_mask(lambda b, h, q, kv: q if q > kv else kv, 1, 1, N, N)

@@ -58,7 +58,7 @@ def blocks(chosen: Tensor, size: int, num_src: int, *, num_dst: int | None = Non
         raise ValueError(
             f"chosen must have a row for each of {num_dst} destinations, or for each block of {size}; got {rows} rows"
         )
-    flat = Runs.from_dense(chosen.reshape(-1, across).cpu().numpy())
+    flat = Runs.from_dense(chosen.flatten(0, -2).cpu().numpy())
     runs = Runs(flat.num_dst, num_src, flat.ptr, flat.start * size, np.minimum(flat.stop * size, num_src))
     if rows != num_dst:
         block = np.arange(num_dst) // size
@@ -100,7 +100,7 @@ def chosen(indices: Tensor, num_src: int) -> Graph:
             f"indices{outside.nonzero()[0].tolist()} is {int(indices[outside][0])}; expected 0 to {num_src - 1}, or -1 "
             "for none"
         )
-    listed: NDArray[Any] = indices.reshape(-1, indices.shape[-1]).cpu().numpy()
+    listed: NDArray[Any] = indices.flatten(0, -2).cpu().numpy()
     narrow = np.sort(listed.astype(np.int32 if num_src < 2**31 else np.int64), axis=1)
     narrow[narrow < 0] = -2  # so that source 0 does not follow it
     before = np.full_like(narrow, -2)

@@ -76,7 +76,6 @@ def test_a_model_of_transformers_trains_alike_on_any_number_of_processes():
         assert found == pytest.approx(alone, abs=5e-6)
 
 
-
 def test_a_killed_process_comes_back_to_the_same_bits(tmp_path):
     options = (*SMALL, "--steps", 30, "--every", 3, "--checkpoint")
     output_of(torchrun(2, "long_context.py", *options, tmp_path / "whole"))

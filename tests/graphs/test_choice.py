@@ -56,6 +56,17 @@ def test_the_destinations_may_be_other_nodes() -> None:
     assert graphs.blocks(torch.ones(1, 4, dtype=torch.bool), 2, 8).num_dst == 1
 
 
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
+def test_nothing_to_choose_is_no_edge(leading: tuple[int, ...]) -> None:
+    for graph in (
+        graphs.chosen(torch.zeros(*leading, 4, 0, dtype=torch.int64), 5),
+        graphs.blocks(torch.zeros(*leading, 4, 0, dtype=torch.bool), 2, 0),
+        graphs.chosen(torch.zeros(*leading, 0, 3, dtype=torch.int64), 5),
+    ):
+        assert graph.num_edges == 0
+        assert graph.dense().shape == (*leading, graph.num_dst, graph.num_src)
+
+
 def test_edges_are_not_written_out() -> None:
     graph = graphs.blocks(torch.ones(4, 64, dtype=torch.bool), 1 << 20, 1 << 26)
     assert (graph.num_edges, graph.runs.num_runs) == (4 << 26, 4)

@@ -106,8 +106,11 @@ def test_dtypes_empty_graphs_and_batches(backend: str) -> None:
     out, state = ops.attend(graphs.causal().bind(0), **none, normalize="none", backend=backend, return_state=True)
     assert out.shape == (0, HEADS, DEEP)
     assert state.equal(given["state"])
-    empty = {name: x[None][:0] for name, x in given.items()}
-    assert ops.attend(GRAPHS["causal"][0], **empty, normalize="none", backend=backend).shape == (0, NODES, HEADS, DEEP)
+    empty = {name: x[None][:0].requires_grad_() for name, x in given.items()}
+    out = ops.attend(GRAPHS["causal"][0], **empty, normalize="none", backend=backend)
+    assert out.shape == (0, NODES, HEADS, DEEP)
+    out.sum().backward()
+    assert empty["log_gate"].grad.shape == (0, NODES, HEADS)
 
 
 def test_all_other_backends_refuse_and_the_plan_takes_the_scan() -> None:
@@ -160,6 +163,13 @@ def test_what_is_no_recurrence_is_refused(change: dict[str, object], sentence: s
     given = {"graph": GRAPHS["causal"][0], "normalize": "none", **inputs("gated delta"), **change}
     with pytest.raises((ValueError, TypeError), match=sentence):
         ops.attend(**given)
+
+
+def test_a_sparse_tensor_is_refused_after_a_dense_one_of_its_shape() -> None:
+    given, graph = inputs("gate"), graphs.causal().bind(NODES)
+    ops.attend(graph, **given, normalize="none")
+    with pytest.raises(TypeError, match="log_gate must be a dense tensor"):
+        ops.attend(graph, **given | {"log_gate": torch.zeros(2, NODES, HEADS).double().to_sparse()}, normalize="none")
 
 
 def test_documents_of_graphs() -> None:

@@ -246,6 +246,7 @@ ATTEND: dict[str, tuple[dict[str, Any], str]] = {
     "a softcap for each head": ({"softcap": torch.ones(2)}, "softcap must be one number; got Tensor .* write a score"),
     "a learned softcap": ({"softcap": torch.ones((), requires_grad=True)}, "softcap is a number, to which no gradient"),
     "text for dropout": ({"dropout": "0.1"}, "dropout must be a number in"),
+    "a tensor for dropout": ({"dropout": torch.tensor(0.1)}, "dropout must be a number in"),
     "a list of normalizers": ({"normalize": ["softmax"]}, "there is no normalizer"),
     "a list of backends": ({"backend": ["dense"]}, 'backend must be "auto" or the name of one'),
     "no backend": ({"backend": None}, 'backend must be "auto" or the name of one; got None'),

@@ -184,6 +184,8 @@ def test_several_biases_add_up() -> None:
     parts = Round(graph, v, Dot(q, k, 1.0), bias=(NodeBias(dst), per_edge, NodeBias(dst, src)))
     joined = Round(graph, v, Dot(q, k, 1.0), bias=(per_edge,), dst_bias=2 * dst, src_bias=src)
     assert parts.bias == (per_edge,)
+    shared = Round(graph, v, Dot(q, k, 1.0), bias=(NodeBias(dst), NodeBias(dst[:, :1])))
+    assert shared.dst_bias.equal(dst + dst[:, :1])
     torch.testing.assert_close(engine.run(parts)[0], engine.run(joined)[0])
 
 
@@ -202,6 +204,9 @@ def test_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             attend(bias=bias)
+    for other in (dst[:1], dst[0], dst[..., :3], dst[None]):
+        with pytest.raises(ValueError, match=r"dst_bias of all biases must have shape .* got \[37, 4\] and"):
+            attend(bias=(NodeBias(dst), NodeBias(other)))
     with pytest.raises(TypeError, match="src_bias must be floating point"):
         attend(bias=NodeBias(src=src > 0))
     with pytest.raises(ValueError, match="log_gate, beta and states go with sums"):
