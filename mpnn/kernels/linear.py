@@ -1,7 +1,8 @@
 """A linear map by oneDNN, which torch contains: y = x W^T + b, a differentiable function of tensors.
 
-torch computes `F.linear` in float32 by MKL, which leaves AVX-512 unused on processors of AMD. oneDNN uses it, and reads
-W in a packed layout, which costs as much as some fifty rows. Gradients pack in each call:
+torch computes `F.linear` in float32 by MKL, which leaves AVX-512 unused on processors of AMD. oneDNN uses it. It reads W
+as it is, or in a packed layout, which is quicker for a few rows and takes as long to write as some fifty. The products
+of a step read what they get:
 
     dx = dy W,   dW = dy^T x,   db = sum_rows dy
 
@@ -25,7 +26,7 @@ Chosen = Callable[[int, int, int, bool], bool]
 """Whether oneDNN computes a product, by its rows, depth and width, and whether its operands are transposed."""
 
 MAX_BYTES = 1 << 30
-"""The most memory that packed copies take. Weights beyond it are packed in each call."""
+"""The most memory that packed copies take. Weights beyond it are packed in each call without gradients."""
 
 
 @cache
@@ -40,7 +41,9 @@ def why_missing() -> str | None:
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """`a b^T + bias`, [M, N], for a [M, K], b [N, K] and bias [N]: float32 on CPU, of any strides, M, K, N > 0."""
-    return _by_packed(a, _pack(b, len(a)), bias)
+    rows, columns = b.stride()
+    is_matrix = (columns == 1 and rows >= b.shape[1]) or (rows == 1 and columns >= len(b))
+    return _by_onednn(a, b if is_matrix else b.contiguous(), bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, chosen: Chosen, parameter: Tensor | None = None) -> Tensor:
@@ -54,8 +57,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, chosen: Chosen, param
         _kept.pop(weight if parameter is None else parameter, None)  # its next step changes it
         out: Tensor = _Linear.apply(x, weight, bias, chosen)
         return out
-    packed = _pack(weight, len(x)) if parameter is None else _kept_copy(parameter, weight, len(x))
-    return _by_packed(x, packed, bias)
+    if parameter is None:
+        return product(x, weight, bias)
+    packed = _kept_copy(parameter, weight, len(x))
+    return _by_onednn(x, packed, bias)
 
 
 def needs_grad(*operands: Tensor | None) -> bool:
@@ -94,8 +99,9 @@ def _pack(weight: Tensor, rows: int) -> Tensor:
     return packed
 
 
-def _by_packed(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product with a weight that is packed, or a matrix whose rows or columns are contiguous."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return out
 
 

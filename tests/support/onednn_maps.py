@@ -12,7 +12,7 @@ Products = list[tuple[int, int]]
 
 QUICK = {
     maps.TORCH: {"call": 1.0, "product": 1.0},
-    maps.ONEDNN: {"call": 0.0, "product": 0.0, "packed number": 0.0},
+    maps.ONEDNN: {"call": 0.0, "product": 0.0, "read number": 0.0},
     maps.KEPT: {"call": 0.0, "product": 0.0, "checked number": 0.0},
 }
 
@@ -23,14 +23,14 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[Products]:
     if (reason := onednn.why_missing()) is not None:
         pytest.skip(reason)
     computed: Products = []
-    by_packed = onednn._by_packed
+    by_onednn = onednn._by_onednn
 
-    def counted(x, packed, bias):  # type: ignore[no-untyped-def]
-        out = by_packed(x, packed, bias)
+    def counted(x, weight, bias):  # type: ignore[no-untyped-def]
+        out = by_onednn(x, weight, bias)
         computed.append((out.shape[0], out.shape[1]))
         return out
 
-    monkeypatch.setattr(onednn, "_by_packed", counted)
+    monkeypatch.setattr(onednn, "_by_onednn", counted)
     monkeypatch.setattr(cost_model, "map_prices", lambda threads: QUICK)
     maps.forget()
     onednn._kept.clear()
