@@ -1,8 +1,8 @@
 """Linear maps by the quicker product: torch's or oneDNN's (`mpnn/kernels/linear.py`).
 
 The choice compares prices, as that of a backend does: nanoseconds of a call, of a multiplication with addition, and of
-a number of a weight that is read or compared. `costs.json` has them for processors of one family, `mpnn tune` measures those of
-any other. Where neither holds, torch computes all maps.
+a number of a weight that is read or compared. `costs.json` has them for processors of one family, `mpnn tune` measures
+those of any other. Where neither holds, torch computes all maps.
 """
 
 import math

@@ -1,8 +1,8 @@
 """A linear map by oneDNN, which torch contains: y = x W^T + b, a differentiable function of tensors.
 
-torch computes `F.linear` in float32 by MKL, which leaves AVX-512 unused on processors of AMD. oneDNN uses it. It reads W
-as it is, or in a packed layout, which is quicker for a few rows and takes as long to write as some fifty. The products
-of a step read what they get:
+torch computes `F.linear` in float32 by MKL, which leaves AVX-512 unused on processors of AMD. oneDNN uses it. It reads
+W as it is, or in a packed layout, which is quicker for a few rows and takes as long to write as some fifty. The
+products of a step read what they get:
 
     dx = dy W,   dW = dy^T x,   db = sum_rows dy
 

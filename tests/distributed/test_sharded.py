@@ -252,7 +252,7 @@ def test_every_attention_of_the_library_says_what_its_terms_depend_on():
     ours = {each for each in subclasses(Attention) if each.__module__.startswith("mpnn.")} - {KeyValue}
     assert len(ours) > 15
     silent = {each for each in ours if each.depends_on == "graph" and not issubclass(each, Recurrent)}
-    assert {each.__name__ for each in silent} == {"OwnMaps", "TopK", "BlockTopK", "EdgeFilter"}
+    assert {each.__name__ for each in silent} == {"OwnMaps", "TopK", "BlockTopK", "EdgeFilter", "TypedAdditive"}
 
 
 def test_what_would_see_a_part_of_the_nodes_refuses_inside_sharded(one_process):
