@@ -64,9 +64,9 @@ def fold(round: Round) -> Round:
         raise ValueError(f"{graph} needs features of a batch of {graph.items}; got {list(round.value.shape)}")
     if round.heads % graph.heads:
         raise ValueError(f"{graph} has graphs for {graph.heads} heads, which do not divide {round.heads} heads")
-    given = {"dst_bias": round.dst_bias, "src_bias": round.src_bias}
-    numbers = zip(given, round.node_biases(), strict=True)  # for each entry of the batch and each head
-    round = replace(round, **{name: x for name, x in numbers if given[name] is not None})
+    dst, src = round.node_biases()  # for each entry of the batch and each head
+    own = None if round.dst_bias is None else dst
+    round = replace(round, dst_bias=own, src_bias=None if round.src_bias is None else src)
     shared = _source_heads(round, graph.heads)
     folded = graph.folded(shared)
     per_edge = round.map_edges(partial(_per_edge, graph, folded, round))
@@ -94,9 +94,7 @@ def _source_heads(round: Round, heads: int) -> int:
         return heads
     if len(counts) == 1 and heads % min(counts) == 0:
         return min(counts)
-    raise ValueError(
-        f"keys, values and biases have {sorted(counts)} heads, which do not fit graphs for {heads} heads"
-    )
+    raise ValueError(f"keys, values and biases have {sorted(counts)} heads, which do not fit graphs for {heads} heads")
 
 
 def _to_nodes(graph: StackedGraph, x: Tensor, heads: int, trailing: int) -> Tensor:
