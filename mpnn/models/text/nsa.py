@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,42 +21,29 @@ from mpnn.attention.choice import rows_at_a_time
 from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Runs
 from mpnn.maps import Linear
-from mpnn.models.layers.blocks import Norm
+from mpnn.models.layers.blocks import ACTIVATIONS, Norm
 from mpnn.models.layers.decoder import PlainDecoder
-from mpnn.position import Rotary
+from mpnn.models.text.llama import LlamaConfig
 from mpnn.update import GatedFeedForward, PreNorm
 
 SUMMARIES, CHOSEN, WINDOW = range(3)
 
 
 @dataclass(frozen=True)
-class NSAConfig:
-    """Configuration of an NSA. The defaults are those of the paper's 27B model (section 4.1), with a dense network in
-    place of its experts.
+class NSAConfig(LlamaConfig):
+    """Configuration of an NSA: that of a Llama, and the blocks and the window of the paper (section 4.1).
 
     size, stride: l and d, the nodes of a block that is summarized, and from one to the next. block, top: l' and n, the
     nodes of a block that is chosen, and how many are, the first one and the last two included. window: w. `stride`
-    divides `size` and `block`. kv_heads: heads that share keys and values share a choice, too. base: of the rotary
-    frequencies, with which queries and keys of chosen blocks and of the window are rotated. eps: of RMSNorm.
-    tied: whether the output layer shares its weight with the token embedding.
+    divides `size` and `block`. Heads that share keys and values share a choice, too. Queries and keys of chosen blocks
+    and of the window are rotated.
     """
 
-    vocabulary: int = 129280
-    dim: int = 2560
-    layers: int = 30
-    heads: int = 64
-    kv_heads: int = 4
-    head_dim: int = 192
-    hidden: int = 6912
-    context: int = 8192
     size: int = 32
     stride: int = 16
     block: int = 64
     top: int = 16
     window: int = 512
-    base: float = 10000.0
-    eps: float = 1e-6
-    tied: bool = False
 
 
 class Summaries(nn.Module):
@@ -90,30 +78,34 @@ class NSALayer(nn.Module):
         super().__init__()
         for name, least in (("stride", 1), ("top", 3), ("window", 1)):
             at_least(name, getattr(config, name), least)
-        if config.size % config.stride or config.block % config.stride or config.heads % config.kv_heads:
+        self.kv_heads = config.heads if config.kv_heads is None else config.kv_heads
+        if config.size % config.stride or config.block % config.stride or config.heads % self.kv_heads:
             raise ValueError(f"stride must divide size and block, and kv_heads heads; got {config}")
-        dim, width, keys = config.dim, config.head_dim, 3 * config.kv_heads * config.head_dim
-        self.config, self.rotary = config, Rotary(width, config.base)
-        self.to_query, self.to_gate = Linear(dim, config.heads * width, bias=False), Linear(dim, 3 * config.heads)
-        self.to_key, self.to_value = Linear(dim, keys, bias=False), Linear(dim, keys, bias=False)
-        shape = config.size, config.stride, config.kv_heads, width
+        self.config, self.rotary, dim = config, config.rotary(), config.dim
+        width = self.rotary.dim
+        self.to_query = Linear(dim, config.heads * width, config.bias)
+        self.to_key, self.to_value = (Linear(dim, 3 * self.kv_heads * width, config.bias) for _ in range(2))
+        shape = config.size, config.stride, self.kv_heads, width
         self.key_summaries, self.value_summaries = Summaries(*shape), Summaries(*shape)
-        self.to_out = Linear(config.heads * width, dim, bias=False)
-        self.update = PreNorm(dim, GatedFeedForward(dim, config.hidden), norm=norm)
+        self.to_gate, self.to_out = Linear(dim, 3 * config.heads), Linear(config.heads * width, dim, config.bias)
+        ffn = GatedFeedForward(dim, config.hidden, ACTIVATIONS[config.activation])
+        self.update = PreNorm(dim, ffn, norm=norm)
 
     def forward(self, x: Tensor, graph: Any = None, *, cache: Any = None) -> Tensor:
         if cache is not None or graph not in (None, self.graph):
             raise ValueError("NSA chooses its own graphs over whole texts: call it without cache, graph and lengths")
         config, nodes, h = self.config, x.shape[-2], self.update.prepare(x)
         query = self.to_query(h).unflatten(-1, (config.heads, -1))
-        keys, values = (x(h).unflatten(-1, (3, config.kv_heads, -1)).unbind(-3) for x in (self.to_key, self.to_value))
+        keys, values = (x(h).unflatten(-1, (3, self.kv_heads, -1)).unbind(-3) for x in (self.to_key, self.to_value))
         summaries = self.key_summaries(keys[SUMMARIES]), self.value_summaries(values[SUMMARIES])
-        seen, causal = self._ended(nodes, summaries[0].shape[-3], h.device), graphs.causal().bind(nodes).to(h.device)
+        at, causal = np.arange(nodes), self.graph.bind(nodes).to(h.device)
+        ended = Runs.of(nodes, summaries[0].shape[-3], [(at, 0, (at - config.size + 1) // config.stride + 1)])
         chosen = graphs.blocks(self.choose(query, summaries[0]), config.block, nodes, num_dst=nodes) & causal
-        near = (graphs.causal() & graphs.window(config.window - 1)).bind(nodes).to(h.device)
-        parts = [ops.attend(seen, query, *summaries)]
-        for branch, graph in ((CHOSEN, chosen), (WINDOW, near)):
-            parts.append(ops.attend(graph, *self.rotary.turn(query, keys[branch], causal), values[branch]))
+        near = (self.graph & graphs.window(config.window - 1)).bind(nodes).to(h.device)
+        attend = partial(ops.attend, dropout=config.attention_dropout if self.training else 0.0)
+        parts = [attend(Graph.from_runs(ended).to(h.device), query, *summaries)]
+        for branch, bound in ((CHOSEN, chosen), (WINDOW, near)):
+            parts.append(attend(bound, *self.rotary.turn(query, keys[branch], causal), values[branch]))
         gate = self.to_gate(h).sigmoid().unflatten(-1, (3, -1, 1))
         return self.update(x, self.to_out((gate * torch.stack(parts, -3)).sum(-3).flatten(-2)))
 
@@ -121,34 +113,23 @@ class NSALayer(nn.Module):
     def choose(self, query: Tensor, summaries: Tensor) -> Tensor:
         """The chosen blocks, bool [B, kv_heads, N, ceil(N / block)], for queries [B, N, H, D] and summaries of keys."""
         config, (nodes, count) = self.config, (query.shape[-3], summaries.shape[-3])
-        blocks = torch.arange(-(-nodes // config.block), device=query.device)
-        shared, found = query.unflatten(-2, (config.kv_heads, -1)), []
+        blocks, summary = (torch.arange(n, device=query.device) for n in (-(-nodes // config.block), count))
+        # eq. 9: the number of (m, n) with i = j l'/d + m - n, m < l'/d, n < l/d is that of shared stretches of d nodes
+        first = summary[:, None] * config.stride - blocks * config.block
+        stretches = (first + config.size).clamp(max=config.block) - first.clamp(min=0)
+        overlaps = stretches.clamp(min=0).to(query.dtype) / config.stride
+        shared, found = query.unflatten(-2, (self.kv_heads, -1)), []
         for rows in rows_at_a_time(query.flatten(-2), config.heads * count):
             at = torch.arange(rows.start, rows.stop, device=query.device)[:, None]
-            logits = torch.einsum("bighd,bmgd->bghim", shared[:, rows], summaries) * config.head_dim**-0.5
-            open_ends = torch.arange(count, device=query.device) * config.stride + config.size - 1 > at
-            weights = logits.masked_fill(open_ends, -torch.inf).softmax(-1).nan_to_num(0.0).sum(2)  # eq. 8, 10
-            importance = weights @ self._overlaps(count, len(blocks)).to(weights)
+            logits = torch.einsum("bighd,bmgd->bghim", shared[:, rows], summaries) * self.rotary.dim**-0.5
+            logits = logits.masked_fill(summary * config.stride + config.size > at + 1, -torch.inf)
+            importance = logits.softmax(-1).nan_to_num(0.0).sum(2) @ overlaps  # eq. 8, 10
             own = at // config.block
             always = (blocks == 0) | (blocks == own) | (blocks == own - 1)
             importance = importance.masked_fill(always, torch.inf).masked_fill(blocks > own, -torch.inf)
             best = importance.topk(min(config.top, len(blocks)), -1).indices
             found.append(torch.zeros_like(importance, dtype=torch.bool).scatter_(-1, best, True) & (blocks <= own))
         return torch.cat(found, -2)
-
-    def _overlaps(self, summaries: int, blocks: int) -> Tensor:
-        """How many stretches of `stride` nodes a summarized block shares with a chosen one, [summaries, blocks]: the
-        number of (m, n) with i = j l'/d + m - n, m < l'/d and n < l/d (eq. 9)."""
-        d = self.config.stride
-        first = torch.arange(summaries)[:, None] * d - torch.arange(blocks) * self.config.block
-        stop = torch.minimum(first + self.config.size, torch.tensor(self.config.block))
-        return (stop - first.clamp(min=0)).clamp(min=0) // d
-
-    def _ended(self, nodes: int, summaries: int, device: torch.device) -> Graph:
-        """Each node receives from the summaries of blocks that end at it or before."""
-        at = torch.arange(nodes).numpy()
-        stop = (at - self.config.size + 1) // self.config.stride + 1
-        return Graph.from_runs(Runs.of(nodes, summaries, [(at, 0, stop)])).to(device)
 
 
 class NSA(PlainDecoder):

@@ -14,10 +14,10 @@ from mpnn.models import NSA, NSAConfig
 SIZES = {"vocabulary": 30, "dim": 16, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "hidden": 24}
 
 
-def model(**options: int) -> NSA:
+def model(**options: float) -> NSA:
     torch.manual_seed(0)
     blocks = {"size": 4, "stride": 2, "block": 4, "top": 4, "window": 5, "context": 64}
-    made = NSA(NSAConfig(**SIZES, **{**blocks, **options})).double()
+    made = NSA(NSAConfig(**{**SIZES, **blocks, **options})).double()
     for parameter in made.parameters():  # far from zero, so that choices have no ties
         torch.nn.init.normal_(parameter, std=0.5)
     return made
@@ -90,9 +90,10 @@ def formula(net: NSA, ids: Tensor) -> Tensor:
     return net.head(net.norm(x))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"size": 2}, {"block": 6, "size": 6}, {"top": 3, "stride": 4}, {"window": 1}], ids=str
-)
+OPTIONS = [{}, {"size": 2}, {"block": 6, "size": 6}, {"top": 3, "stride": 4, "bias": 1}, {"window": 1, "kv_heads": 4}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("length", [3, 23])
 def test_follows_the_formulas(options: dict[str, int], length: int, measured: Callable[..., None]) -> None:
     net, ids = model(**options), torch.randint(30, (2, length))
@@ -113,6 +114,12 @@ def test_choices_do_not_depend_on_how_many_rows_are_computed_at_once(monkeypatch
     whole = net(ids)
     monkeypatch.setattr("mpnn.attention.choice._AT_ONCE", 1)
     torch.testing.assert_close(net(ids), whole)
+
+
+def test_weights_are_dropped_in_training() -> None:
+    net, ids = model(attention_dropout=0.5), torch.randint(30, (1, 20))
+    torch.testing.assert_close(net.eval()(ids), model()(ids))
+    assert not torch.allclose(net.train()(ids), net.eval()(ids))
 
 
 def test_sizes_must_divide() -> None:
