@@ -76,17 +76,6 @@ def test_a_model_of_transformers_trains_alike_on_any_number_of_processes():
         assert found == pytest.approx(alone, abs=5e-6)
 
 
-def test_a_model_of_transformers_trains_alike_on_any_number_of_processes():
-    options = ("--tokens", 512, "--window", 64, "--dim", 32, "--steps", 20)
-    alone = losses(output_of(torchrun(1, "long_context_hf.py", *options)))
-    assert len(alone) == 20
-    assert alone[-1] < alone[0] - 0.3
-    for processes, parameters in ((3, "ddp"), (2, "fsdp")):
-        more = ("--parameters", parameters)
-        found = losses(output_of(torchrun(processes, "long_context_hf.py", *options, *more)))
-        assert found == pytest.approx(alone, abs=5e-6)
-
-
 def test_a_killed_process_comes_back_to_the_same_bits(tmp_path):
     options = (*SMALL, "--steps", 30, "--every", 3, "--checkpoint")
     output_of(torchrun(2, "long_context.py", *options, tmp_path / "whole"))
