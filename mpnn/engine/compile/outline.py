@@ -73,6 +73,8 @@ class Outline:
     def ends(self) -> Tensor:
         return self.edge_index
 
+    stored_edges = ends
+
     @property
     def num_edges(self) -> int:
         if self.recipe:
