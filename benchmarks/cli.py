@@ -137,13 +137,13 @@ def scaling(
     small: Annotated[bool, typer.Option("--small", help="A sixteenth of the nodes, to try it out.")] = False,
     out: Annotated[Path, typer.Option(help="The file of results.")] = SCALING_RESULTS,
 ) -> None:
-    """Times a layer over n nodes on one process and over 2 n nodes on two, one thread each; a minute."""
+    """Times a layer over n nodes on one process and over 2 n nodes on two, one thread each, in processor time."""
     results = weak_scaling.measure(out, repeats=repeats, divide=16 if small else 1)
     for row in results["rows"]:
         console.print(
             f"{row['case']}, {row['nodes']:,} nodes a process: one {1000 * row['one']:.1f} ms, two "
             f"{1000 * row['two']:.1f} ms (computed: {1000 * row['computed']:.1f}), efficiency {row['efficiency']:.2f} "
-            f"(bar: {weak_scaling.BAR})"
+            f"(bar: {row['bar']})"
         )
     console.print(f"results in {out}")
 

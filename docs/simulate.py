@@ -135,16 +135,16 @@ def simulate(
         layers: their number.
         scale: multiplies the nodes, edges and fetched sources of every rank. For graphs of random edges, of which a
             smaller one with the same degrees has the same shares.
-        transport: "halo" or "heads".
+        transport: "halo", "heads", "stream" or "queries".
 
     Raises:
         ValueError: if the transport is unknown, or the ranks do not divide the heads.
     """
-    if transport not in ("halo", "heads"):
-        raise ValueError(f"transport must be halo or heads; got {transport!r}")
-    if transport == "heads" and not work.heads:
-        raise ValueError('transport="heads" divides heads, and this work has none; use "halo"')
-    shares = [share.times(scale) for share in (_by_heads if transport == "heads" else _by_halo)(part, work)]
+    if transport not in _SHARES:
+        raise ValueError(f"transport must be one of {', '.join(_SHARES)}; got {transport!r}")
+    if transport != "halo" and not work.heads:
+        raise ValueError(f'transport="{transport}" divides attention, and this work has no heads; use "halo"')
+    shares = [share.times(scale) for share in _SHARES[transport](part, work)]
     compute = layers * max(_seconds(work, machine, share.nodes, share.sources, share.edges) for share in shares)
     exchange = layers * 2 * max(share.moved for share in shares) * work.itemsize / machine.link_rate
     nodes, edges = (sum(getattr(share, name) for share in shares) for name in ("nodes", "edges"))
@@ -178,17 +178,48 @@ class _Share:
 
 
 def _by_halo(part: Partition, work: Work) -> Iterator[_Share]:
+    """Keys and values of the halo travel, or the features, from which a rank computes them: whichever are fewer."""
+    pairs = 2 * work.kv_heads * (work.width // work.heads) if work.heads else work.width
+    travels = min(work.width, pairs)
     for plan in part.plans():
-        sources = plan.nodes + plan.fetches
+        computes = 0 if work.heads and pairs <= work.width else plan.fetches
         yield _Share(
             nodes=plan.nodes,
-            sources=sources,
+            sources=plan.nodes + computes,
             edges=plan.edges,
             held_edges=plan.edges,
-            fetched=plan.fetches * work.width,
-            moved=max(plan.fetches, plan.sends) * work.width,
-            kept=work.dst_kept * plan.nodes + work.src_kept * sources,
+            fetched=plan.fetches * travels,
+            moved=max(plan.fetches, plan.sends) * travels,
+            kept=(work.dst_kept + work.src_kept) * plan.nodes + (work.src_kept * computes or travels * plan.fetches),
         )
+
+
+def _by_stream(part: Partition, work: Work) -> Iterator[_Share]:
+    """Keys and values of one rank after the other; two blocks are held at a time, and none is kept. The backward
+    pass fetches them and computes the edges again."""
+    pairs = 2 * work.kv_heads * (work.width // work.heads)
+    for plan in part.plans():
+        yield _Share(
+            nodes=plan.nodes,
+            sources=plan.nodes,
+            edges=plan.edges * 4 / 3,
+            held_edges=plan.edges,
+            fetched=plan.fetches * pairs,
+            moved=max(plan.fetches, plan.sends) * pairs * 3 / 2,
+            kept=(work.dst_kept + work.src_kept) * plan.nodes,
+        )
+
+
+def _by_queries(part: Partition, work: Work) -> Iterator[_Share]:
+    """As the halo, but for hubs, whose edges all ranks share."""
+    head_dim = work.width // work.heads
+    travels = min(work.width, 2 * work.kv_heads * head_dim)
+    mean = part.graph.num_edges / part.ranks
+    for plan, nbytes in zip(part.plans(), part.query_bytes(travels, work.heads, head_dim), strict=True):
+        numbers = nbytes // 4
+        kept = (work.dst_kept + work.src_kept) * plan.nodes + numbers
+        edges = min(plan.edges, mean)  # hubs' edges are on all ranks
+        yield _Share(plan.nodes, plan.nodes, max(edges, mean), plan.edges, numbers, numbers, kept)
 
 
 def _by_heads(part: Partition, work: Work) -> Iterator[_Share]:
@@ -199,6 +230,9 @@ def _by_heads(part: Partition, work: Work) -> Iterator[_Share]:
     for nodes, numbers in zip(part.dst.sizes, arriving, strict=True):
         kept = (work.dst_kept + work.src_kept) * nodes + exchanged
         yield _Share(nodes, nodes, edges / ranks, edges, numbers, numbers, kept)
+
+
+_SHARES = {"halo": _by_halo, "heads": _by_heads, "stream": _by_stream, "queries": _by_queries}
 
 
 def _seconds(work: Work, machine: Machine, dst: float, src: float, edges: float) -> float:

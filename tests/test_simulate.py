@@ -27,9 +27,14 @@ def test_a_window_by_hand():
 
 def test_bytes_are_those_of_the_plan():
     work = transformer(64, heads=8, kv_heads=4)
-    for transport in ("halo", "heads"):
+    for transport in ("halo", "heads", "stream", "queries"):
         part = partition(graphs.causal().bind(1000), 4, balance="zigzag")
-        planned = part.fetched_bytes(64) if transport == "halo" else part.head_bytes(8, 4, 8)
+        planned = {
+            "halo": part.fetched_bytes(64),
+            "heads": part.head_bytes(8, 4, 8),
+            "stream": part.fetched_bytes(2 * 4 * 8),
+            "queries": part.query_bytes(64, 8, 8),
+        }[transport]
         found = simulate(part, replace(work, itemsize=4), SLOW_LINK, transport=transport)
         assert found.fetched == max(planned)
 
@@ -49,9 +54,9 @@ def test_one_rank_exchanges_nothing():
 
 def test_what_cannot_be_divided_is_refused():
     part = partition(graphs.causal().bind(100), 3)
-    with pytest.raises(ValueError, match="transport must be halo or heads; got 'ring'"):
+    with pytest.raises(ValueError, match="transport must be one of halo, heads, stream, queries; got 'ring'"):
         simulate(part, sage(8), SLOW_LINK, transport="ring")
-    with pytest.raises(ValueError, match="this work has none"):
+    with pytest.raises(ValueError, match="this work has no heads"):
         simulate(part, sage(8), SLOW_LINK, transport="heads")
     with pytest.raises(ValueError, match="3 ranks do not divide 8 heads"):
         simulate(part, transformer(64, heads=8), SLOW_LINK, transport="heads")

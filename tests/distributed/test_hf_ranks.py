@@ -73,6 +73,8 @@ def test_what_is_not_served_says_what_to_do(one_process):
             llama.generate(tokens, max_new_tokens=2)
         with pytest.raises(ValueError, match="sets position_ids itself"):
             llama(tokens, position_ids=tokens)
+        with pytest.raises(ValueError, match="model_accepts_loss_kwargs = False of a Trainer"):
+            llama(tokens, labels=tokens, num_items_in_batch=5)
         with pytest.raises(ValueError, match="at least one token"):
             llama(tokens[:, :0])
         with pytest.raises(ValueError, match="different padding"):

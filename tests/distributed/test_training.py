@@ -76,6 +76,13 @@ def test_a_model_of_transformers_trains_alike_on_any_number_of_processes():
         assert found == pytest.approx(alone, abs=5e-6)
 
 
+def test_trainer_of_transformers_has_the_same_losses_on_one_process_and_on_two(tmp_path):
+    script = ROOT / "tests" / "support" / "hf_trainer.py"
+    alone, divided = (losses(output_of(torchrun(n, script, tmp_path))) for n in (1, 2))
+    assert len(alone) == 4
+    assert divided == pytest.approx(alone, abs=5e-6)
+
+
 def test_a_killed_process_comes_back_to_the_same_bits(tmp_path):
     options = (*SMALL, "--steps", 30, "--every", 3, "--checkpoint")
     output_of(torchrun(2, "long_context.py", *options, tmp_path / "whole"))

@@ -70,6 +70,8 @@ class Outline:
     def ends(self) -> Tensor:
         return self.edge_index
 
+    stored_edges = ends
+
     @property
     def num_edges(self) -> int:
         return self._read("num_edges")

@@ -83,8 +83,7 @@ def _enter(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if options.get("labels") is not None:
         labels = F.pad(sharding.gather(options["labels"], 1), (0, 1), value=_IGNORED)[:, 1:]
         options["shift_labels"] = labels[:, numbers]
-        if options.get("num_items_in_batch") is None:
-            options["num_items_in_batch"] = (labels != _IGNORED).sum() / dist.get_world_size()
+        options["num_items_in_batch"] = (labels != _IGNORED).sum() / dist.get_world_size()
     _CURRENT.set(Whole(padding.shape[1], padding))
     return (), options
 
@@ -110,6 +109,11 @@ def _check(model: Any, options: dict[str, Any]) -> None:
         raise ValueError(
             "within mpnn.distributed.sharded, a model of transformers has no cache and sets position_ids itself: "
             "generate on one process, or call the model with use_cache=False"
+        )
+    if options.get("num_items_in_batch") is not None:
+        raise ValueError(
+            "within mpnn.distributed.sharded, a model counts the labels of all processes itself: pass no "
+            "num_items_in_batch; set trainer.model_accepts_loss_kwargs = False of a Trainer"
         )
     mask = options.get("attention_mask")
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
