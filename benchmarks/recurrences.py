@@ -188,7 +188,7 @@ def _mamba2_token() -> Contest:
 
     heads, values, keys = 24, 64, 128
     inputs = {"hidden_states": torch.randn(1, heads, values), "dt": torch.randn(1, heads, 1).expand(-1, -1, values)}
-    inputs |= {"A": -torch.rand(heads, 1, 1).expand(-1, values, keys), "B": torch.randn(1, 1, keys)}
+    inputs |= {"A": (-torch.rand(heads, 1, 1)).expand(-1, values, keys), "B": torch.randn(1, 1, keys)}
     inputs |= {"C": torch.randn(1, 1, keys), "D": torch.randn(heads, 1).expand(-1, values)}
     inputs |= {"dt_bias": torch.randn(heads, 1).expand(-1, values)}
 

@@ -1,7 +1,7 @@
 """Linear attention and recurrences: weights are inner products without a normalizer, so sums over sources are computed
 first, in time linear in the nodes (`mpnn.kernels.scan`). The sums are one matrix for rows with the same sources, and a
-running sum if each row has one source more than the row before. On CPU the running sum may have gates, the delta rule,
-and a state that enters and leaves.
+running sum if each row has one source more than the row before. On CPU and CUDA the running sum may have gates, the
+delta rule, and a state that enters and leaves.
 
 Without a score, a weight for each head and offset over `causal() & window(radius)` is a short convolution
 (`mpnn.kernels.short_convolution`): the sum of a few shifted products.
@@ -23,6 +23,7 @@ from mpnn.graph.causal import convolution, documents
 from mpnn.graph.relations import Offset
 from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, linear_attention, recurrence
 from mpnn.kernels.short_convolution import short_convolution
 from mpnn.needs import DEVICES, FLOATS
@@ -37,7 +38,7 @@ _MAX_STRIPS = 3  # of rows with the same first source, on average: the last sour
 
 
 _RECURRENCES = frozenset({"log_gate", "beta", "state", "return_state"})
-SERVES = (  # on CPU, with a score or without; `serves` is exact
+SERVES = (  # on CPU and CUDA, with a score or without; `serves` is exact
     FLOATS | DEVICES | _RECURRENCES | {"Dot", "no score", "bias by Offset", "unnormalized", "sum", "gradient"}
 )
 _WEIGHTS = "it needs dot products as weights, without a normalizer or softcap"
@@ -51,14 +52,15 @@ REASONS = {
 
 def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
     served = SERVES - {"no score", "bias by Offset"} if round.score is not None or not round.bias else SERVES - {"Dot"}
-    if round.value.device.type == "cpu":
+    if round.value.device.type in ("cpu", "cuda"):
         return served, REASONS
-    return served - _RECURRENCES, REASONS | dict.fromkeys(_RECURRENCES, "its kernels for recurrences are on CPU only")
+    return served - _RECURRENCES, REASONS | dict.fromkeys(_RECURRENCES, "recurrences run on CPU and CUDA only")
 
 
 def refusal(round: Round) -> str | None:
     if round.recurrent:
-        return library.why_missing()
+        on_gpu = round.value.device.type == "cuda"
+        return unavailable(round.value, round.tensors) if on_gpu else library.why_missing()
     if round.score is None:
         return _why_no_convolution(round)
     if _blocks(round.graph) is None:
@@ -100,7 +102,8 @@ def estimate(round: Round) -> Estimate:
     if round.value.device.type == "cuda":
         flops = 2 * sum(n for what, n in operations.items() if "product" in what)
         moved = dtype.itemsize * sum(n for what, n in operations.items() if "number" in what)
-        launches = 6 * round.graph.num_dst / LOGITS  # of a step between chunks
+        # a node after the other, some 1 us each, which was not measured; or the steps between chunks
+        launches = round.graph.num_dst / 5 if round.recurrent else 6 * round.graph.num_dst / LOGITS
         return Estimate(on_gpu(flops, moved, dtype, launches), size)
     return priced(NAME, operations, size)
 

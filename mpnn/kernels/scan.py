@@ -4,9 +4,10 @@
 
 `linear_attention` has no gates and more general graphs; `recurrence` has gates a head or a feature, the delta rule, and
 states that enter and leave. On CPU `mpnn/kernels/cpu/{scan,delta_rule,feature_gates}.cpp` compute them and state the
-formulas. On other devices, and where no library was compiled, torch operations compute linear attention (`_scan`), and
-recurrences are refused. All advance in chunks of nodes. Within a chunk the logits are materialized, so that all work is
-matrix products; only one state is in memory. NaN in a source can reach rows of its chunk that do not attend to it.
+formulas. They advance in chunks of nodes. Within a chunk the logits are materialized, so that all work is matrix
+products; few states are in memory. NaN in a source can reach rows of its chunk that do not attend to it. On CUDA
+`mpnn/kernels/cuda/recurrence.py` computes recurrences, and torch operations linear attention (`_scan`), as on other
+devices and where no library was compiled, which refuse recurrences.
 """
 
 from collections.abc import Sequence
@@ -197,7 +198,7 @@ def recurrence(
     documents: Sequence[int] | None = None,
     unit: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """A causal sum with gates, and the delta rule, on CPU:
+    """A causal sum with gates, and the delta rule, on CPU and CUDA:
 
         S_i = exp(log_gate_i) S_(i-1) + k_i^T u_i          out_i = scale q_i S_i
         u_i = v_i, or with beta: beta_i (v_i - k_i exp(log_gate_i) S_(i-1))
@@ -232,7 +233,9 @@ def recurrence(
             shape = f"[{batch}, {nodes}, heads that divide {heads}, width]"
             raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}")
     ends = ends_of(documents, nodes)
-    check_device(query, "recurrences")
+    on_gpu = query.device.type == "cuda"
+    if not on_gpu:
+        check_device(query, "recurrences")
     wide = _wide(query)
     log_gate, beta, state = (None if x is None else x.to(wide) for x in (log_gate, beta, state))
     if not value.numel() or not query.numel():
@@ -240,11 +243,16 @@ def recurrence(
         inputs = [x for x in (query, key, value, log_gate, beta) if x is not None]
         nothing = torch.stack([x.flatten()[:0].sum(dtype=wide) for x in inputs]).sum()  # so that autograd knows them
         return nothing.expand(batch, nodes, heads, deep), last
-    if not torch.is_grad_enabled():
+    if not on_gpu and not torch.is_grad_enabled():
         return _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
     if unit:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
-    out, last = _Recurrence.apply(query, key, value, log_gate, beta, state, scale, heads, ends)
+    function: Any = _Recurrence
+    if on_gpu:
+        from mpnn.kernels.cuda import recurrence as in_triton  # imports Triton
+
+        function = in_triton.Recurrence
+    out, last = function.apply(query, key, value, log_gate, beta, state, scale, heads, ends)
     return out, last
 
 

@@ -33,16 +33,18 @@ def test_features_wider_than_its_kernels_take_are_refused() -> None:
 def on_cuda(graph: Graph, kind: str) -> Round:
     """A request with features that are nowhere, but claim to be on a GPU."""
     with FakeTensorMode():
-        query, key, value, dst, src = (
+        query, key, value, dst, src, gate = (
             torch.empty(n, *shape, dtype=torch.bfloat16, device="cuda:0", requires_grad=True)
             for n, *shape in (
                 (graph.num_dst, 8, 64), (graph.num_src, 8, 64), (graph.num_src, 8, 64), (graph.num_dst, 8),
-                (graph.num_src, 8),
+                (graph.num_src, 8), (graph.num_dst, 8, 1),
             )
         )  # fmt: skip
     if kind == "aggregation":
         return Round(graph, value, normalize="none")
     score = Dot(query, key, 0.1) if kind == "dot" else AdditiveScore(dst, src, LeakyReLU())
+    if kind == "recurrence":
+        return Round(graph, value, Dot(query, key, 0.1), normalize="none", log_gate=gate)
     return Round(graph, value, score)
 
 
@@ -59,6 +61,7 @@ def citations() -> Graph:
         ("GAT", citations(), "csr"),
         ("aggregation", citations(), "csr"),
         ("GAT", graphs.complete().bind(64), "csr"),
+        ("recurrence", graphs.causal().bind(4096), "scan"),
     ],
 )
 def test_the_plan_for_a_gpu_is_sensible_where_it_is_clear(kind: str, graph: Graph, backend: str) -> None:
@@ -116,6 +119,10 @@ for request in (attending, plain):
     backend = given.cuda_reduce if given.csr.reduce.is_plain(request) else given.cuda_attention
     out, _ = backend.run(request)
     out.sum().backward()
+from mpnn.kernels.cuda.recurrence import Recurrence
+x = given.leaf(1, 9, 2, 8)
+numbers = given.leaf(1, 9, 2, 8), given.leaf(1, 9, 2), given.leaf(1, 2, 8, 8)
+Recurrence.apply(x, x, x, *numbers, 0.1, 2, (4, 9))[0].sum().backward()
 print(json.dumps(sorted(set(compiled))))
 """
 
@@ -135,6 +142,7 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     kernels = dict(json.loads(done.stdout))
     assert set(kernels) == {
         "forward.attend", "forward.join", "backward.deltas", "backward.gradients", "reduce.segment_reduce",
-        "reduce.join", "reduce.segment_reduce_backward",
+        "reduce.join", "reduce.segment_reduce_backward", "recurrence.forward", "recurrence.backwards",
+        "recurrence.forwards",
     }  # fmt: skip
     assert all(size > 0 for size in kernels.values())

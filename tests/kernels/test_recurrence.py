@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from row_cases import TRITON, on_triton, poisoned
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
@@ -14,6 +15,7 @@ from mpnn.kernels.selective_scan import selective_scan
 from mpnn.kernels.state_update import state_update
 from tests.support import recurrences as twin
 
+__all__ = ["poisoned"]  # memory that Triton's kernels write
 pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="needs the compiled kernels")
 
 NODES, WIDTH, DEEP = 131, 20, 12
@@ -213,6 +215,50 @@ def test_what_does_not_fit_is_named() -> None:
     found = torch.autograd.grad(recurrence(query.requires_grad_(), key, value)[0].sum(), query, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated again"):
         found[0].sum().backward()
+
+
+# ------------------------------------------------------------------------------------------------ by Triton
+
+
+def by_triton(
+    query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None, state: Tensor | None,
+    *, scale: float = 1.0, documents: list[int] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from mpnn.kernels.cuda.recurrence import Recurrence
+
+    tensors = [None if x is None else x.to(TRITON.device) for x in (query, key, value, log_gate, beta, state)]
+    ends = [sum(documents[: n + 1]) for n, length in enumerate(documents) if length] if documents else [query.shape[1]]
+    heads = max(x.shape[2] for x in tensors[:5] if x is not None)
+    out, last = Recurrence.apply(*tensors, scale, heads, tuple(ends))
+    return out.cpu(), last.cpu()
+
+
+@on_triton
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("heads", "documents"), [((1, 1, 4), [0, 5, 0, 1, 6, 0]), ((4, 2, 1), None)], ids=str)
+def test_triton_agrees_with_the_twin(
+    kind: str, heads: tuple[int, int, int], documents: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mpnn.kernels.cuda import recurrence as kernels
+
+    monkeypatch.setattr(kernels, "_NUMBERS", 256)  # two blocks of columns
+    given = [x if x is None or n == 5 else x[:, :12] for n, x in enumerate(inputs(kind, heads, batch=1))]
+    options = {"scale": 0.3, "documents": documents}
+    assert worst(results(by_triton, given, **options), results(twin.recurrence, given, **options)) < 1e-12
+
+
+@on_triton
+@pytest.mark.parametrize("gates", ["1e-30", "resets of 0"])
+def test_triton_takes_any_gate_and_16_bits(gates: str) -> None:
+    given = [x if x is None or n == 5 else x[:, :9] for n, x in enumerate(inputs("KDA", (2, 2, 4), gates, batch=1))]
+    single = [None if x is None else x.float() for x in given]
+    expected = results(twin.recurrence, [None if x is None else x.double() for x in single], scale=0.3)
+    assert worst([x.double() for x in results(by_triton, single, scale=0.3)], expected) < 1e-5
+    halves = [x.half() if n < 3 else x for n, x in enumerate(single) if x is not None]
+    expected = list(twin.recurrence(*(x.double() for x in halves)))
+    found = by_triton(*halves)
+    assert found[0].dtype == torch.float32
+    assert worst([x.double() for x in found], expected) < 1e-5
 
 
 # ------------------------------------------------------------------------------------------------ selective scan

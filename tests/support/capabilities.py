@@ -26,11 +26,11 @@ from torch.nn import functional as F
 from mpnn import graphs
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS, Backend, csr, scatter, tiles
-from mpnn.backends.csr import on_device
 from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.engine import dispatch, plan
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
+from mpnn.kernels.cuda import schedule
 from mpnn.needs import SENTENCES
 from mpnn.round import Round
 from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
@@ -332,7 +332,7 @@ COLUMNS = [(b, "cpu") for b in BACKENDS] + [(b, "cuda") for b in BACKENDS if b.N
 def all_installed() -> Iterator[None]:
     """Backends answer as if torch_sparse and triton were installed."""
     extra = mock.patch.object(scatter, "_installed", return_value=True)
-    with extra, mock.patch.object(on_device, "_unusable", return_value=None):
+    with extra, mock.patch.object(schedule, "_unusable", return_value=None):
         yield
 
 

@@ -90,6 +90,11 @@ _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names 
         "intermediate_size": 48, "layer_types": _MIXED, "activation_sparsity_pattern": [0.0, 0.0],
     },
     "Gemma4TextConfig": _GEMMA4,
+    "Glm5NextTextConfig": {
+        "index_kpool": 1, "qk_rope_head_dim": 0, "head_dim": 0, "num_key_value_heads": 4,
+        "mlp_layer_types": ["dense", "sparse"], "layer_types": ["linear_attention", "full_attention"],
+    },
+    "Glm5NextVisionConfig": {"depth": 1, "out_hidden_size": 32, "projection_intermediate_size": 48},
     "GraniteMoeHybridConfig": {
         "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "shared_intermediate_size": 24,
         "layer_types": ["mamba", "attention"],

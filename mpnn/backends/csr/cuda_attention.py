@@ -13,6 +13,7 @@ from mpnn.aggregate import Mean
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.csr import attention, on_device
 from mpnn.edge_tables import PerEdge
+from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.row_spec import NORMALIZERS
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
@@ -25,7 +26,7 @@ REASONS = {"sinks": "on CUDA it does not support sinks", "return_lse": "on CUDA 
 
 
 def refusal(round: Round) -> str | None:
-    return attention.refusal(round) or on_device.unavailable(round)
+    return attention.refusal(round) or unavailable(round.value, round.tensors)
 
 
 def counts(round: Round) -> Counts:

@@ -7,6 +7,7 @@ from torch import Tensor
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.csr import on_device, reduce
 from mpnn.backends.csr.reduce import KINDS, leaves_of, reduce_parts
+from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.round import Round
 
 _TOGETHER = 1024  # most components of all heads that run as one head if there are no weights
@@ -19,7 +20,7 @@ REASONS = {
 
 
 def refusal(round: Round) -> str | None:
-    return on_device.unavailable(round)
+    return unavailable(round.value, round.tensors)
 
 
 def counts(round: Round) -> Counts:

@@ -1,7 +1,6 @@
 """Edge lists and tensors of edges in the form that GPU kernels read."""
 
 from collections.abc import Callable
-from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -9,35 +8,8 @@ from torch import Tensor
 from mpnn.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, sorted_by
-from mpnn.kernels.cuda.schedule import MAX_WIDTH, Sorted
+from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.round import Round
-
-_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_MIN_TRITON = 3, 7  # Triton version; older ones do not accept tuples that hold None
-
-
-def unavailable(round: Round) -> str | None:
-    """The reason why no GPU kernel supports the round, or None."""
-    if (why := _unusable()) is not None:
-        return why
-    if round.value.dtype not in _TYPES:
-        return f"it has no kernels for {round.value.dtype}"
-    width = max((x.shape[-1] for x in round.tensors if x.dim()), default=0)
-    return (
-        f"on CUDA its features are at most {MAX_WIDTH:,} wide, and these are {width:,} wide"
-        if width > MAX_WIDTH
-        else None
-    )
-
-
-def _unusable() -> str | None:
-    try:
-        version: str = import_module("triton").__version__
-    except ImportError:
-        return "triton is not installed: pip install triton"
-    if tuple(map(int, version.split(".")[:2])) < _MIN_TRITON:
-        return f"its kernels need triton 3.7, which PyTorch 2.12 and newer install, and triton {version} is installed"
-    return None
 
 
 def rows(graph: Graph) -> Sorted:

@@ -13,7 +13,7 @@ these keywords before they reach the layers; a hook of the model keeps them for 
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial, update_wrapper
 from types import CellType, FunctionType, ModuleType
 from typing import Any, NamedTuple, cast
@@ -75,7 +75,8 @@ def mamba2_chunk_scan(
     **options: Any,
 ) -> Any:
     """`hidden_states` [B, N, H, D], `dt` [B, N, H], `A` [H], `B` and `C` [B, N, groups, S]; the state [B, H, D, S]."""
-    dt = _step(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
+    dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+    dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit).float()
     x = hidden_states.float()
     lengths = _lengths(options, dt, initial_states, return_final_states)
     query, key, value = (_one_sequence(y, lengths) for y in (C.float(), B.float(), x * dt[..., None]))
@@ -105,20 +106,20 @@ def mamba2_selective_state_update(
     dt_softplus: bool = False,
     z: Tensor | None = None,
     **options: Any,
-) -> Tensor:
-    """One token: `hidden_states` [B, H, D], with `dt` [B, H, D] and `A` [H, D, S] expanded from numbers of heads."""
-    of_heads = {"bias": dt_bias, "D": D}
-    out = state_update(
-        state,
-        hidden_states,
-        dt[..., 0],
-        A[:, 0, 0],
-        B,
-        C,
-        softplus=dt_softplus,
-        z=z,
-        **{name: None if x is None else x[:, 0] for name, x in of_heads.items()},
-    )
+) -> Any:
+    """One token: `hidden_states` [B, H, D], with `dt` [B, H, D] and `A` [H, D, S] expanded from numbers of heads. The
+    state changes in place, so nothing may need a gradient."""
+    _lengths(options, hidden_states, state)
+    inputs = (state, hidden_states, dt, A, B, C, D, dt_bias, z)
+    if (
+        any(A.stride()[1:])
+        or any(x.stride(-1) for x in (dt, dt_bias, D) if x is not None)
+        or not (state.dtype == torch.float32 and state.is_contiguous())
+        or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs))
+    ):
+        return NotImplemented
+    step, rate, (bias, skip) = dt[..., 0], A[:, 0, 0], (None if x is None else x[:, 0] for x in (dt_bias, D))
+    out = state_update(state, hidden_states, step, rate, B, C, softplus=dt_softplus, bias=bias, D=skip, z=z)
     return out.to(hidden_states.dtype)
 
 
@@ -191,12 +192,6 @@ def lightning_attention(
     if past_key_values is not None:
         past_key_values.set_linear_cache(layer.layer_idx, last)
     return out, last
-
-
-def _step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
-    """The step of a state-space model, [..., channels or heads]."""
-    dt = dt if bias is None else dt + bias.to(dt.dtype)
-    return F.softplus(dt) if softplus else dt
 
 
 # ---------------------------------------------------------------------------------------------------- packed sequences
@@ -282,11 +277,8 @@ def _enter(model: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
     packing = _packing(model, args, options)
     if packing:
         _PASS.model, _PASS.packing = model, packing
-        _PASS.is_recomputed = any(module.training and _is_recomputed(module) for module in model.modules())
-
-
-def _is_recomputed(module: Any) -> bool:
-    return bool(getattr(module, "gradient_checkpointing", False))
+        trained = (module for module in model.modules() if module.training)
+        _PASS.is_recomputed = any(getattr(module, "gradient_checkpointing", False) for module in trained)
 
 
 def _leave(model: nn.Module, args: Any, options: Mapping[str, Any], output: Any) -> None:
@@ -298,14 +290,11 @@ def _leave(model: nn.Module, args: Any, options: Mapping[str, Any], output: Any)
 
 
 class _Known(NamedTuple):
-    """A function that replaces one of transformers.
-
-    `example` returns arguments for both, on which they must agree. `serves` says whether it computes this call.
-    """
+    """A function that replaces one of transformers, unless it returns `NotImplemented`. `example` returns arguments for
+    both, on which they must agree."""
 
     function: Callable[..., Any]
     example: Callable[[], dict[str, Any]]
-    serves: Callable[..., bool] = lambda *_, **__: True
 
 
 def _random(*shape: int) -> Tensor:
@@ -326,7 +315,7 @@ def _mamba2() -> dict[str, Any]:
 
 def _mamba2_token() -> dict[str, Any]:
     x = {"hidden_states": _random(2, 4, 3), "dt": _random(2, 4, 1).expand(-1, -1, 3), "state": _random(2, 4, 3, 5)}
-    x |= {"A": -_random(4, 1, 1).abs().expand(-1, 3, 5), "B": _random(2, 2, 5), "C": _random(2, 2, 5)}
+    x |= {"A": (-_random(4, 1, 1).abs()).expand(-1, 3, 5), "B": _random(2, 2, 5), "C": _random(2, 2, 5)}
     return x | {"D": _random(4, 1).expand(-1, 3), "dt_bias": _random(4, 1).expand(-1, 3), "dt_softplus": True}
 
 
@@ -342,29 +331,10 @@ def _delta(features: bool, shared: int) -> dict[str, Any]:
     return x | {"initial_state": _random(2, 4, 5, 3), "output_final_state": True, "use_qk_l2norm_in_kernel": True}
 
 
-def _is_one_number_a_head(
-    state: Tensor,
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    *_: Any,
-    **options: Any,
-) -> bool:
-    """Whether a step is of Mamba-2's form, without gradients, so that the state may change in place."""
-    _lengths(options, hidden_states, state)
-    numbers = dt, dt_bias, D
-    one = not any(A.stride()[1:]) and not any(x.stride(-1) for x in numbers if x is not None)
-    return one and not torch.is_grad_enabled() and state.dtype == torch.float32 and state.is_contiguous()
-
-
 _KNOWN: dict[str, _Known] = {
     "causal_conv1d_fn": _Known(causal_conv1d_fn, _convolution),
     "mamba2_chunk_scan": _Known(mamba2_chunk_scan, _mamba2),
-    "mamba2_selective_state_update": _Known(mamba2_selective_state_update, _mamba2_token, _is_one_number_a_head),
+    "mamba2_selective_state_update": _Known(mamba2_selective_state_update, _mamba2_token),
     "mamba_selective_scan": _Known(mamba_selective_scan, _mamba),
     "torch_chunk_gated_delta_rule": _Known(gated_delta_rule, partial(_delta, False, 2)),
     "torch_recurrent_gated_delta_rule": _Known(gated_delta_rule, partial(_delta, False, 2)),
@@ -383,7 +353,7 @@ def is_recurrent(layer: nn.Module) -> bool:
     as accelerate's hooks give it, stays as it is: that one calls transformers' code."""
     if is_adapted(layer) or "forward" in vars(layer):
         return False
-    return bool(_names(cast(Any, type(layer)))) or _path(type(layer)) in _LAYERS
+    return bool(_names(layer.forward)) or _path(type(layer)) in _LAYERS
 
 
 def is_foreign(layer: nn.Module) -> bool:
@@ -430,8 +400,8 @@ _ORIGINALS: dict[type, Any] = {}
 @cache
 def _adapted(kind: Any) -> Any:
     """A subclass with the same forward pass, which calls this library. Pickles and copies know it by `kind`."""
-    for name in _names(kind):
-        _check(name, _plain(kind).__globals__[name])
+    for name in _names(kind.forward):
+        _check(name, inspect.unwrap(kind.forward).__globals__[name])
     own = _LAYERS.get(_path(kind))
     forward = _rebound(kind.forward) if own is None else _instead_of(kind.forward, own)
     methods = {"forward": forward, "__reduce_ex__": _reduce, "__module__": kind.__module__}
@@ -467,22 +437,18 @@ def _instead_of(original: Any, ours: Callable[..., Any]) -> Any:
     return update_wrapper(forward, original)
 
 
-def _names(kind: Any) -> list[str]:
-    """The functions known here that the forward pass of a class of transformers calls."""
-    forward = _plain(kind)
+def _names(forward: Any) -> list[str]:
+    """The functions known here that a forward pass of transformers calls, behind its decorators."""
+    forward = inspect.unwrap(forward)
     if not isinstance(forward, FunctionType) or not forward.__module__.startswith("transformers."):
         return []
     return [name for name in forward.__code__.co_names if name in _KNOWN and name in forward.__globals__]
 
 
-def _plain(kind: Any) -> Any:
-    return inspect.unwrap(kind.forward)
-
-
 def _rebound(function: Any) -> Any:
     """The forward pass with this library's functions among its globals, behind the same decorators."""
     if not hasattr(function, "__wrapped__"):
-        shadow = _shadow(function.__module__, _names_of(function))
+        shadow = _shadow(function.__module__, _names(function))
         return update_wrapper(_copy(function, shadow, function.__closure__), function)
     inner, cells = function.__wrapped__, function.__closure__ or ()
     if not any(cell.cell_contents is inner for cell in cells):
@@ -500,17 +466,12 @@ def _copy(function: Any, names: dict[str, Any], closure: Any) -> Any:
     return copy
 
 
-def _names_of(function: Any) -> list[str]:
-    return [name for name in function.__code__.co_names if name in _KNOWN and name in function.__globals__]
-
-
 def _shadow(module: str, names: list[str]) -> dict[str, Any]:
     """The globals of a module with this library's functions. It is in `sys.modules`, where torch.compile looks."""
     shadow = ModuleType(f"mpnn_{module.replace('.', '_')}")
     original = vars(sys.modules[module])
-    vars(shadow).update(original, __name__=shadow.__name__)
-    for name in names:
-        setattr(shadow, name, _chosen(_KNOWN[name], original[name]))
+    ours = {name: _chosen(_KNOWN[name], original[name]) for name in names}
+    vars(shadow).update(original, __name__=shadow.__name__, **ours)
     sys.modules[shadow.__name__] = shadow
     return vars(shadow)
 
@@ -520,10 +481,11 @@ def _chosen(known: _Known, original: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any, **options: Any) -> Any:
         x = args[0] if args else next(iter(options.values()))
-        if torch.compiler.is_compiling() or x.device.type != "cpu" or not known.serves(*args, **options):
+        if torch.compiler.is_compiling() or x.device.type != "cpu":
             return original(*args, **options)
         with torch.autocast("cpu", enabled=False):
-            return known.function(*args, **options)
+            result = known.function(*args, **options)
+        return original(*args, **options) if result is NotImplemented else result
 
     return run
 
@@ -543,14 +505,9 @@ def _check(name: str, original: Callable[..., Any]) -> None:
     if unknown := found - known:
         raise ValueError(f"{name} of {plain.__module__} has parameters that are not known here: {sorted(unknown)}")
     with torch.no_grad():
-        a, b = (list(_tensors(f(**example()))) for f in (plain, ours))
+        results = (f(**example()) for f in (plain, ours))
+        a, b = ([x for x in (y if isinstance(y, tuple) else (y,)) if isinstance(x, Tensor)] for y in results)
     pairs = list(zip(a, b, strict=False))
     if len(a) != len(b) or any(x.shape != y.shape or not torch.allclose(x, y, 1e-4, 1e-4) for x, y in pairs):
         raise ValueError(f"{name} of {plain.__module__} computes other numbers than the recurrence known here")
     _CHECKED.add(plain.__code__)
-
-
-def _tensors(result: Any) -> Iterator[Tensor]:
-    for x in result if isinstance(result, tuple) else (result,):
-        if isinstance(x, Tensor):
-            yield x

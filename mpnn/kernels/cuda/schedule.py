@@ -6,7 +6,9 @@ first, so that no long row is left at the end. Everything is computed on the gra
 A tile is [rows, edges, heads, width], each a power of two, as Triton requires. Its sizes are tuned here.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
@@ -15,11 +17,37 @@ from torch import Tensor
 SHORT = 8  # a row with at most so many edges shares a program with other rows
 MAX_WIDTH = 4096  # the widest head
 _EDGES = {True: 16, False: 4}  # edges of a row in a tile, of long rows and of short ones
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MIN_TRITON = 3, 7  # Triton version; older ones do not accept tuples that hold None
 _NUMBERS = 4096  # of a tile, over the four warps of a program: 32 registers a thread
 _PAIRS = 256  # the most rows times edges of a tile, so that narrow features leave enough programs
 _HEADS_WIDTH = 128  # heads times width of a tile, if more than one head fits
 _PIECE = 256  # the fewest edges of a piece
 _PIECES = 1 << 14  # pieces of the whole graph that suffice to fill any GPU evenly
+
+
+def unavailable(value: Tensor, tensors: Iterable[Tensor]) -> str | None:
+    """The reason why no GPU kernel supports this value and all tensors of a round, or None."""
+    if (why := _unusable()) is not None:
+        return why
+    if value.dtype not in _TYPES:
+        return f"it has no kernels for {value.dtype}"
+    width = max((x.shape[-1] for x in tensors if x.dim()), default=0)
+    return (
+        f"on CUDA its features are at most {MAX_WIDTH:,} wide, and these are {width:,} wide"
+        if width > MAX_WIDTH
+        else None
+    )
+
+
+def _unusable() -> str | None:
+    try:
+        version: str = import_module("triton").__version__
+    except ImportError:
+        return "triton is not installed: pip install triton"
+    if tuple(map(int, version.split(".")[:2])) < _MIN_TRITON:
+        return f"its kernels need triton 3.7, which PyTorch 2.12 and newer install, and triton {version} is installed"
+    return None
 
 
 class Units(NamedTuple):

@@ -1,0 +1,240 @@
+"""Recurrences with gates and the delta rule, by Triton's kernels: the counterpart of `mpnn.kernels.scan`, which states
+the formulas.
+
+A program holds some columns of the state S [F, D] of a head in registers, and advances one document node by node. So
+each gate is a factor, and any gate is exact. The gradients need no stored states: one pass goes backwards with Z, the
+gradient of S, and one forwards with S again (q includes the scale, S is gated already, before node i stores):
+
+    backwards    du = k (Z + q^T do)     de = beta du     dk = Z u      Z <- gate (Z + q^T do - k^T de)
+    forwards     dq = S do               dk = -S de                     S <- gate (S + k^T u)
+
+Both leave out the edge i -> i, u_i.do_i times k_i and q_i, which torch adds. The gradient of log_gate_i is the sum over
+the edges that it decays: those that end at i or later nodes of the document, less those that begin there, which are
+`q.dq + k.dk (forwards) - k.dk (backwards)` of these nodes.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mpnn.kernels.cuda.schedule import power_of_two
+from mpnn.kernels.cuda.tensors import on_device, real, with_contiguous_rows
+from mpnn.kernels.once_differentiable import once_differentiable
+
+_NUMBERS = 8192  # of a state in a program
+
+
+class Rows(NamedTuple):
+    """x [B, N, heads, width] with contiguous rows: its strides, and the states that share one of its heads."""
+
+    data: Any
+    batch: int
+    node: int
+    head: tl.constexpr
+    shared: tl.constexpr
+
+
+@triton.jit
+def _row(x, b, node, h, d, mask, REAL: tl.constexpr):
+    """x[b, node, h / shared, d], zeros where masked."""
+    at = x.data + b * x.batch + node * x.node + h // x.shared * x.head
+    return tl.load(at + d, mask=mask, other=0.0).to(REAL)
+
+
+@triton.jit
+def _gate(log_gate, at, f, width, BY_FEATURE: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr):
+    """The gates [WIDTH, 1] of the node and head number `at`; ones without gates."""
+    gate = tl.full([WIDTH, 1], 1.0, REAL)
+    if log_gate is not None:
+        if BY_FEATURE:
+            gate = tl.exp(tl.load(log_gate + at * width + f, mask=f < width, other=0.0))[:, None]
+        else:
+            gate = gate * tl.exp(tl.load(log_gate + at))
+    return gate
+
+
+@triton.jit
+def _place(ends, blocks, heads, width, deep, WIDTH: tl.constexpr, DEEP: tl.constexpr):
+    """The share of a program in a grid of documents, heads times blocks of columns, and batch entries: its first and
+    last node, head, entry, block, features and columns, and the place of a state and its mask."""
+    document, block, h, b = tl.program_id(0), tl.program_id(1) % blocks, tl.program_id(1) // blocks, tl.program_id(2)
+    first, last = tl.load(ends + document), tl.load(ends + document + 1)
+    f, d = tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
+    h, b = h.to(tl.int64), b.to(tl.int64)
+    state = (b * heads + h) * width * deep + f[:, None] * deep + d[None, :]
+    return first, last, h, b, block, f, d, state, (f < width)[:, None] & (d < deep)[None, :]
+
+
+@triton.jit
+def forward(
+    ends, blocks, heads, nodes, scale, width, deep, query, key, value, log_gate, beta, state, out, last_state, e,
+    BY_FEATURE: tl.constexpr, WIDTH: tl.constexpr, DEEP: tl.constexpr, REAL: tl.constexpr,
+):  # fmt: skip
+    """out [B, N, H, D], the last state [B, H, F, D], and if not None the e [B, N, H, D] that beta multiplies."""
+    first, last, h, b, _, f, d, place, inside = _place(ends, blocks, heads, width, deep, WIDTH, DEEP)
+    S = tl.zeros([WIDTH, DEEP], REAL)
+    if state is not None:
+        S = tl.load(state + place, mask=inside & (tl.program_id(0) == 0), other=0.0)
+    for i in range(first, last):
+        at = (b * nodes + i) * heads + h
+        S = S * _gate(log_gate, at, f, width, BY_FEATURE, WIDTH, REAL)
+        k = _row(key, b, i, h, f, f < width, REAL)[:, None]
+        u = _row(value, b, i, h, d, d < deep, REAL)
+        if beta is not None:
+            u -= tl.sum(k * S, 0)
+            if e is not None:
+                tl.store(e + at * deep + d, u, mask=d < deep)
+            u = u * tl.load(beta + at)
+        S += k * u[None, :]
+        q = _row(query, b, i, h, f, f < width, REAL)[:, None]
+        tl.store(out + at * deep + d, scale * tl.sum(q * S, 0), mask=d < deep)
+    tl.store(last_state + place, S, mask=inside & (tl.program_id(0) == tl.num_programs(0) - 1))
+
+
+@triton.jit
+def backwards(
+    ends, blocks, heads, nodes, scale, width, deep, query, key, u, log_gate, beta, d_out, d_last, d_key, own, d_u,
+    d_state, BY_FEATURE: tl.constexpr, WIDTH: tl.constexpr, DEEP: tl.constexpr, REAL: tl.constexpr,
+):  # fmt: skip
+    """d_u [B, N, H, D], d_state, and of each block of columns: d_key [blocks, B, N, H, F] and own [blocks, B, N, H],
+    which is <u_i, do_i>."""
+    first, last, h, b, block, f, d, place, inside = _place(ends, blocks, heads, width, deep, WIDTH, DEEP)
+    Z = tl.zeros([WIDTH, DEEP], REAL)
+    if d_last is not None:
+        Z = tl.load(d_last + place, mask=inside & (tl.program_id(0) == tl.num_programs(0) - 1), other=0.0)
+    for n in range(first, last):
+        i = first + last - 1 - n
+        at = (b * nodes + i) * heads + h
+        part = (block * tl.num_programs(2) + b) * nodes * heads + i * heads + h
+        d_o = _row(d_out, b, i, h, d, d < deep, REAL)
+        stored = _row(u, b, i, h, d, d < deep, REAL)
+        tl.store(d_key + part * width + f, tl.sum(Z * stored[None, :], 1), mask=f < width)
+        tl.store(own + part, tl.sum(stored * d_o, 0))
+        Z += scale * _row(query, b, i, h, f, f < width, REAL)[:, None] * d_o[None, :]
+        k = _row(key, b, i, h, f, f < width, REAL)[:, None]
+        d_stored = tl.sum(k * Z, 0)
+        tl.store(d_u + at * deep + d, d_stored, mask=d < deep)
+        if beta is not None:
+            Z -= k * (d_stored * tl.load(beta + at))[None, :]
+        Z = Z * _gate(log_gate, at, f, width, BY_FEATURE, WIDTH, REAL)
+    if d_state is not None:
+        tl.store(d_state + place, Z, mask=inside & (tl.program_id(0) == 0))
+
+
+@triton.jit
+def forwards(
+    ends, blocks, heads, nodes, scale, width, deep, key, u, log_gate, state, d_out, d_e, d_query, d_key,
+    BY_FEATURE: tl.constexpr, WIDTH: tl.constexpr, DEEP: tl.constexpr, REAL: tl.constexpr,
+):  # fmt: skip
+    """Of each block of columns: d_query, and what d_key gets from reading, if not None [blocks, B, N, H, F]."""
+    first, last, h, b, block, f, d, place, inside = _place(ends, blocks, heads, width, deep, WIDTH, DEEP)
+    S = tl.zeros([WIDTH, DEEP], REAL)
+    if state is not None:
+        S = tl.load(state + place, mask=inside & (tl.program_id(0) == 0), other=0.0)
+    for i in range(first, last):
+        at = (b * nodes + i) * heads + h
+        part = ((block * tl.num_programs(2) + b) * nodes * heads + i * heads + h) * width
+        S = S * _gate(log_gate, at, f, width, BY_FEATURE, WIDTH, REAL)
+        d_o = _row(d_out, b, i, h, d, d < deep, REAL)
+        tl.store(d_query + part + f, scale * tl.sum(S * d_o[None, :], 1), mask=f < width)
+        if d_key is not None:
+            d_read = tl.load(d_e + at * deep + d, mask=d < deep, other=0.0)
+            tl.store(d_key + part + f, -tl.sum(S * d_read[None, :], 1), mask=f < width)
+        stored = _row(u, b, i, h, d, d < deep, REAL)
+        S += _row(key, b, i, h, f, f < width, REAL)[:, None] * stored[None, :]
+
+
+class Recurrence(torch.autograd.Function):
+    """The arguments and results of `mpnn.kernels.scan.recurrence`; `heads` of the result, `ends` of the documents."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None,
+        state: Tensor | None, scale: float, heads: int, ends: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        query, key, value = map(with_contiguous_rows, (query, key, value))
+        log_gate, beta, state = (None if x is None else x.contiguous() for x in (log_gate, beta, state))
+        batch, nodes, _, width = query.shape
+        out = query.new_empty(batch, nodes, heads, value.shape[-1], dtype=real(query.dtype)[0])
+        last = out.new_empty(batch, heads, width, value.shape[-1])
+        e = torch.empty_like(out) if beta is not None and any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(query, key, value, log_gate, beta, state, e, last)
+        ctx.scale, ctx.ends = scale, torch.tensor((0, *ends), device=query.device)
+        ctx.set_materialize_grads(False)
+        rows = (_rows(x, heads) for x in (query, key, value))
+        _launch(forward, ctx, last, nodes, log_gate, (*rows, log_gate, beta, state, out, last, e))
+        return out, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor | None, d_last: Tensor | None) -> Any:
+        query, key, value, log_gate, beta, state, e, last = ctx.saved_tensors
+        batch, heads, width, deep = last.shape
+        nodes, blocks = query.shape[1], _blocks(width, deep)[0]
+        d_out = last.new_zeros(batch, nodes, heads, deep) if d_out is None else with_contiguous_rows(d_out)
+        d_last = None if d_last is None else d_last.contiguous()
+        u = value if beta is None else e * beta[..., None]
+        d_query, d_key = last.new_empty(2, blocks, batch, nodes, heads, width)
+        own, d_u = last.new_empty(blocks, batch, nodes, heads), last.new_empty(batch, nodes, heads, deep)
+        d_state, read = (None if x is None else y.new_empty(y.shape) for x, y in ((state, last), (beta, d_key)))
+        q, k, stored, d_o = (_rows(x, heads) for x in (query, key, u, d_out))
+        arguments = q, k, stored, log_gate, beta, d_o, d_last, d_key, own, d_u, d_state
+        _launch(backwards, ctx, last, nodes, log_gate, arguments)
+        d_value = d_u if beta is None else d_u * beta[..., None]
+        arguments = k, stored, log_gate, state, d_o, d_value, d_query, read
+        _launch(forwards, ctx, last, nodes, log_gate, arguments)
+
+        d_query, d_key, own = d_query.sum(0), d_key.sum(0), ctx.scale * own.sum(0)[..., None]
+        read = 0 if read is None else read.sum(0)
+        each_query, each_key = (x.repeat_interleave(heads // x.shape[2], 2).to(last.dtype) for x in (query, key))
+        d_log_gate = None
+        if log_gate is not None:
+            edges = each_query * d_query + each_key * (read - d_key)
+            # decayed by the first gate of the last document
+            entering = last.new_zeros(last.shape) if state is None or len(ctx.ends) > 2 else state * d_state
+            entering = entering.sum(-1)
+            if log_gate.dim() == 3:
+                edges, entering = edges.sum(-1), entering.sum(-1)
+            d_log_gate = _crossing(edges, None if d_last is None else entering, ctx.ends).to(last.dtype)
+        d_beta = None if beta is None else (d_u * e).sum(-1)
+        each = (d_query + own * each_key, query), (d_key + read + own * each_query, key), (d_value, value)
+        grads = [x.unflatten(2, (y.shape[2], -1)).sum(3).to(y.dtype) for x, y in each]
+        return *grads, d_log_gate, d_beta, d_state, None, None, None
+
+
+def _rows(x: Tensor, heads: int) -> Rows:
+    return Rows(x, *x.stride()[:2], tl.constexpr(x.stride(2)), tl.constexpr(heads // x.shape[2]))
+
+
+def _blocks(width: int, deep: int) -> tuple[int, int]:
+    """The blocks of columns of a state, and the columns of one."""
+    columns = min(power_of_two(deep), max(1, _NUMBERS // power_of_two(width)))
+    return -(-deep // columns), columns
+
+
+def _launch(kernel: Any, ctx: Any, state: Tensor, nodes: int, log_gate: Tensor | None, tensors: Any) -> None:
+    """Runs a kernel for states [B, H, F, D]."""
+    batch, heads, width, deep = state.shape
+    blocks, columns = _blocks(width, deep)
+    with on_device(state):
+        kernel[(len(ctx.ends) - 1, heads * blocks, batch)](
+            ctx.ends, blocks, heads, nodes, ctx.scale, width, deep, *tensors,
+            BY_FEATURE=log_gate is not None and log_gate.dim() == 4, WIDTH=power_of_two(width), DEEP=columns,
+            REAL=real(state.dtype)[1],
+        )  # fmt: skip
+
+
+def _crossing(edges: Tensor, entering: Tensor | None, ends: Tensor) -> Tensor:
+    """The sums [B, N, ...] over the edges that begin before a node of a document and end at it or behind it, of `edges`
+    [B, N, ...]: those that end at a node, less those that begin there. From the end, where the sum is 0; if the last
+    state has a gradient, in the last document from the start, where it is `entering` [B, ...]."""
+    edges = edges.double()
+    sums = torch.cat([edges, torch.zeros_like(edges[:, :1])], 1).flip(1).cumsum(1).flip(1)
+    out = sums[:, :-1] - sums[:, ends[1:].repeat_interleave(ends.diff())]
+    if entering is not None:
+        out[:, ends[-2]] = entering
+        out[:, ends[-2] + 1 :] = entering[:, None] - edges[:, ends[-2] : -1].cumsum(1)
+    return out
