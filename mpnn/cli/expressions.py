@@ -17,7 +17,7 @@ from mpnn.cli.console import refuse
 from mpnn.graphs import parse
 
 imported: list[Path] = []
-"""The files that --import named, in their order."""
+"""The files that --import of this command names, in their order."""
 
 
 def bind(expression: str, n: int, num_src: int | None = None) -> Graph:
@@ -34,7 +34,8 @@ def with_imports(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def called(*args: Any, imports: list[Path] | None = None, **named: Any) -> None:
-        for file in imports or ():
+        imported[:] = imports or ()
+        for file in imported:
             _import(file)
         command(*args, **named)
 
@@ -58,8 +59,7 @@ def _import(file: Path) -> None:
     sys.path.insert(0, str(file.absolute().parent))
     try:
         spec.loader.exec_module(module)
-        imported.append(file)
     except Exception as error:
-        within = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == spec.origin]
-        line = error.lineno if isinstance(error, SyntaxError) else within[-1]
-        refuse(f"--import {file}: line {line} raises {type(error).__name__}: {error}")
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        where = f"line {lines[-1]} raises " if lines else ""  # an error of syntax names its line itself
+        refuse(f"--import {file}: {where}{type(error).__name__}: {error}")

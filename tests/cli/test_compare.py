@@ -80,7 +80,7 @@ def test_an_attention_stands_beside_a_graph(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["compare", "--file", str(file), *sizes, *out, "--graphs", graphs])
     assert done.exit_code == 0, done.output
     output = " ".join(done.output.split())
-    assert "causal:soft is left out: GPT has no attention 'soft'" in output
+    assert "causal:soft is left out: there is no attention of GPT 'soft'" in output
     assert "window(2):gated is left out: log_gate, beta and states need causal()" in output
     kinds = {"causal:retention": "retention", "causal : delta": "delta"}
     results = json.loads((tmp_path / "out" / "compare.json").read_text())["graphs"]
@@ -117,7 +117,7 @@ def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
     options = ["--hf", str(tmp_path / "model"), "--file", str(file), "--out", str(tmp_path / "out")]
     done = RUN.invoke(app, ["compare", *options, "--context", "32", "--graphs", "causal; causal & window(4)"])
     assert done.exit_code == 0, done.output
-    assert f"LlamaForCausalLM read 16 pieces of 32 tokens of own.txt" in done.output
+    assert "LlamaForCausalLM read 16 pieces of 32 tokens of own.txt" in done.output
     assert "predicts best" in done.output
     assert "95%, the same 16 pieces" in done.output
     written = json.loads((tmp_path / "out" / "compare.json").read_text())
