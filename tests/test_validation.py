@@ -252,7 +252,8 @@ CALLS_VALUES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an unknown aggregator": (
         lambda: MessagePassing(None, "maximum"),
-        "there is no aggregator 'maximum' (did you mean max?); there are sum, mean, max, min, var, std, softmax",
+        "there is no aggregator 'maximum' (did you mean max?); there are sum, mean, max, min, var, std, softmax, "
+        "powermean, median, pna",
     ),
     "edge dropout": (lambda: MessagePassing(None, edge_dropout=1.0), "edge_dropout must lie in [0, 1); got 1.0"),
     "an unknown normalizer": (

@@ -17,7 +17,7 @@ from mpnn.cli.console import refuse
 from mpnn.graphs import parse
 
 imported: list[Path] = []
-"""The files that --import of this command names, in their order."""
+"""The files that --import named in this command, in their order."""
 
 
 def bind(expression: str, n: int, num_src: int | None = None) -> Graph:
@@ -34,8 +34,8 @@ def with_imports(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def called(*args: Any, imports: list[Path] | None = None, **named: Any) -> None:
-        imported[:] = imports or ()
-        for file in imported:
+        imported.clear()
+        for file in imports or ():
             _import(file)
         command(*args, **named)
 
@@ -59,6 +59,7 @@ def _import(file: Path) -> None:
     sys.path.insert(0, str(file.absolute().parent))
     try:
         spec.loader.exec_module(module)
+        imported.append(file)
     except Exception as error:
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == spec.origin]
         where = f"line {lines[-1]} raises " if lines else ""  # an error of syntax names its line itself

@@ -667,18 +667,9 @@ def _{name}(i, num_src, size):
 """
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers and imports is forgotten."""
-    parser = sys.modules["mpnn.graphs.parse"]
-    monkeypatch.setattr(parser, "_REGISTERED", dict(parser._REGISTERED))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "my_graphs", raising=False)
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_topology_of_one_s_own_is_imported(tmp_path: Path, verses: Path) -> None:
+def test_a_topology_of_one_s_own_is_imported(tmp_path: Path, verses: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By every command that reads an expression or a model that has one, as the same edges."""
+    monkeypatch.setattr(sys.modules["mpnn.graphs.parse"], "_REGISTERED", {})
     file, name = tmp_path / "my_graphs.py", "cells"
     file.write_text(OWN.format(name=name))
     imported = ["--import", file]
