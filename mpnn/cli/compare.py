@@ -26,7 +26,7 @@ from mpnn.cli.measure import backends, estimates
 from mpnn.cli.options import FILES, Defaults, Options, takes
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds, expanded, require_optuna, seconds_of, separated
 from mpnn.cli.stop import Stopped, stop_between_steps
-from mpnn.cli.tasks import MEASURES, NodeRun, NodeSettings, Run, TextRun, TextSettings
+from mpnn.cli.tasks import MEASURES, NodeRun, NodeSettings, Run, TextRun, TextSettings, manual
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
@@ -216,7 +216,8 @@ def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str |
 
     _refuse_to_replace(out, force)
     with folder(out), exit_on_invalid_input():
-        model, pieces = compare_hf.load(name, compare_hf.text_of(file), context)
+        text = manual() if file is None else file.read_text(encoding="utf-8")
+        model, pieces = compare_hf.load(name, text, context)
         count, tokens = pieces.shape
         read = "the manual of Python" if file is None else file.name
         what = f"{type(model).__name__} read {count} pieces of {tokens:,} tokens of {read}"
