@@ -40,6 +40,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 # Executes the notebooks; MPNN_SITE_NOTEBOOKS=off leaves them without results, for a quick build.
 nb_execution_mode = os.environ.get("MPNN_SITE_NOTEBOOKS", "force")
+os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm's, with a path of this machine
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 suppress_warnings = ["misc.highlighting_failure", "myst.header"]

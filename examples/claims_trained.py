@@ -30,7 +30,7 @@ from mpnn.attention import AdditiveV2, Attention, DotProduct
 from mpnn.attention.spec import KeyValue
 from mpnn.cli.tasks import manual
 from mpnn.data import Characters, batches, digits
-from mpnn.models import GAT, GCN, GPT, MeshGraphNet
+from mpnn.models import GAT, GCN, GPT, MeshGraphNet, RelationalMLP
 from mpnn.models.layers.positions import sinusoidal
 from mpnn.round import Round
 from mpnn.scores import Dot
@@ -208,29 +208,6 @@ def graph_networks(steps: int) -> Numbers:
     return numbers
 
 
-class Relational(nn.Module):
-    """A perceptron as message passing (You et al. 2020): N nodes of D neurons, in each of its layers
-    x_i <- relu( sum_j W_ij x_j ) over the edges of one graph, with a map W_ij for each edge."""
-
-    def __init__(self, edges: Tensor, dim: int, layers: int = 4) -> None:
-        super().__init__()
-        count = len(edges)
-        self.first, self.head = nn.Linear(64, count * dim), nn.Linear(count * dim, 10)
-        self.hidden = nn.ModuleList(nn.Linear(count * dim, count * dim) for _ in range(layers))
-        self.register_buffer("mask", edges.repeat_interleave(dim, 0).repeat_interleave(dim, 1))
-        with torch.no_grad():
-            for layer in self.hidden:
-                layer.weight *= (count / edges.sum(1).mean()) ** 0.5  # fewer terms in each sum
-                layer.weight *= self.mask
-        self.norms = nn.ModuleList(nn.BatchNorm1d(count * dim) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x).relu()
-        for layer, norm in zip(self.hidden, self.norms, strict=True):
-            x = norm(F.linear(x, layer.weight * self.mask, layer.bias)).relu()
-        return self.head(x)
-
-
 def relational_graphs(steps: int) -> Numbers:
     """The graph of a neural network decides how well it learns, and a sweet spot lies between a lattice and a complete
     graph (You et al. 2020). Right digits of perceptrons of 16 nodes with equally many multiplications, mean and
@@ -248,16 +225,16 @@ def relational_graphs(steps: int) -> Numbers:
     }
     numbers: Numbers = {}
     for name, drawn in kinds.items():
-        edges = graphs.from_networkx(drawn).with_self_loops().dense().float()
-        dim = round((budget / float(edges.sum())) ** 0.5)
+        graph = graphs.from_networkx(drawn).with_self_loops()
+        dim = round((budget / graph.num_edges) ** 0.5)
         reached = []
         for seed in range(5):
             torch.manual_seed(seed)
-            model = Relational(edges, dim)
+            model = RelationalMLP(64, 10, 16 * dim, 5, nodes=16, graph=graph)
             optimizer = torch.optim.Adam(model.parameters(), 3e-3, weight_decay=1e-4)
             for _ in range(min(steps, 100)):
                 optimizer.zero_grad()
-                F.cross_entropy(model(images.x[images.train_mask]), images.y[images.train_mask]).backward()
+                model.loss(images.x[images.train_mask], images.y[images.train_mask]).backward()
                 optimizer.step()
             with torch.no_grad():
                 right = model.eval()(images.x).argmax(-1) == images.y

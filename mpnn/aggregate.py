@@ -32,7 +32,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mpnn.registry import did_you_mean
+from mpnn.registry import unknown
 
 
 class Index(Tensor):
@@ -312,8 +312,7 @@ def aggregator(spec: str | Aggregator | Callable[[Tensor, Index], Tensor]) -> An
     """
     if isinstance(spec, str):
         if spec not in NAMED:
-            hint = did_you_mean(spec, NAMED)
-            raise ValueError(f"there is no aggregator {spec!r}{hint}; there are {', '.join(NAMED)}, or pass your own")
+            raise ValueError(f"{unknown('aggregator', spec, NAMED)}, or pass your own")
         return NAMED[spec]()
     if isinstance(spec, type):
         raise TypeError(f"an aggregator is an object, but {spec.__name__} is a class; pass {spec.__name__}()")

@@ -11,6 +11,12 @@ from typing import Any
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
+def unknown(what: str, name: object, known: Iterable[str]) -> str:
+    """Text for an error: that there is no such `what`, which name is close, and all names."""
+    names = list(known)
+    return f"there is no {what} {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}"
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Text for an error: " (did you mean window?)" if a known name is close to `name`, or ""."""
     close = get_close_matches(str(name), list(known), 1)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from statistics import mean
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -23,9 +24,9 @@ from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, fo
 from mpnn.cli.expressions import imported
 from mpnn.cli.measure import backends, estimates
 from mpnn.cli.options import FILES, Defaults, Options, takes
-from mpnn.cli.search import UnusableGraph, best_numbers, bounds, expanded, require_optuna, separated
+from mpnn.cli.search import UnusableGraph, best_numbers, bounds, expanded, require_optuna, seconds_of, separated
 from mpnn.cli.stop import Stopped, stop_between_steps
-from mpnn.cli.tasks import MEASURES, NodeRun, NodeSettings, Run, TextRun, TextSettings
+from mpnn.cli.tasks import MEASURES, NodeRun, NodeSettings, Run, TextRun, TextSettings, manual
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
@@ -45,7 +46,6 @@ _RATES = (0.5, 1.0, 2.0)  # times the learning rate
 _VALIDATIONS = 5  # in the first round
 _WARM_STEPS = 20
 _MIN_STEPS = 20
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 CURVES, COSTS = "curves.png", "costs.png"
 HEADINGS = ("", "graph", "edges", "reach", "backend", "estimated", "a step", "rate", "equal time", "equal steps", "end")
 LEGEND = {
@@ -137,7 +137,7 @@ def compare(
         require_accelerate()
         if search:
             require_optuna()
-        seconds = _seconds(budget)
+        seconds = seconds_of(budget)
     _refuse_to_replace(out, force)
     with folder(out):
         with exit_on_invalid_input():
@@ -216,7 +216,8 @@ def _compare_hf(name: str, file: Path | None, context: int | None, graphs: str |
 
     _refuse_to_replace(out, force)
     with folder(out), exit_on_invalid_input():
-        model, pieces = compare_hf.load(name, compare_hf.text_of(file), context)
+        text = manual() if file is None else file.read_text(encoding="utf-8")
+        model, pieces = compare_hf.load(name, text, context)
         count, tokens = pieces.shape
         read = "the manual of Python" if file is None else file.name
         what = f"{type(model).__name__} read {count} pieces of {tokens:,} tokens of {read}"
@@ -247,14 +248,6 @@ def _parts(expression: str, option: str) -> tuple[str, dict[str, Any]]:
     """The graph of an expression, and what its colon adds, if there is one: a value of the option."""
     graph, colon, value = expression.partition(":")
     return graph.strip(), {option: value.strip()} if colon else {}
-
-
-def _seconds(budget: str) -> float:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", budget)
-    seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
-    if seconds <= 0:
-        raise ValueError(f"--budget must be a time such as 90s, 10m or 1h; got {budget!r}")
-    return seconds
 
 
 @dataclass(frozen=True)
@@ -295,7 +288,9 @@ class _Contest:
             return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
         nodes, of_nodes = options.load_nodes(), options.node_sizes()
         own, problem = nodes.own_graph, nodes.outputs.problem
-        options_of_data = "(the same options)" if nodes.name == "edges" else f"--task {nodes.name}"
+        chosen = {name: getattr(options, name) for name in (*FILES, "problem")}
+        files = [f"--{name}" + ("" if value is True else f" {quote(value)}") for name, value in chosen.items() if value]
+        options_of_data = " ".join(files) if nodes.name == "edges" else f"--task {nodes.name}"
 
         def node_run(expression: str, seed: int) -> Run:
             graph, model = _parts(expression, "model")

@@ -171,10 +171,3 @@ def write(out: Path, name: str, what: str, readings: Sequence[Reading]) -> None:
     numbered = [(str(rank), *row) for rank, row in enumerate(rows(readings), 1)]
     parts = [page.paragraph(verdict(readings)), page.table(("", *HEADINGS), numbered), page.paragraph(what)]
     page.save(out, content, f"{shown_name(name)} over other graphs", parts)
-
-
-def text_of(file: Path | None) -> str:
-    """The text of a file, or Python's manual."""
-    from mpnn.cli.tasks import manual
-
-    return manual() if file is None else file.read_text(encoding="utf-8")

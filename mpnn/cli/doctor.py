@@ -41,11 +41,13 @@ def doctor() -> None:
     Paste the output into a report of a problem. The exit status is 1 if a
     kernel computes wrong numbers.
     """
-    table, extras = Table.grid(padding=(0, 2)), list(packages())
-    for name, value in (*machine(), *((name, found or f"not installed: {purpose}") for name, found, purpose in extras)):
+    table = Table.grid(padding=(0, 2))
+    for name, value in machine():
         table.add_row(name, value)
+    for name, purpose in (EXTRAS | APART).items():
+        table.add_row(name, installed(name) or f"not installed: {purpose}")
     console.print(table)
-    if missing := [name for name, found, _ in extras if found is None and name not in APART]:
+    if missing := [name for name in EXTRAS if installed(name) is None]:
         console.print(f"\nto install what is missing: pip install {' '.join(missing)}", soft_wrap=True)
     console.print("\nkernels, compared with the reference:")
     wrong = False
@@ -72,13 +74,12 @@ def machine() -> Iterator[tuple[str, str]]:
         yield "folder for caches", f"none: {error}"
 
 
-def packages() -> Iterator[tuple[str, str | None, str]]:
-    """Each optional package, its version (None: not installed) and what it is for."""
-    for name, purpose in (EXTRAS | APART).items():
-        try:
-            yield name, version(name), purpose
-        except PackageNotFoundError:
-            yield name, None, purpose
+def installed(name: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def kernels() -> Iterator[tuple[str, str]]:

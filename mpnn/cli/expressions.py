@@ -61,6 +61,6 @@ def _import(file: Path) -> None:
         spec.loader.exec_module(module)
         imported.append(file)
     except Exception as error:
-        within = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == spec.origin]
-        line = error.lineno if isinstance(error, SyntaxError) else within[-1]
-        refuse(f"--import {file}: line {line} raises {type(error).__name__}: {error}")
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        where = f"line {lines[-1]} raises " if lines else ""  # an error of syntax names its line itself
+        refuse(f"--import {file}: {where}{type(error).__name__}: {error}")

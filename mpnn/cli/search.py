@@ -1,4 +1,4 @@
-"""The numbers of the graphs of `mpnn compare`, such as the radius of a window: doubled, or found by Optuna."""
+"""The graphs and the budget of `mpnn compare` as it reads them; and numbers in graphs, doubled or found by Optuna."""
 
 import itertools
 import math
@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 RANGE = re.compile(r"(\d+)\s*\.\.\s*(\d+)")
 _SEED = 0
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class UnusableGraph(Exception):
@@ -48,6 +49,15 @@ def separated(graphs: str) -> list[str]:
 def _doubled(piece: str) -> list[str]:
     ((low, high),) = bounds(piece)
     return [str(low << k) for k in range((high // low).bit_length())]
+
+
+def seconds_of(budget: str) -> float:
+    """Seconds of a time such as 90s, 10m or 1h."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", budget)
+    seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+    if seconds <= 0:
+        raise ValueError(f"--budget must be a time such as 90s, 10m or 1h; got {budget!r}")
+    return seconds
 
 
 def best_numbers(expression: str, trials: int, error: Callable[[str], float]) -> tuple[str, float]:

@@ -29,7 +29,7 @@ from mpnn.files import write_atomically
 from mpnn.graphs import from_edges, knn, parse
 from mpnn.models import GAT, GCN, GIN, GNN, GPT, GATv2, GraphSAGE, GraphTransformer
 from mpnn.models.saving import Model
-from mpnn.registry import did_you_mean
+from mpnn.registry import unknown
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.language_model import adamw, fit_language_model, language_model_loss
 from mpnn.train.loop import History, Precision, Progress
@@ -205,8 +205,7 @@ NODE_MODELS: dict[str, type[NodeModel]] = {
 def node_model(nodes: Nodes, settings: NodeSettings) -> NodeModel:
     """The model of these settings. A setting that it lacks is refused."""
     if settings.model not in NODE_MODELS:
-        hint = did_you_mean(settings.model, NODE_MODELS)
-        raise ValueError(f"there is no model {settings.model!r} of nodes{hint}; there are {', '.join(NODE_MODELS)}")
+        raise ValueError(unknown("model of nodes", settings.model, NODE_MODELS))
     kind = NODE_MODELS[settings.model]
     takes = inspect.signature(kind).parameters
     wanted = {

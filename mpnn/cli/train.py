@@ -128,10 +128,8 @@ def _check_folder(out: Path, resume: bool, force: bool) -> None:
 def _check_finished(out: Path, run: Run) -> None:
     """Ends the command if the run is finished. Refuses if the folder contains another run."""
     if (out / FINISHED).exists():
-        try:
-            before = json.loads((out / FINISHED).read_text(encoding="utf-8"))["settings"]
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            refuse(f"{out / FINISHED} is damaged ({error}); name another folder with --out, or use --force")
+        with exit_on_invalid_input():
+            _, before = saved_options(out)
         if not (changes := differences(before, run.settings)):
             console.print(f"the run in {out} is finished; there is nothing to continue", soft_wrap=True)
             raise typer.Exit

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,18 +28,14 @@ class Reads:
     image: Path | None = None
     node: str | None = None
 
-    def only(self, mine: str, what: str, kind: str) -> None:
-        """Raises ValueError if another option than `mine` is given."""
+    def only(self, mine: str, what: str, kind: str) -> Any:
+        """What the option `mine` names. Raises ValueError if another is given, or no image."""
         for name in ("text", "image", "node"):
             if name != mine and getattr(self, name) is not None:
                 raise ValueError(f"{what} is {kind}, which takes --{mine}; leave out --{name}")
-
-    def needed_image(self, what: str) -> Path:
-        """Raises ValueError if no image, or another option is given."""
-        self.only("image", what, "a model of images")
-        if self.image is None:
+        if mine == "image" and self.image is None:
             raise ValueError(f"{what} is a model of images; name one with --image")
-        return self.image
+        return getattr(self, mine)
 
 
 def view(
@@ -141,17 +137,16 @@ def _page_of_model(what: str, reads: Reads, graphs: list[str] | None) -> Page:
     with console.status("reading attention weights"):
         folder = Path(what)
         if (folder / CHARACTERS).is_file():
-            reads.only("text", what, "a run on text")
-            return view_text.of_run(what, reads.text or view_text.TEXT, graphs)
+            return view_text.of_run(what, reads.only("text", what, "a run on text") or view_text.TEXT, graphs)
         if (folder / FINISHED).is_file():
-            reads.only("node", what, "a run on nodes")
-            return view_nodes.of_run(what, reads.node, graphs)
+            return view_nodes.of_run(what, reads.only("node", what, "a run on nodes"), graphs)
         if (vit := view_images.saved_vit(folder)) is not None:
-            return view_images.of_saved(what, vit, reads.needed_image(what), graphs)
+            return view_images.of_saved(what, vit, reads.only("image", what, "a model of images"), graphs)
         model = view_models.transformers_model(what)
         if reads.image is not None:
             model = getattr(model, "vision_model", model)  # of two towers, such as CLIP's
         if model.main_input_name == "pixel_values":
-            return view_images.of_transformers(what, model, reads.needed_image(what), graphs)
-        reads.only("text", what, "a model of text")
-        return view_text.of_transformers(what, model, reads.text or view_text.TEXT, graphs)
+            return view_images.of_transformers(what, model, reads.only("image", what, "a model of images"), graphs)
+        return view_text.of_transformers(
+            what, model, reads.only("text", what, "a model of text") or view_text.TEXT, graphs
+        )

@@ -32,7 +32,7 @@ def record_each(
 
 def shown_name(name: str | Path) -> str:
     """The name of a model as a page shows it: without the folders on this machine that lead to it."""
-    return Path(name).resolve().name if Path(name).exists() else str(name)
+    return Path(name).absolute().name if Path(name).exists() else str(name)
 
 
 def transformers_model(name: str, kind: str = "AutoModel") -> Any:

@@ -44,7 +44,8 @@ def of_run(folder: str, node: str | None, graphs: Sequence[str] | None) -> Page:
         return nodes.graph(expression) if expression else run.graph
 
     own, size = bind(graphs[0] if graphs else ""), len(nodes.data.x)
-    start = int((own.degree() - _TYPICAL).abs().argmin()) if node is None else _index(node, _ids(nodes), size)
+    ids = getattr(nodes.data, "ids", None)
+    start = int((own.degree() - _TYPICAL).abs().argmin()) if node is None else _index(node, ids, size)
     order = _order(_nearest(own, start, _MAX_NODES), _classes(nodes))
     recorded, _ = record_each(
         lambda graph: record(model, nodes, bind(graph), graph or run.expression, order), graphs, lambda _: None
@@ -72,7 +73,7 @@ def subject(model: Any, nodes: Nodes, graph: Graph, order: NDArray[np.int64], no
     at = torch.from_numpy(order)
     pictures = _pictures(nodes.data.x.cpu()[at]) if nodes.name == "digits" else None
     classes, given = _classes(nodes)[order].tolist(), predicted.cpu()[at].tolist()
-    ids, names = _ids(nodes), nodes.outputs.names
+    ids, names = getattr(nodes.data, "ids", None), nodes.outputs.names
     return subjects.Nodes(
         order.tolist(),
         classes,
@@ -82,11 +83,6 @@ def subject(model: Any, nodes: Nodes, graph: Graph, order: NDArray[np.int64], no
         None if ids is None else [ids[k] for k in order],
         None if names == tuple(map(str, range(len(names)))) else names,
     )
-
-
-def _ids(nodes: Nodes) -> Sequence[str] | None:
-    """The names of the nodes in the user's table; None where they have none."""
-    return getattr(nodes.data, "ids", None) or None
 
 
 def _index(node: str, ids: Sequence[str] | None, size: int) -> int:

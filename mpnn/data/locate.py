@@ -16,7 +16,7 @@ from typing import BinaryIO
 from mpnn.data.errors import DamagedFile, DatasetNotFound
 from mpnn.data.sources import SOURCES, RemoteFile, Source
 from mpnn.files import cache_dir, write_atomically
-from mpnn.registry import did_you_mean
+from mpnn.registry import unknown
 
 _CHUNK = 1 << 16
 _TIMEOUT_S = 30.0
@@ -95,8 +95,7 @@ def _open(url: str) -> BinaryIO:
 
 def _source(name: str) -> Source:
     if name not in SOURCES:
-        hint = did_you_mean(name, SOURCES)
-        raise ValueError(f"there is no dataset {name!r} to fetch{hint}; there are {', '.join(sorted(SOURCES))}")
+        raise ValueError(unknown("dataset", name, sorted(SOURCES)))
     return SOURCES[name]
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Taps
 from mpnn.graph.topology import Topology
 from mpnn.graphs import image, sequence, sparse
-from mpnn.registry import FUNCTIONS, did_you_mean
+from mpnn.registry import FUNCTIONS, did_you_mean, unknown
 
 B = TypeVar("B", bound=Callable[..., Topology])
 
@@ -151,12 +151,11 @@ def _build(node: ast.expr, text: str, name: str, args: list[Any], named: dict[st
     if builder is None:
         names = sorted(BUILDERS | _REGISTERED)
         own = "add yours by graphs.register, on the command line in a file that --import names"
-        hint = did_you_mean(name, names)
-        raise _error(node, text, f"there is no topology {name!r}{hint}; there are {', '.join(names)}; {own}")
+        raise _error(node, text, f"{unknown('topology', name, names)}; {own}")
     parameters = inspect.signature(builder).parameters
-    if unknown := [k for k in named if k not in parameters]:
+    if surplus := [k for k in named if k not in parameters]:
         takes = ", ".join(parameters) or "no arguments"
-        raise _error(node, text, f"{name} takes {takes}; got {unknown[0]}{did_you_mean(unknown[0], parameters)}")
+        raise _error(node, text, f"{name} takes {takes}; got {surplus[0]}{did_you_mean(surplus[0], parameters)}")
     try:
         topology = builder(*args, **named)
     except Exception as error:

@@ -80,7 +80,7 @@ def test_an_attention_stands_beside_a_graph(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["compare", "--file", str(file), *sizes, *out, "--graphs", graphs])
     assert done.exit_code == 0, done.output
     output = " ".join(done.output.split())
-    assert "causal:soft is left out: GPT has no attention 'soft'" in output
+    assert "causal:soft is left out: there is no attention of GPT 'soft'" in output
     assert "window(2):gated is left out: log_gate, beta and states need causal()" in output
     kinds = {"causal:retention": "retention", "causal : delta": "delta"}
     results = json.loads((tmp_path / "out" / "compare.json").read_text())["graphs"]

@@ -272,6 +272,11 @@ def test_a_graph_is_copied_as_python_and_saved(see: Callable[..., dict[str, Any]
         for (const one of ["causal & graphs.window(3, dilation=2)", "mpnn.graphs.global_nodes([1, 2]) - ~identity()"]) {
           seen.code.push(await copy(one));
         }
+        seen.problems = [];
+        for (const one of ["windw(3)", "window(radus=3)", "causal and window(3)"]) {
+          await type(".expression", one);
+          seen.problems.push(text(".problem")[0]);
+        }
         const saved = (label) => new Promise((done) => {
           URL.createObjectURL = (blob) => (done(blob), "data:,");
           find("button").find((one) => one.textContent === label).click();
@@ -290,6 +295,10 @@ def test_a_graph_is_copied_as_python_and_saved(see: Callable[..., dict[str, Any]
         exec(code, names)
         assert names["topology"] == expected
         assert names["graph"].num_dst == 32
+    misspelled, argument, word = seen["problems"]
+    assert misspelled.startswith("column 1: there is no topology windw (did you mean window?); there are bigbird,")
+    assert argument.endswith("window takes only radius, dilation (did you mean radius?)")
+    assert word == "column 8: write & for and"
     drawn = ElementTree.fromstring(seen["svg"])
     assert next(drawn.iter("{http://www.w3.org/2000/svg}path")).get("d", "").count("M") == 32, "a run for each row"
     assert seen["png"] == [0x89, *b"PNG"]

@@ -19,7 +19,7 @@ from mpnn.dropout import Dropout
 from mpnn.graphs import causal
 from mpnn.models.layers.blocks import transformer_update
 from mpnn.models.layers.decoder import Decoder, causal_topologies
-from mpnn.registry import did_you_mean
+from mpnn.registry import unknown
 from mpnn.update import PostNorm, PreNorm, Update
 
 CAUSAL = causal()
@@ -132,8 +132,7 @@ class GPT(CausalTransformer):
         aggregate: str = "sum",
     ) -> None:
         if attention not in ATTENTIONS:
-            hint = did_you_mean(attention, ATTENTIONS)
-            raise ValueError(f"GPT has no attention {attention!r}{hint}; it has {', '.join(ATTENTIONS)}")
+            raise ValueError(unknown("attention of GPT", attention, ATTENTIONS))
         config = _Config(
             vocabulary,
             dim,

@@ -103,9 +103,9 @@ export class NodesView implements SubjectView {
     const name = svg("title", {}, nameOfNode(this.data, node));
     const circle = svg("circle", { cx: x, cy: y, r: radius, fill: color });
     const { predicted, classes } = this.data;
-    const isWrong = classes[node] >= 0 && predicted[node] !== classes[node];
+    const isOther = predicted[node] !== classes[node];
     const frame = svg("circle", { class: "wrong", cx: x, cy: y, r: radius + FRAME, style: `stroke: ${colorOf(predicted[node])}` });
-    return svg("g", { "data-node": node, tabindex: 0, role: "button", "aria-label": name.textContent }, name, circle, ...(isWrong ? [frame] : []), ...this.picture(node, x, y, radius), label);
+    return svg("g", { "data-node": node, tabindex: 0, role: "button", "aria-label": name.textContent }, name, circle, ...(isOther ? [frame] : []), ...this.picture(node, x, y, radius), label);
   }
 
   /** The image of a node, in the circle. */
