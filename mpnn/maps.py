@@ -1,8 +1,8 @@
 """Linear maps by the quicker product: torch's or oneDNN's (`mpnn/kernels/linear.py`).
 
 The choice compares prices, as that of a backend does: nanoseconds of a call, of a multiplication with addition, and of
-a number of a weight that is read or compared. `costs.json` has them for processors of one family, `mpnn tune` measures
-those of any other. Where neither holds, torch computes all maps.
+a number of a weight that is read. `costs.json` has them for processors of one family, `mpnn tune` measures those of
+any other. Where neither holds, torch computes all maps.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from mpnn.kernels import linear as onednn
 
-TORCH, ONEDNN, KEPT = "torch map", "onednn map", "kept map"  # names in tables of prices
+TORCH, ONEDNN = "torch map", "onednn map"  # names in tables of prices
 _MIN_ROWS = 16  # with fewer, the memory limits both products
 _GAIN = 1.1  # oneDNN's product runs where it is expected to be this much quicker: prices are not exact
 
@@ -60,15 +60,12 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool =
         return None
     depth, width = weight.shape if transposed else weight.shape[::-1]
     threads = torch.get_num_threads()
-    if not weight.numel() or x.numel() < depth * least_rows(depth, width, threads, True):
+    if not weight.numel() or x.numel() < depth * least_rows(depth, width, threads):
         return None
     matrix = weight.t() if transposed else weight
     if not _is_plain(x, matrix, bias):
         return None
-    keeps = not onednn.needs_grad(x, weight, bias) and onednn.can_keep(weight)
-    if not keeps and x.numel() < depth * least_rows(depth, width, threads):
-        return None
-    out = onednn.linear(x.reshape(-1, depth), matrix, bias, chosen, weight if keeps else None)
+    out = onednn.linear(x.reshape(-1, depth), matrix, bias, chosen)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], width)
 
 
@@ -101,42 +98,38 @@ def _is_float32_on_cpu(x: Tensor) -> bool:
 
 
 def counts(rows: int, depth: int, width: int, transposed: bool = False) -> dict[str, dict[str, float]]:
-    """The operations of a product [rows, depth] [depth, width] by torch, by oneDNN, and by oneDNN with a packed weight
-    that was kept. `transposed`: the gradient of a weight, whose two operands are read by columns, which takes three
-    times as long, and never kept."""
+    """The operations of a product [rows, depth] [depth, width] by torch and by oneDNN. `transposed`: the gradient of a
+    weight, whose two operands are read by columns, which takes three times as long."""
     both = {"call": 1.0, "product": float(rows) * depth * width}
-    if transposed:
-        return {TORCH: both, ONEDNN: {**both, "read number": 3.0 * depth * (rows + width)}}
-    size = float(depth * width)
-    return {TORCH: both, ONEDNN: {**both, "read number": size}, KEPT: {**both, "checked number": size}}
+    read = 3.0 * depth * (rows + width) if transposed else float(depth * width)
+    return {TORCH: both, ONEDNN: {**both, "read number": read}}
 
 
 def chosen(rows: int, depth: int, width: int, transposed: bool = False) -> bool:
     """Whether oneDNN computes a product [rows, depth] [depth, width] in float32 on the threads that torch uses."""
-    return _is_quicker(ONEDNN, counts(rows, depth, width, transposed), torch.get_num_threads())
+    return _is_quicker(counts(rows, depth, width, transposed), torch.get_num_threads())
 
 
-def _is_quicker(name: str, operations: dict[str, dict[str, float]], threads: int) -> bool:
-    """Whether a way to compute a product of so many operations is expected to be quicker than torch's."""
+def _is_quicker(operations: dict[str, dict[str, float]], threads: int) -> bool:
+    """Whether oneDNN is expected to compute a product of so many operations in less time than torch."""
     from mpnn.backends import cost_model  # imports all backends
 
     if onednn.why_missing() is not None or (prices := cost_model.map_prices(threads)) is None:
         return False
     ours, torchs = (
         sum(prices[way][kind] * n for kind, n in cost_model.per_thread(operations[way], threads).items())
-        for way in (name, TORCH)
+        for way in (ONEDNN, TORCH)
     )
     return ours * _GAIN < torchs
 
 
 @cache
-def least_rows(depth: int, width: int, threads: int, kept: bool = False) -> float:
-    """The number of rows from which oneDNN computes a map `depth -> width`, if its packed weight may be kept or
-    not; infinity where it never does. What a call does for the weight is divided by the rows, so more rows favor it."""
+def least_rows(depth: int, width: int, threads: int) -> float:
+    """The number of rows from which oneDNN computes a map `depth -> width`; infinity where it never does. What a call
+    does for the weight is divided by the rows, so more rows favor it."""
 
     def is_quicker(rows: int) -> bool:
-        operations = counts(rows, depth, width)
-        return any(_is_quicker(way, operations, threads) for way in ((ONEDNN, KEPT) if kept else (ONEDNN,)))
+        return _is_quicker(counts(rows, depth, width), threads)
 
     few, many = _MIN_ROWS, 1 << 24
     if not is_quicker(many):
@@ -154,7 +147,7 @@ def is_useful() -> bool:
 
 @cache
 def _is_useful(threads: int) -> bool:
-    return least_rows(4096, 4096, threads, True) < math.inf
+    return least_rows(4096, 4096, threads) < math.inf
 
 
 def forget() -> None:
@@ -173,5 +166,4 @@ def described(layers: Iterable[nn.Module], rows: int) -> str:
 
 
 def _rows_from(layer: nn.Linear) -> float:
-    kept = not onednn.needs_grad(layer.weight) and onednn.can_keep(layer.weight)
-    return least_rows(layer.in_features, layer.out_features, torch.get_num_threads(), kept)
+    return least_rows(layer.in_features, layer.out_features, torch.get_num_threads())

@@ -51,6 +51,14 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--steps 2 --instances 3 --dim 16",
         ["mean length of greedy tours", "% over optimal, greedy (1 seeds; published 0.34)"],
     ),
+    "waves.py": (
+        "--steps 2 --ponds 2 --spacing 0.2",
+        ["persistence: error ", "MeshGraphNet: error ", "% after 1 step, ", "GNN: error ", "waves.webp"],
+    ),
+    "lennard_jones.py": (
+        "--steps 2 --states 40 --moves 3",
+        ["PaiNN: force error ", "SchNet: force error ", "3 steps of dynamics", "total energy varies by"],
+    ),
     "arrival_times.py": (
         "--trips 40 --epochs 1",
         ["three new days", "times at free speed", "a linear model of each segment", "ArrivalTimes"],

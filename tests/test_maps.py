@@ -50,7 +50,7 @@ def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 def test_torch_computes_every_map_where_no_prices_hold(name: str, family: Callable[[str], None]) -> None:
     family(name)
     assert not maps.is_useful()
-    assert maps.least_rows(768, 3072, 1) == maps.least_rows(768, 3072, 1, True) == math.inf
+    assert maps.least_rows(768, 3072, 1) == math.inf
     assert not maps.chosen(100_000, 768, 768)
 
 
@@ -63,7 +63,7 @@ def test_shipped_prices_take_onednn_from_few_rows_on(family: Callable[[str], Non
     assert maps.chosen(768, 2048, 768, True)
     assert not maps.chosen(8, 768, 768)
     for depth, width in ((4096, 4096), (64, 64), (1, 1)):  # decoding
-        assert maps.least_rows(depth, width, 1, True) > 8
+        assert maps.least_rows(depth, width, 1) > 8
 
 
 def test_tuned_prices_hold_on_any_processor(family: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn import graphs, maps
 from mpnn.aggregate import Max, Mean, Sum
@@ -62,16 +62,10 @@ _MAPS = (16, 256, 256), (64, 512, 512), (192, 256, 512), (256, 768, 768), (512, 
 
 def _products(rows: int, depth: int, width: int, transposed: bool) -> dict[str, Callable[[], object]]:
     a: Tensor = torch.ones(rows, depth)
-    b: Tensor = nn.Parameter(torch.ones(width, depth), requires_grad=False)
+    b: Tensor = torch.ones(width, depth)
     if transposed:
         a, b = torch.ones(depth, rows).t(), torch.ones(depth, width).t()
-    works: dict[str, Callable[[], object]] = {
-        maps.TORCH: lambda: F.linear(a, b),
-        maps.ONEDNN: lambda: onednn.product(a, b),
-    }
-    if not transposed and onednn.can_keep(b):
-        works[maps.KEPT] = lambda: onednn.linear(a, b, None, maps.chosen, b)
-    return works
+    return {maps.TORCH: lambda: F.linear(a, b), maps.ONEDNN: lambda: onednn.product(a, b)}
 
 
 def probes() -> Iterator[Round]:

@@ -16,7 +16,6 @@ from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.kernels import (
     feature_dropout,
-    linear,
     row_attention,
     row_reduce,
     sample_neighbors,
@@ -34,7 +33,6 @@ STRUCTS = {
     "row_reduce": row_reduce.RowReduceStruct,
     "tile_attention": tile_attention._Parameters,
     "feature_dropout": feature_dropout._Parameters,
-    "digest": linear._Digest,
     "products": machine.Products,
     "sample_neighbors": sample_neighbors._Parameters,
     "scan": scan._Parameters,

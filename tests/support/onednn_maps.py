@@ -13,7 +13,6 @@ Products = list[tuple[int, int]]
 QUICK = {
     maps.TORCH: {"call": 1.0, "product": 1.0},
     maps.ONEDNN: {"call": 0.0, "product": 0.0, "read number": 0.0},
-    maps.KEPT: {"call": 0.0, "product": 0.0, "checked number": 0.0},
 }
 
 
@@ -33,6 +32,5 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[Products]:
     monkeypatch.setattr(onednn, "_by_onednn", counted)
     monkeypatch.setattr(cost_model, "map_prices", lambda threads: QUICK)
     maps.forget()
-    onednn._kept.clear()
     yield computed
     maps.forget()

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import EdgeMessage
 from mpnn.maps import Linear
-from mpnn.models.graph.ggnn import GatedReadout
+from mpnn.models.layers.readout import GatedReadout
 from mpnn.models.saving import Model
 from mpnn.update import GRU, MLP
 

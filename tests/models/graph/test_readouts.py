@@ -1,0 +1,68 @@
+"""Readouts of whole graphs with the weights of PyTorch Geometric: Set2Set and top-k pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from error_bound import error_bound
+
+from mpnn import Graph, graphs
+from mpnn.models.layers.readout import Set2Set, TopKPooling
+
+SYSTEM = "GNN (sum, max), GraphSAGE, GCN, GIN, PNA, gated (GGNN), R-GCN, MPNN with edge activations"
+SIZES, DIM = (5, 1, 4), 6
+OF_NODE = torch.arange(3).repeat_interleave(torch.tensor(SIZES))
+
+
+def pool() -> Graph:
+    return graphs.from_edges(torch.stack([torch.arange(10), OF_NODE]), num_src=10, num_dst=3)
+
+
+def test_set2set_is_pygs(measured: Callable[..., None]) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    for dtype in (torch.float64, torch.float32):
+        ours, theirs = Set2Set(DIM, 4).to(dtype), pyg.Set2Set(DIM, 4).to(dtype)
+        theirs.lstm.load_state_dict(ours.lstm.state_dict())
+        h = torch.randn(10, DIM, dtype=dtype, requires_grad=True)
+        found, expected = ours(h, pool()), theirs(h, OF_NODE)
+        if dtype == torch.float64:
+            grads = [torch.autograd.grad(y.square().sum(), h)[0] for y in (found, expected)]
+            torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
+        error = (found - expected).abs().max().item()
+        measured(SYSTEM, "PyTorch Geometric Set2Set", error, error_bound(8, 4 * DIM, dtype))
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.9])
+def test_top_k_pooling_is_pygs(ratio: float, measured: Callable[..., None]) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    ours, theirs = TopKPooling(DIM, ratio).double(), pyg.TopKPooling(DIM, ratio).double()
+    with torch.no_grad():
+        theirs.select.weight.copy_(ours.weight[None])
+    edges = torch.cat([first + torch.randint(n, (2, 3 * n)) for n, first in zip(SIZES, (0, 5, 6), strict=True)], 1)
+    attr = torch.randn(edges.shape[1], 2, dtype=torch.float64)
+    h = torch.randn(10, DIM, dtype=torch.float64, requires_grad=True)
+    x, graph, left = ours(h, graphs.from_edges(edges, 10, edge_attr=attr), pool())
+    expected, ends, their_attr, of_node, perm, _ = theirs(h, edges, attr, OF_NODE)
+    order = perm.argsort()  # PyTorch Geometric numbers nodes by their scores
+    measured(SYSTEM, "PyTorch Geometric TopKPooling", (x - expected[order]).abs().max().item(), 1e-12)
+    assert torch.equal(left.edge_index[1], of_node[order])
+    new = order.argsort()
+    assert torch.equal(graph.edge_index, new[ends])
+    assert torch.equal(graph.edge_attr, their_attr)
+    grads = [
+        torch.autograd.grad(y.square().sum(), [h, w]) for y, w in ((x, ours.weight), (expected, theirs.select.weight))
+    ]
+    torch.testing.assert_close(grads[0][0], grads[1][0])
+    torch.testing.assert_close(grads[0][1], grads[1][1][0])
+
+
+def test_equal_scores_keep_the_lower_number_and_ratios_are_shares() -> None:
+    layer, complete = TopKPooling(DIM, 0.5), graphs.from_edges(torch.cartesian_prod(*[torch.arange(10)] * 2).T, 10)
+    _, graph, left = layer(torch.ones(10, DIM), complete, pool())
+    assert left.edge_index[1].tolist() == [0, 0, 0, 1, 2, 2]
+    assert graph.num_dst == 6
+    for ratio in (0, 1.5):
+        with pytest.raises(ValueError, match=f"ratio must be above 0 and at most 1; got {ratio}"):
+            TopKPooling(DIM, ratio)
