@@ -31,7 +31,8 @@ def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -
     n = graph.num_dst
     if n != graph.num_src:
         raise ValueError(f"roles need one set of nodes; the graph is {n} x {graph.num_src}")
-    role = _rank(np.zeros(n, np.int64) if labels is None else _validate_labels(labels, n))
+    given = np.zeros(n, np.int64) if labels is None else _validate_labels(labels, n)
+    role = np.unique(given, return_inverse=True)[1].reshape(-1)
     ptr, col = graph.csr.ptr.cpu().numpy(), graph.csr.col.cpu().numpy()
     degree = np.diff(ptr)
     row = np.repeat(np.arange(n), degree)
@@ -48,10 +49,6 @@ def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -
             num_roles += len(distinct)
         role = new
     return torch.from_numpy(role).to(graph.device)
-
-
-def _rank(labels: np.ndarray) -> np.ndarray:
-    return np.unique(labels, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _validate_labels(labels: Tensor, n: int) -> np.ndarray:
