@@ -80,9 +80,9 @@ class CrossAttention:
             x, source, shape = x.flatten(0, -2), source.flatten(0, -2), x.shape[:-1]
         graph = self._graph(same_length, x.device)
         output: Any = layer(x, graph, source=source, return_weights=return_weights, cache=cache)
-        y, *weights = output if return_weights else (output,)
+        y = output[0] if return_weights else output
         y = y if same_length else y.unflatten(0, shape)
-        return (y, weight_matrices(*weights, graph, self.target, self.source)) if return_weights else y
+        return (y, weight_matrices(output[1], graph, self.target, self.source)) if return_weights else y
 
     def _graph(self, same_length: bool, device: torch.device) -> Topology | Graph:
         targets, sources = self.target.documents, self.source.documents
