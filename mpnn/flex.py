@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import flex_attention as of_torch
 from torch.overrides import TorchFunctionMode
 
 from mpnn import graphs, ops
@@ -143,11 +144,9 @@ def flex_attention(
     parts = [every_h] if len(found[0]) == 1 else every_h.split(1)
     rows = [[run(found[i][k], b, h) for k, h in enumerate(parts)] for i, b in enumerate(entries)]
     out, lse = (torch.cat([torch.cat([x[k] for x in row], 1) for row in rows]) for k in (0, 1))
-    if return_aux is None:
-        return (out, lse) if return_lse else out
-    from torch.nn.attention.flex_attention import AuxOutput
-
-    return out, AuxOutput(lse=lse if return_lse else None)
+    if return_aux is not None:
+        return out, of_torch.AuxOutput(lse=lse if return_lse else None)
+    return (out, lse) if return_lse else out
 
 
 def _at(found: list[list[Graph]], b: int, h: int) -> Graph:

@@ -125,8 +125,7 @@ class BlockTopK(DotProduct):
         super().__init__(dim, heads, **options)
         at_least("size", size, 1)
         at_least("top", top, 1)
-        self.size = self.block = size
-        self.top = top
+        self.size, self.block, self.top = size, size, top
 
     def round(
         self,
@@ -174,8 +173,7 @@ class BlockTopK(DotProduct):
         visible, whole = (
             x.to(key.device) for x in graph.cached(("visible blocks", self.size), lambda: self._seen(graph))
         )
-        if means is None:
-            means = block_means(key, self.size)
+        means = block_means(key, self.size) if means is None else means
         complete = graph.num_src // self.size
         means = means[..., :complete, :, :]
         if graph.num_src % self.size:

@@ -7,6 +7,7 @@ import ctypes
 from ctypes import c_double, c_int64, c_void_p
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class _Parameters(ctypes.Structure):
         *fields(c_int64, "slots"),
         *fields(_Features, "d_out d_query d_key d_value"),
         *fields(c_void_p, "d_lse d_table d_bias d_src_bias segments"),
-        *fields(c_int64, "num_segments shared_batch"),
+        *fields(c_int64, "num_segments copies shared_batch"),
     ]
 
 
@@ -70,15 +71,20 @@ class Layout:
     by_query: Arrays
     by_key: Arrays
     runs: Arrays
-    _segments: dict[int, NDArray[Any]] = field(default_factory=dict)
+    _segments: dict[int, tuple[NDArray[Any], int]] = field(default_factory=dict)
 
-    def segments(self, count: int) -> NDArray[Any]:
-        """The boundaries of `count` segments of key tiles with about the same number of tiles each."""
+    def segments(self, count: int) -> tuple[NDArray[Any], int]:
+        """The boundaries of `count` segments of key tiles with about the same number of tiles each, and the number of
+        copies of the queries' gradients: segments so far apart, or farther, have no query tile in common."""
         if count not in self._segments:
-            ptr = self.by_key[0]
+            ptr, other = self.by_key[:2]
             cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], count + 1), side="left")
-            cuts[0], cuts[-1] = 0, len(ptr) - 1
-            self._segments[count] = np.unique(cuts)
+            cuts = np.unique([0, *cuts[1:-1], len(ptr) - 1])
+            parts = [other[ptr[a] : ptr[b]] for a, b in pairwise(cuts)]
+            low, high = [x.min(initial=len(self.by_query[0])) for x in parts], [x.max(initial=-1) for x in parts]
+            pairs = combinations(range(len(parts)), 2)
+            common = [t - s for s, t in pairs if low[s] <= high[t] and low[t] <= high[s]]
+            self._segments[count] = cuts, max(common, default=0) + 1
         return self._segments[count]
 
     @cached_property
@@ -152,9 +158,9 @@ class TileAttention(torch.autograd.Function):
         p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *ctx.options)
         p.shared_batch = p.batch if bias is not None and len(bias) < p.batch else 1
         groups = p.batch // p.shared_batch * p.key_heads
-        segments = layout.segments(-(-_SEGMENTS // groups))
+        segments, p.copies = layout.segments(-(-_SEGMENTS // groups))
         p.num_segments, p.segments = len(segments) - 1, segments.ctypes.data
-        d_query = zeros(lse, p.num_segments, *query.shape)
+        d_query = zeros(lse, p.copies, *query.shape)
         d_key, d_value = (zeros(lse, *x.shape) for x in (key, value))
         d_bias, d_src_bias = (None if x is None else torch.zeros_like(x) for x in (bias, src_bias))
         # dst_bias moves all logits of a row, so that only lse depends on it

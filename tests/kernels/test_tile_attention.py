@@ -1,5 +1,7 @@
 """Attention over tiles against its naive twin, forward and gradients: odd lengths, both dtypes, every option."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -141,3 +143,24 @@ def test_no_tile_is_read_or_written_outside_the_tensors() -> None:
     out, _ = TileAttention.apply(*inputs, *[None] * 4, 0.2, None, None, _layout(graph))
     assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), inputs)))
     assert all(int(b.isnan().sum()) == 2 * 96 * 2 * 8 for b in buffers)
+
+
+@pytest.mark.parametrize(
+    ("topology", "copies"),
+    [
+        (graphs.window(20), 2),
+        (graphs.causal(), 6),
+        (graphs.identity(), 1),
+        (graphs.strided(700), 6),
+    ],
+    ids=str,
+)
+def test_segments_add_to_one_copy_only_if_they_share_no_queries(topology: Topology, copies: int) -> None:
+    layout = _layout(topology.bind(96 * 32))
+    cuts, found = layout.segments(6)
+    ptr, other = layout.by_key[:2]
+    queries = [set(other[ptr[a] : ptr[b]].tolist()) for a, b in itertools.pairwise(cuts)]
+    assert len(queries) == 6
+    assert found == copies
+    for s, t in itertools.combinations(range(6), 2):
+        assert (t - s) % found or not queries[s] & queries[t]

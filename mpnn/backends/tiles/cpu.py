@@ -132,12 +132,9 @@ def _tile_counts(graph: Graph) -> tuple[int, int]:
     return graph.cached("tiles: counts", lambda: count_blocks(graph.structure, ROWS, COLUMNS))
 
 
-def _tiles(graph: Graph) -> BlockMask:
-    return graph.cached("tiles", lambda: BlockMask.of(graph.runs, ROWS, COLUMNS))
-
-
 def _layout(graph: Graph) -> Layout:
-    tiles, runs = _tiles(graph), graph.runs
+    runs = graph.runs
+    tiles = graph.cached("tiles", lambda: BlockMask.of(runs, ROWS, COLUMNS))
     ptr, row, order = tiles.transposed()
     length = runs.stop - runs.start
     arrays = (

@@ -73,7 +73,8 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
 
 def blocks(graph: Graph) -> Any:
     """The graph as FlexAttention's `BlockMask`, on the graph's device, in O(runs)."""
-    runs, tiles = graph.runs, _tiles(graph)
+    runs = graph.runs
+    tiles = graph.cached("flex tiles", lambda: BlockMask.of(runs, flex.SIDE, flex.SIDE))
     numbers = (*_pad_runs(runs), *_tile_list(tiles, ~tiles.full), *_tile_list(tiles, tiles.full))
     start, stop, *lists = (torch.from_numpy(x).to(graph.device, non_blocking=True) for x in numbers)
     return flex.blocks(start, stop, (lists[0], lists[1]), (lists[2], lists[3]), runs.num_src)
@@ -98,10 +99,6 @@ def _tile_list(tiles: BlockMask, which: NDArray[np.bool_]) -> tuple[NDArray[np.i
     where = np.zeros((1, 1, rows, tiles.across), np.int32)
     where[0, 0, row, rank] = tiles.column[which]
     return count.astype(np.int32)[None, None], where
-
-
-def _tiles(graph: Graph) -> BlockMask:
-    return graph.cached("flex tiles", lambda: BlockMask.of(graph.runs, flex.SIDE, flex.SIDE))
 
 
 def _pad(x: Tensor) -> Tensor:

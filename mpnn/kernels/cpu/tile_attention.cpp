@@ -72,11 +72,11 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
   Tiles tiles;   // by query tile; by key tile in the backward pass
   int64_t slots;  // tiles of the other side to keep
 
-  Features d_out, d_query, d_key, d_value;  // d_query [segments, B, num_dst, H, D]
+  Features d_out, d_query, d_key, d_value;  // d_query [copies, B, num_dst, H, D]: segment s adds to copy s % copies
   const T *d_lse;                             // [B, H, num_dst], or null
   T *d_table, *d_bias, *d_src_bias;           // d_table [B / shared_batch * segments, H, ...]
   const int64_t *segments;                    // num_segments + 1 boundaries among key tiles
-  int64_t num_segments, shared_batch;         // batch entries of an item: those that share a bias
+  int64_t num_segments, copies, shared_batch;  // batch entries of an item: those that share a bias
 };
 
 // `columns` keys from j on, for `rows` queries from i on, of one head. The buffers of a tile have all ROWS rows: those
@@ -482,7 +482,7 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
 
         const Matrix<T> d_key{at<T>(p.d_key, t.b, kv, t.j), p.d_key.node};
         const Matrix<T> d_value{at<T>(p.d_value, t.b, kv, t.j), p.d_value.node};
-        const Matrix<T> d_query{at<T>(p.d_query, segment * p.batch + t.b, t.h, t.i), p.d_query.node};
+        const Matrix<T> d_query{at<T>(p.d_query, segment % p.copies * p.batch + t.b, t.h, t.i), p.d_query.node};
         product<STEP, true, T>({s, ROWS}, {q.d_out, DV}, d_value, keys_left, t.rows, DV);
         product<STEP, true, T>({g, ROWS}, {q.q, D}, d_key, keys_left, t.rows, D);
         product<ROW_STEP, true, T>({g, 1, ROWS}, {k, D}, d_query, t.rows, t.columns, D);

@@ -79,9 +79,10 @@ class CrossAttention:
         if not same_length:
             x, source, shape = x.flatten(0, -2), source.flatten(0, -2), x.shape[:-1]
         graph = self._graph(same_length, x.device)
-        y, weights = _with_weights(layer(x, graph, source=source, return_weights=return_weights, cache=cache))
+        output: Any = layer(x, graph, source=source, return_weights=return_weights, cache=cache)
+        y = output[0] if return_weights else output
         y = y if same_length else y.unflatten(0, shape)
-        return (y, weight_matrices(weights, graph, self.target, self.source)) if return_weights else y
+        return (y, weight_matrices(output[1], graph, self.target, self.source)) if return_weights else y
 
     def _graph(self, same_length: bool, device: torch.device) -> Topology | Graph:
         targets, sources = self.target.documents, self.source.documents
@@ -97,10 +98,6 @@ class CrossAttention:
         if torch.compiler.is_compiling():
             return COMPLETE
         return COMPLETE.bind(*(max(packing.lengths, default=0) for packing in (self.target, self.source))).to(device)
-
-
-def _with_weights(output: Any) -> tuple[Tensor, Any]:
-    return output if isinstance(output, tuple) else (output, None)
 
 
 def _union_on_device(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Graph:

@@ -160,13 +160,11 @@ class _Config(GPTConfig):
     aggregate: str = "sum"
 
 
-def _additive(config: GPTConfig) -> AdditiveV2:
-    return AdditiveV2(config.dim, config.dim // config.heads, config.heads, dropout=config.attention_dropout)
-
-
 ATTENTIONS: dict[str, Callable[[GPTConfig], Attention]] = {
     "dot": lambda config: DotProduct(config.dim, config.heads, dropout=config.attention_dropout),
-    "additive": _additive,
+    "additive": lambda config: AdditiveV2(
+        config.dim, config.dim // config.heads, config.heads, dropout=config.attention_dropout
+    ),
     "linear": lambda config: Kernel(config.dim, config.heads, features="elu"),
     "retention": lambda config: Retention(config.dim, config.heads),
     "gated": lambda config: GatedLinear(config.dim, config.heads),

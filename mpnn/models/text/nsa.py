@@ -26,8 +26,6 @@ from mpnn.models.layers.decoder import PlainDecoder
 from mpnn.models.text.llama import LlamaConfig
 from mpnn.update import GatedFeedForward, PreNorm
 
-SUMMARIES, CHOSEN, WINDOW = range(3)
-
 
 @dataclass(frozen=True)
 class NSAConfig(LlamaConfig):
@@ -97,15 +95,15 @@ class NSALayer(nn.Module):
         config, nodes, h = self.config, x.shape[-2], self.update.prepare(x)
         query = self.to_query(h).unflatten(-1, (config.heads, -1))
         keys, values = (x(h).unflatten(-1, (3, self.kv_heads, -1)).unbind(-3) for x in (self.to_key, self.to_value))
-        summaries = self.key_summaries(keys[SUMMARIES]), self.value_summaries(values[SUMMARIES])
+        summaries = self.key_summaries(keys[0]), self.value_summaries(values[0])
         at, causal = np.arange(nodes), self.graph.bind(nodes).to(h.device)
         ended = Runs.of(nodes, summaries[0].shape[-3], [(at, 0, (at - config.size + 1) // config.stride + 1)])
         chosen = graphs.blocks(self.choose(query, summaries[0]), config.block, nodes, num_dst=nodes) & causal
         near = (self.graph & graphs.window(config.window - 1)).bind(nodes).to(h.device)
         attend = partial(ops.attend, dropout=config.attention_dropout if self.training else 0.0)
         parts = [attend(Graph.from_runs(ended).to(h.device), query, *summaries)]
-        for branch, bound in ((CHOSEN, chosen), (WINDOW, near)):
-            parts.append(attend(bound, *self.rotary.turn(query, keys[branch], causal), values[branch]))
+        for bound, key, value in zip((chosen, near), keys[1:], values[1:], strict=True):
+            parts.append(attend(bound, *self.rotary.turn(query, key, causal), value))
         gate = self.to_gate(h).sigmoid().unflatten(-1, (3, -1, 1))
         return self.update(x, self.to_out((gate * torch.stack(parts, -3)).sum(-3).flatten(-2)))
 
