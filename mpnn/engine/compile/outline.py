@@ -62,9 +62,7 @@ class Outline:
 
     @property
     def edge_index(self) -> Tensor:
-        if not self.recipe and isinstance(self.original, Graph) and self.original._edges is not None:
-            return self.original._edges
-        return self._read("edge_index").to(self.device)
+        return self._read("edge_index").to(self.device) if self._listed is None else self._listed
 
     @property
     def ends(self) -> Tensor:
@@ -74,11 +72,18 @@ class Outline:
 
     @property
     def num_edges(self) -> int:
-        return self._read("num_edges")
+        return self._read("num_edges") if self._listed is None else self._listed.shape[1]
 
     @property
     def has_edge_types(self) -> bool:
+        if not self.recipe and isinstance(self.original, Graph):
+            return self.original.has_edge_types
         return self._read("has_edge_types")
+
+    @property
+    def _listed(self) -> Tensor | None:
+        """The edges of a graph that lists them: an input of the program, whose number may differ in each call."""
+        return self.original._edges if not self.recipe and isinstance(self.original, Graph) else None
 
     def _read(self, name: str) -> Any:
         """An attribute of the graph. The program is specialized to the sizes of a topology."""
