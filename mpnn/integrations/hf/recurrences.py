@@ -521,6 +521,10 @@ def _chosen(known: _Known, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **options: Any) -> Any:
         x = args[0] if args else next(iter(options.values()))
         if torch.compiler.is_compiling() or x.device.type != "cpu" or not known.serves(*args, **options):
+            if active() is not None:
+                raise ValueError(
+                    "a recurrence passes its state from process to process on CPU, and not in a compiled program"
+                )
             return original(*args, **options)
         with torch.autocast("cpu", enabled=False):
             return known.function(*args, **options)
