@@ -43,7 +43,7 @@ def test_models_agree_with_one_process(count, families, tmp_path):
             process.kill()
     for process, (out, err) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, f"{out}{err[-3000:]}"
-        assert len(out.splitlines()) == 3 * len(families)  # one for falcon_h1 and two more for llama
+        assert len(out.splitlines()) == 3 * len(families) + ("qwen3" in families)  # 1 for falcon_h1, 5 for llama
 
 
 def test_every_family_that_is_served_is_compared():

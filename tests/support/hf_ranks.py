@@ -58,7 +58,9 @@ def falcon_h1() -> Any:
     return FalconH1ForCausalLM(config)
 
 
-def errors(name: str, owners_of: str, graph: str | None = None, padded: bool = False) -> tuple[float, str]:
+def errors(
+    name: str, owners_of: str, graph: str | None = None, padded: bool = False, compiled: bool = False
+) -> tuple[float, str]:
     """The largest difference of logits, loss and gradients."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model = (falcon_h1() if name == "falcon_h1" else tiny(name)).double()
@@ -82,7 +84,8 @@ def errors(name: str, owners_of: str, graph: str | None = None, padded: bool = F
     mine = part.dst.nodes(rank)
     cut = {"input_ids": tokens, "labels": labels, **({"attention_mask": mask} if padded else {})}
     with sharded(part):
-        output = model(**{k: x[:, mine] for k, x in cut.items()})
+        call = torch.compile(model, backend="eager") if compiled else model
+        output = call(**{k: x[:, mine] for k, x in cut.items()})
         shifted = F.pad(labels, (0, 1), value=-100)[:, 1:]
         own = F.cross_entropy(output.logits.flatten(0, 1), shifted[:, mine].flatten(), reduction="sum")
         (own / (shifted != -100).sum()).backward()
@@ -109,6 +112,8 @@ def main() -> None:
     failed = False
     for name in names:
         cases = [(name, "blocks")] if name == "falcon_h1" else [(name, "blocks"), (name, "zigzag"), (name, "uneven")]
+        if name == "qwen3":
+            cases += [(name, "zigzag", None, False, True)]
         if name == "llama":
             cases += [(name, "zigzag", "causal() & window(6)"), (name, "zigzag", None, True)]
         for case in cases:

@@ -95,6 +95,8 @@ def attend(
         )
     if not torch.compiler.is_compiling():
         return _attend(module, query, key, value, attention_mask, **options)
+    if active() is not None:
+        return _uncompiled(module, query, key, value, attention_mask, **options)
     reason = traced.reason(attention_mask, options, _has_cross_topology(module))
     if reason is None:
         return _attend(module, query, key, value, attention_mask, **options)
@@ -134,7 +136,7 @@ def _attend(
         output_attentions = compat.collects_attentions()
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
-    is_divided = not torch.compiler.is_compiling() and active() is not None
+    is_divided = active() is not None
     if is_divided:
         queries = keys = _whole_length(module, mask, position_bias, indices, block_indices, output_attentions)
     by_offset, dense = None, None

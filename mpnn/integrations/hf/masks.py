@@ -16,6 +16,7 @@ from torch import Tensor
 from mpnn import Graph, Topology
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.runs import Runs
+from mpnn.graph.sharding import active
 from mpnn.integrations.hf import compat, ranks
 from mpnn.integrations.hf.builders import crossed, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, banded, is_combined, special
@@ -169,7 +170,7 @@ def mask(
 
     Returns a tensor of bools if the model demands one, to compute with: it allows no skip of a mask that needs none.
     """
-    build = _traced if torch.compiler.is_compiling() else _mask
+    build = _mask if not torch.compiler.is_compiling() else _traced if active() is None else _uncompiled
     return build(batch_size, q_length, kv_length, q_offset, kv_offset, **options)
 
 

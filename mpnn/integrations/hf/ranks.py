@@ -58,16 +58,21 @@ def current() -> Whole | None:
 def divide(model: PreTrainedModel) -> list[Callable[[], Any]]:
     """Registers the hooks; returns what removes them."""
     hooks = [
-        model.register_forward_pre_hook(_enter, with_kwargs=True, prepend=True),
+        model.register_forward_pre_hook(_uncompiled, with_kwargs=True, prepend=True),
         model.register_forward_hook(_leave, always_call=True),
     ]
     return [hook.remove for hook in hooks]
 
 
+def _uncompiled(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """While tokens are divided, compiled programs break here, at masks and at attention."""
+    return None if active() is None else _enter(model, args, options)
+
+
+@torch.compiler.disable
 def _enter(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     sharding = active()
-    if sharding is None:
-        return None
+    assert sharding is not None
     parameters = inspect.signature(model.forward).parameters
     options = {**dict(zip(parameters, args, strict=False)), **options}
     _check(model, options)
@@ -89,7 +94,8 @@ def _enter(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
 
 def _leave(model: nn.Module, args: Any, output: Any) -> None:
-    _CURRENT.set(None)
+    if active() is not None:
+        _CURRENT.set(None)
 
 
 def _check(model: Any, options: dict[str, Any]) -> None:

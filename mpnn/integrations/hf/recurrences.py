@@ -481,11 +481,17 @@ def _chosen(known: _Known, original: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any, **options: Any) -> Any:
         x = args[0] if args else next(iter(options.values()))
-        if torch.compiler.is_compiling() or x.device.type != "cpu":
-            return original(*args, **options)
-        with torch.autocast("cpu", enabled=False):
-            result = known.function(*args, **options)
-        return original(*args, **options) if result is NotImplemented else result
+        result = NotImplemented
+        if not torch.compiler.is_compiling() and x.device.type == "cpu":
+            with torch.autocast("cpu", enabled=False):
+                result = known.function(*args, **options)
+        if result is not NotImplemented:
+            return result
+        if active() is not None:
+            raise ValueError(
+                "a recurrence passes its state from process to process on CPU, and not in a compiled program"
+            )
+        return original(*args, **options)
 
     return run
 
