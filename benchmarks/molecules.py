@@ -93,7 +93,8 @@ def _gin(layer: MessagePassing) -> nn.Module:
     from torch_geometric.nn import GINConv
 
     state = {name: x.clone() for name, x in layer.update.f.state_dict().items()}
-    conv = GINConv(MLP(WIDTH, WIDTH))
+    # torch's maps, as users of PyG have them: this library's may run by oneDNN
+    conv = GINConv(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Identity(), nn.Linear(WIDTH, WIDTH)))
     conv.nn.load_state_dict(state)
     return conv
 

@@ -99,9 +99,9 @@ def _is_float32_on_cpu(x: Tensor) -> bool:
 
 def counts(rows: int, depth: int, width: int, transposed: bool = False) -> dict[str, dict[str, float]]:
     """The operations of a product [rows, depth] [depth, width] by torch and by oneDNN. `transposed`: the gradient of a
-    weight, whose two operands are read by columns, which takes three times as long."""
+    weight, whose two operands are read by columns, which takes six times as long."""
     both = {"call": 1.0, "product": float(rows) * depth * width}
-    read = 3.0 * depth * (rows + width) if transposed else float(depth * width)
+    read = 6.0 * depth * (rows + width) if transposed else float(depth * width)
     return {TORCH: both, ONEDNN: {**both, "read number": read}}
 
 

@@ -31,9 +31,9 @@ def why_missing() -> str | None:
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """`a b^T + bias`, [M, N], for a [M, K], b [N, K] and bias [N]: float32 on CPU, of any strides, M, K, N > 0."""
-    rows, columns = b.stride()
-    is_matrix = (columns == 1 and rows >= b.shape[1]) or (rows == 1 and columns >= len(b))
-    return _by_onednn(a, b if is_matrix else b.contiguous(), bias)
+    if not (b.is_contiguous() or b.t().is_contiguous()):  # oneDNN computes others by loops without vectors
+        b = b.contiguous()
+    return _by_onednn(a, b, bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, chosen: Chosen) -> Tensor:
@@ -80,6 +80,6 @@ def _is_batch(gradient: Tensor) -> bool:
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product with a weight whose rows or columns are contiguous."""
+    """The product with a weight that is contiguous, or its transpose is."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return out
