@@ -86,6 +86,8 @@ def shapes(case: Case, edges: Edges | None = None) -> dict[str, tuple[int, ...]]
         found["dst"], found["src"] = (*batch, n, heads, *width), (*batch, m, heads, *width)
         if width:
             found["vector"] = (heads, *width)
+    for name in case.get("node_bias", ()):
+        found[name] = (*batch, n if name == "dst_bias" else m, heads)
     if case["sinks"]:
         found["sinks"] = (heads,)
     per_edge = {f"bias{k}": (spec, ()) for k, spec in enumerate(case["bias"])}
@@ -174,6 +176,7 @@ def _attention(r: random.Random, case: Case, edges: Edges) -> None:
         for spec in case["bias"]:
             if case["normalize"] == "softmax" and spec["form"] == "edges" and r.random() < 0.3:
                 spec["hidden"] = r.choice([0.2, 0.8, 1.0])
+    case["node_bias"] = r.choice([[]] * 9 + [["dst_bias"], ["src_bias"], ["dst_bias", "src_bias"]])
     if r.random() < 0.12:
         case["edge_value"] = _per_edge(r, case, edges)
     case["dropout"] = r.choice([0.0] * 5 + [0.1, 0.5, 0.97])
@@ -184,6 +187,7 @@ def _attention(r: random.Random, case: Case, edges: Edges) -> None:
         case["reduce"], case["return_weights"] = "sum", False
         if p < 0.15:  # linear attention
             case["normalize"], case["bias"], case["dropout"], case["score"]["softcap"] = "none", [], 0.0, None
+            case["node_bias"] = []
         else:
             case["normalize"] = "softmax"
     case["sinks"] = case["normalize"] == "softmax" and r.random() < 0.12

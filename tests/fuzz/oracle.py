@@ -76,6 +76,12 @@ class _Round:
 
     # -------------------------------------------------------------------------------------------- features of edges
 
+    def of_nodes(self, x: dict[str, Tensor]) -> Tensor | float:
+        """The biases of both ends of each edge, [B, E, H]."""
+        dst, src = x.get("dst_bias"), x.get("src_bias")
+        of_dst = 0.0 if dst is None else self.of_destinations(dst, 1)
+        return of_dst if src is None else of_dst + self.of_sources(src, 1)
+
     def of_sources(self, x: Tensor, trailing: int) -> Tensor:
         """[B, E, H(, D)] of x [..., N_src, H_kv(, D)]."""
         return self._gathered(x, self.src, trailing)
@@ -143,6 +149,7 @@ class _Round:
                 total = (total * x["vector"]).sum(-1)
         for k, spec in enumerate(case["bias"]):
             total = total + self.of_edges(spec, x[f"bias{k}"], 1)
+        total = total + self.of_nodes(x)
         assert isinstance(total, Tensor)
         return total
 
@@ -333,6 +340,7 @@ class _Round:
             total = total + ((ends * x["vector"]).sum(-1) if score["kind"] == "additive v2" else ends)
         for k, spec in enumerate(case["bias"]):
             total = total + self.of_edges(spec, x[f"bias{k}"], 1)
+        total = total + self.of_nodes(x)
         return total
 
 

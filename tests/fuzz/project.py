@@ -18,6 +18,7 @@ from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset, Offset, Relation
 from mpnn.graph.topology import Topology
+from mpnn.ops import NodeBias
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
@@ -127,6 +128,8 @@ def request_of(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) ->
         reduce=SUM if case["reduce"] == "sum" else aggregator(case["reduce"]),
         return_weights=case["return_weights"],
         sinks=leaves.get("sinks"),
+        dst_bias=leaves.get("dst_bias"),
+        src_bias=leaves.get("src_bias"),
     )
 
 
@@ -152,7 +155,14 @@ def run(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor], backend: 
 def public(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> Any:
     """The same through `ops.attend` or `ops.aggregate`; None where these cannot say it."""
     score, table = case["score"], any(spec["form"] == "table" for spec in case["bias"])
-    if case["edge_value"] or len(case["bias"]) > 1 or case["dropout"] or (graph.positions is not None and table):
+    without_score = bool(case.get("node_bias")) and not score
+    if (
+        case["edge_value"]
+        or len(case["bias"]) > 1
+        or case["dropout"]
+        or without_score
+        or (graph.positions is not None and table)
+    ):
         return None
     if score and score["kind"] == "dot" and not score["edge_key"] and case["reduce"] == "sum":
         request = request_of(case, graph, leaves)
@@ -161,7 +171,7 @@ def public(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> Any
             leaves["query"],
             leaves["key"],
             leaves["value"],
-            bias=request.bias[0] if request.bias else None,
+            bias=(*request.bias, *([NodeBias(request.dst_bias, request.src_bias)] if case.get("node_bias") else ())),
             scale=score["scale"],
             softcap=score["softcap"],
             sinks=leaves.get("sinks"),

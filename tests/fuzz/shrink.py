@@ -60,6 +60,7 @@ def _simpler(case: Case) -> Iterator[Case]:
         ("edge_value", None),
         ("sinks", False),
         ("bias", []),
+        ("node_bias", []),
         ("layout", {}),
         ("grad", []),
         ("batch", []),

@@ -331,3 +331,17 @@ def test_padding_as_a_number_of_keys(backend: str) -> None:
     q, k, v = (y.unflatten(-1, (4, 4)) for y in F.linear(x, mha.in_proj_weight, mha.in_proj_bias).chunk(3, -1))
     out = ops.attend(graphs.complete().bind(20), q, k, v, bias=NodeBias(src=padding[..., None]), backend=backend)
     torch.testing.assert_close(mha.out_proj(out.flatten(-2)), right, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["edge_list", "dense", "csr", "tiles"])
+def test_views_with_a_pending_negation(backend: str) -> None:
+    """torch negates such views when they are read; kernels read memory."""
+    graph = graphs.causal().bind(6)
+    query, key, value = (torch.randn(6, 1, 8) for _ in range(3))
+    for sizes in ((graph.num_edges,), (6, 6)):
+        plain = [torch.randn(n, 1) for n in sizes]
+        found, expected = (
+            ops.attend(graph, query, key, value, bias=x[0] if len(x) == 1 else NodeBias(*x), backend=backend)
+            for x in ([torch._neg_view(-x) for x in plain], plain)
+        )
+        torch.testing.assert_close(found, expected)

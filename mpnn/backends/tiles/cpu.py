@@ -154,7 +154,7 @@ def _pad(x: Tensor) -> Tensor:
 
 def _heads_first(x: Tensor) -> Tensor:
     """x [..., N, H] as [B, H, N]."""
-    return (x.flatten(0, -3) if x.dim() > 2 else x[None]).mT.contiguous()
+    return (x.flatten(0, -3) if x.dim() > 2 else x[None]).mT.contiguous().resolve_neg()
 
 
 def _per_edge(biases: list[PerEdge], round: Round) -> Tensor | None:
