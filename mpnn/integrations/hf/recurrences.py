@@ -481,7 +481,7 @@ def _chosen(known: _Known, original: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any, **options: Any) -> Any:
         x = args[0] if args else next(iter(options.values()))
-        result = NotImplemented
+        result: Any = NotImplemented
         if not torch.compiler.is_compiling() and x.device.type == "cpu":
             with torch.autocast("cpu", enabled=False):
                 result = known.function(*args, **options)
