@@ -5,6 +5,7 @@ attention  Kernel(dim, heads, features=r)              w_ij ~ <phi(W_Q x_i), phi
 Aggregate, update and the rest of the model are those of BERT or GPT-2.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpnn import MessagePassing, Topology
@@ -23,6 +24,9 @@ class Performer(gpt.CausalTransformer):
     """Decoder-only language model (Choromanski et al. 2021): GPT-2 with `Kernel` attention, which costs O(N features)
     instead of O(N^2). `attention_dropout` is ignored, because attention weights are never computed."""
 
+    def __init__(self, config: PerformerConfig, graph: Topology | Sequence[Topology] = gpt.CAUSAL) -> None:
+        super().__init__(config, graph)
+
     @staticmethod
     def layer(config: gpt.GPTConfig, graph: Topology) -> MessagePassing:
         assert isinstance(config, PerformerConfig)
@@ -39,6 +43,15 @@ class PerformerEncoderConfig(bert.BertConfig):
 
 class PerformerEncoder(bert.Bert):
     """BERT with `Kernel` attention, over a complete or any other graph."""
+
+    def __init__(
+        self,
+        config: PerformerEncoderConfig,
+        graph: Topology | Sequence[Topology] | None = None,
+        *,
+        pooler: bool = True,
+    ) -> None:
+        super().__init__(config, graph, pooler=pooler)
 
     @staticmethod
     def layer(config: bert.BertConfig, graph: Topology) -> MessagePassing:
