@@ -185,7 +185,13 @@ def _rows(file: Iterable[str], path: Path, gaps: bool, comments: bool) -> Iterat
     """The lines that are not empty, without their comments, and their numbers from 1."""
     begun = empty = 0
     for number, line in enumerate(file, 1):
-        content = (line.partition("#")[0] if comments or line.lstrip().startswith("#") else line).strip(" \r\n")
+        begins = line.lstrip().startswith("#")
+        if begins and begun and not comments and any(mark in line for mark in ",;\t"):
+            raise ValueError(
+                f"line {number} of {path} begins with #, and may be a comment or a row: put its first cell in quotes, "
+                "or delete the line"
+            )
+        content = (line.partition("#")[0] if comments or begins else line).strip(" \r\n")
         if number == 1 and content.startswith("%%MatrixMarket"):
             raise ValueError(
                 f"{path} is a MatrixMarket file: its first row holds sizes and it counts from 1; "

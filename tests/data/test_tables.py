@@ -155,6 +155,7 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
     [
         (PEOPLE + "ann,1,cook,a\n", KNOWS, r"line 7 of .*people.csv has the id of a row above; ids are unique"),
         (PEOPLE + ",1,cook,a\n", KNOWS, r"line 7 of .*people.csv has no id"),
+        (PEOPLE + "#kim,1,cook,a\n", KNOWS, r"line 7 of .*people.csv begins with #, and may be a comment or a row"),
         (
             PEOPLE.replace("30", "old"),
             KNOWS,

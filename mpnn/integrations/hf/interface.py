@@ -222,8 +222,13 @@ def _mask_and_bias(
         mask = mask[..., :keys]
         if mask.dtype == torch.bool and mask.shape[1] == 1:
             return masks.from_dense(mask.expand(-1, -1, queries, keys)), bias
-        if not mask.is_floating_point():
-            mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask.bool(), -torch.inf)
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+        elif not mask.is_floating_point():
+            raise ValueError(
+                f"a mask of pairs is bool, or floating-point numbers that are added to the logits; got {mask.dtype}: "
+                "if 1 means that a pair is allowed, pass mask.bool()"
+            )
         return _cached_whole(queries, keys), mask if bias is None else bias + mask
     if mask is not None:
         raise ValueError(f"a mask must be one that transformers made with attn_implementation='mpnn'; got {mask!r}")
