@@ -17,8 +17,9 @@ pytestmark = pytest.mark.slow
 TOO_WIDE = """
 const width = document.documentElement.clientWidth;
 const scrolls = "table, pre, .highlight, svg, .math";
+const isInBox = (e) => e.closest("p") && getComputedStyle(e.closest("p")).overflowX === "auto";  // a picture
 return [...document.querySelectorAll("main *")]
-  .filter((e) => e.getBoundingClientRect().right > width + 2 && !e.closest(scrolls))
+  .filter((e) => e.getBoundingClientRect().right > width + 2 && !e.closest(scrolls) && !isInBox(e))
   .map((e) => e.outerHTML.slice(0, 80)).slice(0, 3);
 """
 WITHOUT_TEXT = "return [...document.images].filter((image) => !image.alt).map((image) => image.src)"

@@ -7,7 +7,7 @@ import numpy as np
 import typer
 
 from mpnn.cli.console import console, exit_on_invalid_input, refuse
-from mpnn.distributed import cut as parts
+from mpnn.distributed import disk
 from mpnn.graphs import open_csr
 
 
@@ -42,10 +42,10 @@ def cut(
                 refuse(f"--data takes NAME=FILE.npy, a file that exists; got {name}={file}")
         whole = open_csr(graph)
         with console.status("assigning nodes"):
-            of_node = parts.ldg(whole, ranks) if owners is None else parts.read_owners(owners)
+            of_node = disk.ldg(whole, ranks) if owners is None else disk.read_owners(owners)
         arrays = {name: np.load(file, mmap_mode="r") for name, file in named.items()}
         with console.status("writing parts"):
-            fetched = parts.cut(whole, folder, of_node, ranks, data=arrays)
+            fetched = disk.cut(whole, folder, of_node, ranks, data=arrays)
     console.print(f"{whole.num_edges:,} edges over {ranks} ranks in {folder}", soft_wrap=True, markup=False)
     console.print(f"the busiest rank fetches {max(fetched):,} of {whole.num_dst:,} nodes in a layer", soft_wrap=True)
     console.print(f'mpnn.distributed.Part.open("{folder}") opens that of a process', soft_wrap=True, markup=False)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mpnn import graphs
-from mpnn.distributed import Part, cut, partition
+from mpnn.distributed import Part, disk, partition
 
 ROOT = Path(__file__).parents[2]
 N, RANKS = 60, 3
@@ -30,10 +30,10 @@ def whole(tmp_path, edges):
 
 
 def test_parts_are_those_of_a_partition(tmp_path, whole, edges, monkeypatch):
-    monkeypatch.setattr(cut, "_CHUNK", 7)  # so that rows are read in many pieces
+    monkeypatch.setattr(disk, "_CHUNK", 7)  # so that rows are read in many pieces
     owners = np.random.default_rng(1).integers(0, RANKS, N)
     x = np.arange(2.0 * N).reshape(N, 2)
-    fetched = cut.cut(whole, tmp_path / "parts", owners, RANKS, data={"x": x})
+    fetched = disk.cut(whole, tmp_path / "parts", owners, RANKS, data={"x": x})
     expected = partition(whole.graph(), RANKS, parts=torch.from_numpy(owners))
     assert fetched == [plan.fetches for plan in expected.plans()]
     every = []
@@ -49,7 +49,7 @@ def test_parts_are_those_of_a_partition(tmp_path, whole, edges, monkeypatch):
 
 
 def test_a_rank_may_have_no_nodes(tmp_path, whole):
-    cut.cut(whole, tmp_path / "parts", np.zeros(N, np.int64), 2)
+    disk.cut(whole, tmp_path / "parts", np.zeros(N, np.int64), 2)
     assert Part.open(tmp_path / "parts", 1).graph.num_edges == 0
     assert Part.open(tmp_path / "parts", 0).fetched == [0, 0]
 
@@ -58,28 +58,28 @@ def test_ldg_cuts_less_than_chance_and_is_even(tmp_path):
     order = np.random.default_rng(0).permutation(3600)
     for name, numbers, bound in (("shuffled", order, 0.6), ("in order", np.arange(3600), 0.1)):
         mesh = numbers[graphs.grid(60, 60).bind(3600).edge_index.numpy()]
-        owners = cut.ldg(graphs.write_csr(tmp_path / name, mesh, 3600), 4)
+        owners = disk.ldg(graphs.write_csr(tmp_path / name, mesh, 3600), 4)
         assert np.bincount(owners).max() < 1.08 * 900
         assert (owners[mesh[0]] != owners[mesh[1]]).mean() < bound * 3 / 4  # 3/4 by chance
 
 
 def test_owners_are_read_as_metis_writes_them(tmp_path):
     (tmp_path / "papers.part.3").write_text("0\n2\n1\n2\n")
-    assert cut.read_owners(tmp_path / "papers.part.3").tolist() == [0, 2, 1, 2]
+    assert disk.read_owners(tmp_path / "papers.part.3").tolist() == [0, 2, 1, 2]
 
 
 def test_what_does_not_fit_is_refused(tmp_path, whole):
     folder, owners = tmp_path / "parts", np.arange(N) % RANKS
     for wrong in (owners[1:], owners * 1.0, owners - 1, owners + 1):
         with pytest.raises(ValueError, match="owners must hold the rank of each of the 60 nodes, below 3"):
-            cut.cut(whole, folder, wrong, RANKS)
+            disk.cut(whole, folder, wrong, RANKS)
     with pytest.raises(ValueError, match="a row for each of the 60 nodes, under its own name; got 'nodes' with 60"):
-        cut.cut(whole, folder, owners, RANKS, data={"nodes": owners})
+        disk.cut(whole, folder, owners, RANKS, data={"nodes": owners})
     with pytest.raises(FileNotFoundError, match="holds no cut"):
         Part.open(folder, 0)
-    cut.cut(whole, folder, owners, RANKS)
+    disk.cut(whole, folder, owners, RANKS)
     with pytest.raises(ValueError, match="holds another cut"):
-        cut.cut(whole, folder, owners[::-1], RANKS)
+        disk.cut(whole, folder, owners[::-1], RANKS)
     with pytest.raises(ValueError, match="ranks 0 to 2; got 3"):
         Part.open(folder, 3)
     with pytest.raises(RuntimeError, match="no process group"):
@@ -97,16 +97,16 @@ def test_what_does_not_fit_is_refused(tmp_path, whole):
 KILLED = """
 import sys, numpy as np
 from mpnn import graphs
-from mpnn.distributed import cut
-write, written = cut._write_part, []
+from mpnn.distributed import disk
+write, written = disk._write_part, []
 def slow(folder, *arguments):
     write(folder, *arguments)
     written.append(folder)
     if len(written) == 2:
         print("second part", flush=True)
         import time; time.sleep(60)
-cut._write_part = slow
-cut.cut(graphs.open_csr(sys.argv[1]), sys.argv[2], np.arange(60) % 3, 3)
+disk._write_part = slow
+disk.cut(graphs.open_csr(sys.argv[1]), sys.argv[2], np.arange(60) % 3, 3)
 """
 
 
@@ -118,7 +118,7 @@ def test_a_killed_cut_continues(tmp_path, whole):
     assert (tmp_path / "parts" / "rank-0").exists()
     before = (tmp_path / "parts" / "rank-0" / "edges.npy").stat().st_mtime_ns
     time.sleep(0.01)
-    cut.cut(whole, tmp_path / "parts", np.arange(N) % RANKS, RANKS)
+    disk.cut(whole, tmp_path / "parts", np.arange(N) % RANKS, RANKS)
     assert (tmp_path / "parts" / "rank-0" / "edges.npy").stat().st_mtime_ns == before
     assert not list((tmp_path / "parts").glob(".*"))
     assert sum(Part.open(tmp_path / "parts", rank).graph.num_edges for rank in range(RANKS)) == whole.num_edges

@@ -37,7 +37,7 @@ from mpnn.attention import (
     Near,
     Typed,
 )
-from mpnn.distributed import Owners, Part, cut, node_mean, partition, sharded, sum_gradients
+from mpnn.distributed import Owners, Part, disk, node_mean, partition, sharded, sum_gradients
 from mpnn.dropout import Dropout
 from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph, sharding
@@ -644,7 +644,7 @@ def check_cut() -> None:
     if dist.get_rank() == 0:
         compressed = graphs.compressed(whole)
         data = {"x": x.numpy(), "labels": labels.numpy()}
-        cut.cut(compressed, folder, cut.ldg(compressed, ranks), ranks, data=data)
+        disk.cut(compressed, folder, disk.ldg(compressed, ranks), ranks, data=data)
     dist.barrier()
     part = Part.open(folder)
     for name, build in {
