@@ -38,12 +38,20 @@ def group_of(mesh: Mesh) -> dist.ProcessGroup:
 
 
 def all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
-    """One `all_to_all_single` along dimension 0. 16-bit numbers travel as bytes, which every transport takes."""
-    plain, narrow = x.reshape(len(x), math.prod(x.shape[1:])), x.element_size() == 2
-    plain = plain.contiguous().view(torch.uint8) if narrow else plain.contiguous()
+    """One `all_to_all_single` along dimension 0. Numbers travel as bytes, which every transport takes."""
+    plain = x.reshape(len(x), math.prod(x.shape[1:])).contiguous().view(torch.uint8)
     out = plain.new_empty(sum(arriving), plain.shape[1])
     dist.all_to_all_single(out, plain, arriving, leaving, group=group)
-    return (out.view(x.dtype) if narrow else out).view(sum(arriving), *x.shape[1:])
+    return out.view(x.dtype).view(sum(arriving), *x.shape[1:])
+
+
+def every(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x of every process, of one shape and dtype, [ranks, *x.shape], without gradient. It travels as bytes."""
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    mine = x.detach().contiguous().flatten().view(torch.uint8).to(device)
+    found = mine.new_empty(dist.get_world_size(group), len(mine))
+    dist.all_gather(list(found), mine, group)
+    return found.to(x.device).view(x.dtype).view(len(found), *x.shape)
 
 
 def exchanged(rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:

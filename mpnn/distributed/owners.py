@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpnn.distributed.groups import every
+
 
 class Owners:
     """The owner of each of `num_nodes` nodes.
@@ -82,15 +84,11 @@ class Owners:
 
     def gather(self, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         """The rows along `dim` of all processes in the order of nodes, of those of this process. It has no gradient."""
-        rows = x.detach().movedim(dim, 0).contiguous()
-        padded = rows.new_zeros(max(self.sizes), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        gathered = [torch.empty_like(padded) for _ in range(self.ranks)]
-        dist.all_gather(gathered, padded, group=group)
-        whole = rows.new_empty(self.num_nodes, *rows.shape[1:])
-        for rank, part in enumerate(gathered):
-            whole[self.nodes(rank).to(x.device)] = part[: self.sizes[rank]]
-        return whole.movedim(0, dim)
+        rows = x.movedim(dim, 0)
+        padded = torch.cat([rows, rows.new_zeros(max(self.sizes) - len(rows), *rows.shape[1:])])
+        parts = [part[:size] for part, size in zip(every(padded, group), self.sizes, strict=True)]
+        order = torch.cat([self.nodes(rank) for rank in range(self.ranks)]).argsort()
+        return torch.cat(parts)[order.to(x.device)].movedim(0, dim)
 
     def __repr__(self) -> str:
         return f"Owners({self.num_nodes:,} nodes: {', '.join(f'{size:,}' for size in self.sizes)})"

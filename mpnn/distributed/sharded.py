@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mpnn.distributed import agreement, chain
-from mpnn.distributed.groups import Mesh, group_of
+from mpnn.distributed.groups import Mesh, every, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.distributed.partition import Partition, check_transport
 from mpnn.graph import Graph, sharding
@@ -81,7 +81,7 @@ class _Sharding:
         given: Partition | None = None,
     ) -> None:
         self._group, self._transport, self._given_owners, self._given = group, transport, owners, given
-        self._rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         if owners is not None and owners[0].ranks != ranks:
             raise ValueError(f"owners are for {owners[0].ranks} ranks; there are {ranks} processes")
         # Parts by graph and division. Processes bind the same graphs in the same order, so all build a part, or none.
@@ -108,10 +108,19 @@ class _Sharding:
         return self._parts[key].shard(layer=layer)
 
     def numbers(self, count: int) -> Tensor:
-        return self._owners(count, count)[0].nodes(self._rank)
+        return self._owners(count, count)[0].nodes(self.rank)
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
         return self._owners(x.shape[dim], x.shape[dim])[0].gather(x, dim, self._group)
+
+    def split(self, total: int) -> list[Tensor]:
+        owners = self._given_owners[0] if self._given_owners else Owners.equal(total, dist.get_world_size(self._group))
+        if owners.num_nodes != total:
+            raise ValueError(f"{total} tokens, and owners of {owners.num_nodes}: take sharded() without owners")
+        return list(map(owners.nodes, range(owners.ranks)))
+
+    def every(self, x: Tensor) -> Tensor:
+        return every(x, self._group)
 
     def along(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
         if (self._owners(count, count)[0].owner.diff() < 0).any():
@@ -139,10 +148,10 @@ class _Sharding:
             dst, src = (Owners.of_sizes(sizes) for sizes in zip(*every, strict=True))
             return dst, src
         dst, src = self._given_owners
-        expected = dst.sizes[self._rank], src.sizes[self._rank]
+        expected = dst.sizes[self.rank], src.sizes[self.rank]
         if (num_dst, num_src) != expected:
             raise ValueError(
-                f"rank {self._rank} has features of {num_dst} destinations and {num_src} sources, and the owners give "
+                f"rank {self.rank} has features of {num_dst} destinations and {num_src} sources, and the owners give "
                 f"it {expected[0]} and {expected[1]}; where layers have other numbers of nodes, name no owners"
             )
         return dst, src

@@ -16,7 +16,9 @@ from mpnn.graph.topology import Topology
 
 
 class Sharding(Protocol):
-    """How the nodes of graphs are divided over processes."""
+    """How the nodes of graphs are divided over processes, of which this is the one of number `rank`."""
+
+    rank: int
 
     def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: Layer | None = None) -> Graph:
         """This process's part of a graph, where it has `num_dst` destinations and `num_src` sources. `layer`: what it
@@ -32,6 +34,14 @@ class Sharding(Protocol):
         gradient."""
         ...
 
+    def split(self, total: int) -> list[Tensor]:
+        """The numbers of each process's nodes, of so many in all: int64, ascending."""
+        ...
+
+    def every(self, x: Tensor) -> Tensor:
+        """x of every process, of the same shape and dtype, [ranks, *x.shape], without gradient."""
+        ...
+
     def along(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
         """The output of a recurrence `run(state) -> (output, state)` over this process's `count` nodes, from the state
         that the process before it ends with, or `first`."""
@@ -42,7 +52,7 @@ class Sharding(Protocol):
         ...
 
 
-_active: list[Sharding] = []
+_active: list[Sharding | None] = []
 
 
 def active() -> Sharding | None:
@@ -51,9 +61,9 @@ def active() -> Sharding | None:
 
 
 @contextmanager
-def use(sharding: Sharding) -> Iterator[None]:
-    """Makes a sharding the active one, of the process and not of a thread: the backward pass may run in threads of its
-    own."""
+def use(sharding: Sharding | None) -> Iterator[None]:
+    """Makes a sharding, or none, the active one, of the process and not of a thread: the backward pass may run in
+    threads of its own."""
     _active.append(sharding)
     try:
         yield

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from hf_families import tiny
+from transformers import StaticCache
 
 from mpnn import hf
-from mpnn.distributed import sharded
+from mpnn.distributed import Owners, sharded
 from mpnn.integrations.hf import ranks, recurrences
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +28,30 @@ ALL = [*OF_TWO, "gemma3", "qwen3", "mistral", "qwen2", "gemma2", "olmo2", "phi3"
 def test_models_agree_with_one_process(count, families, tmp_path):
     """Logits, the loss and all gradients: blocks, zigzag and uneven parts, a topology instead of the model's masks, and
     padding. The cases are in tests/support/hf_ranks.py."""
+    lines = run("hf_ranks", count, families, tmp_path)
+    assert lines == 3 * len(families) + ("qwen3" in families)  # 1 for falcon_h1, 5 for llama
+
+
+@pytest.mark.parametrize(
+    ("count", "families"),
+    [
+        (2, ["llama", "gpt_oss"]),
+        *(pytest.param(n, [f for f in ALL if f != "falcon_h1"], marks=pytest.mark.slow) for n in (2, 3)),
+    ],
+    ids=["2", "2, all families", "3, all families"],
+)
+def test_they_generate_over_a_divided_cache(count, families, tmp_path):
+    """Tokens and logits of every step, and how many keys each process holds: equal and uneven blocks, zigzag, sampling,
+    beams, windows, sinks, and a second text after the first. The cases are in tests/support/hf_ranks_generate.py."""
+    lines = run("hf_ranks_generate", count, families, tmp_path)
+    assert lines == 3 * len(families) + 2 * ("llama" in families)
+
+
+def run(module, count, families, tmp_path):
+    """The number of lines that each process prints."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
     environment = os.environ | {"PYTHONPATH": path, "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "hf_ranks", str(tmp_path / "meeting"), *families]
+    command = [sys.executable, "-m", module, str(tmp_path / "meeting"), *families]
     processes = [
         subprocess.Popen(
             command, env=environment | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -43,7 +65,8 @@ def test_models_agree_with_one_process(count, families, tmp_path):
             process.kill()
     for process, (out, err) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, f"{out}{err[-3000:]}"
-        assert len(out.splitlines()) == 3 * len(families) + ("qwen3" in families)  # 1 for falcon_h1, 5 for llama
+    (lines,) = {len(out.splitlines()) for out, _ in outputs}
+    return lines
 
 
 def test_every_family_that_is_served_is_compared():
@@ -69,8 +92,6 @@ def test_what_is_not_served_says_what_to_do(one_process):
     with sharded():
         with pytest.raises(ValueError, match="the tokens of BertModel are not divided"):
             bert(tokens)
-        with pytest.raises(ValueError, match="generate on one process"):
-            llama.generate(tokens, max_new_tokens=2)
         with pytest.raises(ValueError, match="sets position_ids itself"):
             llama(tokens, position_ids=tokens)
         with pytest.raises(ValueError, match="model_accepts_loss_kwargs = False of a Trainer"):
@@ -86,6 +107,41 @@ def test_what_is_not_served_says_what_to_do(one_process):
     handle = hf.use(tiny("llama"))
     handle.restore()
     assert not handle.model._forward_pre_hooks
+
+
+def test_what_a_divided_cache_does_not_serve(one_process):
+    from hf_ranks import falcon_h1
+
+    tokens = torch.arange(3, 9)[None]
+    llama, hybrid = tiny("llama").eval(), falcon_h1().eval()
+    for model in (llama, hybrid):
+        hf.use(model)
+    filled = llama(tokens, use_cache=True).past_key_values
+    owned = Owners.of_sizes([5])
+    with sharded():
+        with pytest.raises(ValueError, match="FalconH1ForCausalLM does not run, since it has recurrent layers"):
+            hybrid.generate(tokens, max_new_tokens=2)
+        with pytest.raises(ValueError, match="no gradients, dropout or loss"):
+            llama(tokens, use_cache=True)
+        with torch.no_grad():
+            for cache in (filled, StaticCache(llama.config, 9)):
+                with pytest.raises(ValueError, match="the first pass takes an empty DynamicCache"):
+                    llama(tokens, past_key_values=cache)
+            with pytest.raises(ValueError, match="without padding"):
+                llama(tokens, attention_mask=tokens != 3, use_cache=True)
+            with pytest.raises(ValueError, match="numbered from 0"):
+                llama(tokens, position_ids=tokens, use_cache=True)
+            with pytest.raises(ValueError, match="no gradients, dropout or loss"):
+                llama(tokens, labels=tokens, use_cache=True)
+            cache = llama(tokens, use_cache=True).past_key_values
+            with pytest.raises(ValueError, match="assisted decoding runs on one process"):
+                cache.crop(-1)
+            with sharded(owners=owned), pytest.raises(ValueError, match="6 tokens, and owners of 5"):
+                llama(tokens, use_cache=True)
+        with pytest.raises(ValueError, match="assisted decoding runs on one process"):
+            llama.generate(tokens, max_new_tokens=4, prompt_lookup_num_tokens=2)
+        with pytest.raises(ValueError, match="sets position_ids itself"):
+            llama.generate(tokens, max_new_tokens=2, use_cache=False)
 
 
 def test_a_recurrence_that_this_library_does_not_run_is_refused(one_process, monkeypatch):

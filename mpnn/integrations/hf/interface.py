@@ -21,7 +21,7 @@ from mpnn import Graph, graphs, ops
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.stacked import StackedGraph
-from mpnn.integrations.hf import compat, masks, traced
+from mpnn.integrations.hf import compat, masks, ranks, traced
 from mpnn.integrations.hf.closures import Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
@@ -138,7 +138,7 @@ def _attend(
     keys = key.shape[2]
     is_divided = active() is not None
     if is_divided:
-        queries = keys = _whole_length(module, mask, position_bias, indices, block_indices, output_attentions)
+        queries, keys = _whole_lengths(module, mask, position_bias, indices, block_indices, output_attentions)
     by_offset, dense = None, None
     if isinstance(position_bias, OffsetBias):
         by_offset = position_bias
@@ -173,16 +173,12 @@ def _attend(
     recorder = None if torch.compiler.is_compiling() else _RECORDER.get()
     visit, records_weights = recorder or (None, False)
     with_weights = bool(output_attentions) or records_weights
-    result = ops.attend(
-        graph,
-        *features,
-        bias=bias,
-        scale=scaling,
-        softcap=softcap,
-        sinks=s_aux,
-        dropout=dropout,
-        return_weights=with_weights,
-    )
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    whole = ranks.current() if is_divided and not with_weights else None
+    if whole is not None and whole.shares is not None and whole.new < whole.tokens:
+        result = whole.shares.attend(graph, *features, **options)
+    else:
+        result = ops.attend(graph, *features, bias=bias, dropout=dropout, return_weights=with_weights, **options)
     out, weights = result if with_weights else (result, None)
     if visit is not None:
         visit(graph, weights if records_weights else None)
@@ -195,14 +191,14 @@ def _attend(
 _uncompiled = torch.compiler.disable(_attend)
 
 
-def _whole_length(module: nn.Module, mask: Any, *unserved: Any) -> int:
-    """The number of tokens of the sequence that is divided over processes."""
+def _whole_lengths(module: nn.Module, mask: Any, *unserved: Any) -> tuple[int, int]:
+    """The numbers of queries and keys of the sequence that is divided over processes."""
     if not isinstance(mask, Mask) or any(x is not None and x is not False for x in unserved):
         raise ValueError(
             f"{type(module).__name__} has a mask of its own, biases, chosen tokens or returned weights, which are not "
             "divided over processes; call it outside of mpnn.distributed.sharded"
         )
-    return mask.sizes.keys
+    return mask.sizes.queries, mask.sizes.keys
 
 
 def _mask_and_bias(

@@ -192,7 +192,8 @@ def _mask(
     if isinstance(attention_mask, Mask):  # created before, by `generate`
         return attention_mask
     if (whole := ranks.current()) is not None:
-        q_length, kv_length, attention_mask = whole.tokens, whole.tokens, whole.padding
+        kv_length, q_length, attention_mask = whole.tokens, whole.new, whole.padding
+        q_offset, kv_offset = kv_length - q_length, 0
     sizes = Sizes(int(q_length), int(kv_length), int(q_offset), int(kv_offset))
     if isinstance(attention_mask, TreeMask):
         result = Mask(batch_size, sizes, device=device)

@@ -3,20 +3,25 @@
 Each process calls the model with its own tokens. Hooks of the model, which `use` registers, say the rest: positions in
 the whole sequence, the padding of all tokens, and the labels and their number for a loss over all processes. The masks
 are those of the whole sequence (masks.py), and `mpnn.ops.attend` takes this process's rows of them.
+
+With a cache (`generate`), all processes are given the same tokens. The first pass divides them, and each process keeps
+the keys and values of its own (`Shares`). Later tokens are computed by all, and kept by one.
 """
 
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from mpnn.graph.sharding import active
+from mpnn import Graph, ops
+from mpnn.graph.sharding import Sharding, active, use
 from mpnn.integrations.hf import recurrences
 
 FAMILIES = frozenset({
@@ -26,15 +31,71 @@ FAMILIES = frozenset({
 """The families of which `tests/distributed/test_hf_ranks.py` compares a model with one process."""
 
 _IGNORED = -100  # a label without a loss, in transformers
-_CACHES = "past_key_values", "cache_position", "position_ids"
+
+
+class Shares(DynamicCache):
+    """The keys and values of this process's tokens, in the layers of `given`, which has none yet.
+
+    mine: the numbers of these tokens in the whole sequence, int64 ascending. counts: how many each process has.
+    """
+
+    def __init__(self, given: DynamicCache, sharding: Sharding, tokens: int) -> None:
+        super().__init__()
+        vars(self).update(vars(given))
+        numbers = sharding.split(tokens)
+        self.sharding, self.tokens, self.mine = sharding, tokens, numbers[sharding.rank]
+        self.counts, self.keeper = [len(each) for each in numbers], sharding.rank
+        if not all(self.counts):
+            raise ValueError(f"each process needs at least one token of the prompt; got {tokens} for {len(numbers)}")
+        self.last = max(range(len(numbers)), key=lambda rank: int(numbers[rank][-1]))  # who has the last token
+        self.parts: dict[tuple[Graph, int], Graph] = {}
+
+    def append(self, count: int) -> Tensor:
+        """Begins a pass over new tokens, which the process with the fewest keeps. Returns their numbers."""
+        new = torch.arange(self.tokens, self.tokens + count)
+        self.keeper = self.counts.index(min(self.counts))
+        self.counts[self.keeper] += count
+        if self.keeper == self.sharding.rank:
+            self.mine = torch.cat([self.mine, new])
+        self.tokens, self.last, self.parts = self.tokens + count, 0, {}
+        return new
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        if self.keeper == self.sharding.rank:
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer: Any = self.layers[layer_idx]
+        return layer.keys, layer.values
+
+    def attend(self, graph: Graph, query: Tensor, key: Tensor, value: Tensor, sinks: Any, **options: Any) -> Tensor:
+        """Attention of new tokens to those of all processes, over a graph of all. Results over each one's keys, the
+        last of its own, are merged by their log-sum-exp."""
+        part = graph, key.shape[-3]
+        if part not in self.parts:
+            self.parts[part] = graph.columns(self.mine[len(self.mine) - key.shape[-3] :])
+        with use(None):
+            out, lse = ops.attend(self.parts[part], query, key, value, return_lse=True, **options)
+        every = self.sharding.every(torch.cat([out.to(lse.dtype), lse[..., None]], -1))
+        results = [(each[..., :-1], each[..., -1]) for each in every]
+        if sinks is not None:
+            results.append((torch.zeros_like(results[0][0]), sinks.to(lse.dtype).expand_as(lse)))
+        return ops.merge(results)[0].to(out.dtype)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The number of tokens of all processes."""
+        return self.tokens
+
+    def crop(self, *args: Any) -> None:
+        raise ValueError("a cache divided over processes is not cropped: assisted decoding runs on one process")
 
 
 class Whole(NamedTuple):
-    """What a pass of a model knows of the whole sequence: the number of tokens, and which of them are not padding,
-    bool [B, tokens]."""
+    """What a pass of a model knows of the whole sequence: the number of tokens, how many are new, which of them are not
+    padding, bool [B, tokens], or None if all, and the cache."""
 
     tokens: int
-    padding: Tensor
+    new: int
+    padding: Tensor | None
+    shares: Shares | None = None
 
 
 _CURRENT: ContextVar[Whole | None] = ContextVar("whole sequence", default=None)
@@ -80,6 +141,10 @@ def _enter(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if not x.shape[1]:
         raise ValueError("each process needs at least one token of the sequence")
     sharding.check(model)
+    if options.get("use_cache") or options.get("past_key_values") is not None:
+        return (), options | _cached(model, sharding, options, x)
+    if options.get("position_ids") is not None:
+        raise ValueError("within mpnn.distributed.sharded, a model of transformers sets position_ids itself: pass none")
     numbers, mask = sharding.numbers(x.shape[1]).to(x.device), options.get("attention_mask")
     if mask is None:  # with it, transformers does not search positions for packed sequences
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -89,13 +154,48 @@ def _enter(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         labels = F.pad(sharding.gather(options["labels"], 1), (0, 1), value=_IGNORED)[:, 1:]
         options["shift_labels"] = labels[:, numbers]
         options["num_items_in_batch"] = (labels != _IGNORED).sum() / dist.get_world_size()
-    _CURRENT.set(Whole(padding.shape[1], padding))
+    _CURRENT.set(Whole(padding.shape[1], padding.shape[1], padding))
     return (), options
 
 
-def _leave(model: nn.Module, args: Any, output: Any) -> None:
-    if active() is not None:
-        _CURRENT.set(None)
+def _cached(model: Any, sharding: Sharding, options: dict[str, Any], x: Tensor) -> dict[str, Any]:
+    """The options of a pass with a cache, whose new tokens x [B, n] or [B, n, dim] all processes are given."""
+    cache, count = options.get("past_key_values"), x.shape[1]
+    before = cache.tokens if isinstance(cache, Shares) else 0
+    _check_cached(model, options, before)
+    bits = crc32(x.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    facts = sharding.every(torch.tensor([before, count, bits]))
+    if bool((facts != facts[0]).any()):
+        raise ValueError("with a cache, all processes are given the same tokens, those of the whole sequence")
+    if isinstance(cache, Shares):
+        numbers = cache.append(count)
+    else:
+        cache = Shares(DynamicCache(config=model.config) if cache is None else cache, sharding, count)
+        numbers = cache.mine
+        generator: Any = torch.cuda if x.is_cuda else torch
+        generator.set_rng_state(sharding.every(generator.get_rng_state())[0])  # so that all draw the same tokens
+    _CURRENT.set(Whole(cache.tokens, count, None, cache))
+    mine = x[:, (numbers - before).to(x.device)]
+    return {
+        "input_ids" if options.get("input_ids") is not None else "inputs_embeds": mine,
+        "position_ids": numbers.to(x.device)[None],
+        "attention_mask": torch.ones(mine.shape[:2], dtype=torch.bool, device=x.device),
+        "past_key_values": cache,
+        "use_cache": True,
+        "return_dict": True,
+    }
+
+
+def _leave(model: nn.Module, args: Any, output: Any) -> Any:
+    """With a cache, all processes get the logits of one: those of new tokens, or of the last token of a prompt."""
+    if active() is None:
+        return None
+    whole = _CURRENT.get()
+    _CURRENT.set(None)
+    if output is not None and whole is not None and whole.shares is not None and "logits" in output:
+        logits = output.logits if whole.new < whole.tokens else output.logits[:, -1:]
+        output["logits"] = whole.shares.sharding.every(logits)[whole.shares.last]
+    return output
 
 
 def _check(model: Any, options: dict[str, Any]) -> None:
@@ -111,11 +211,6 @@ def _check(model: Any, options: dict[str, Any]) -> None:
             f"recurrent layers of {name} run transformers' code, which passes no state from process to process: build "
             "the kernels (mpnn doctor), and call mpnn.hf.use(model) before accelerate adds hooks"
         )
-    if any(options.get(name) is not None for name in _CACHES) or options.get("use_cache"):
-        raise ValueError(
-            "within mpnn.distributed.sharded, a model of transformers has no cache and sets position_ids itself: "
-            "generate on one process, or call the model with use_cache=False"
-        )
     if options.get("num_items_in_batch") is not None:
         raise ValueError(
             "within mpnn.distributed.sharded, a model counts the labels of all processes itself: pass no "
@@ -124,3 +219,19 @@ def _check(model: Any, options: dict[str, Any]) -> None:
     mask = options.get("attention_mask")
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
         raise ValueError("within mpnn.distributed.sharded, attention_mask is that of this process's tokens, [B, n]")
+
+
+def _check_cached(model: Any, options: dict[str, Any], before: int) -> None:
+    """Raises ValueError if a pass with a cache of so many tokens is not served."""
+    cache, mask, positions = (options.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
+    if any(map(recurrences.is_adapted, model.modules())):
+        why = f"{type(model).__name__} does not run, since it has recurrent layers: generate on one process"
+    elif torch.is_grad_enabled() or model.training or options.get("labels") is not None:
+        why = "a model has no gradients, dropout or loss: take model.eval(), torch.no_grad(), no labels; or no cache"
+    elif type(cache) not in (type(None), Shares) and (type(cache) is not DynamicCache or cache.get_seq_length()):
+        why = "the first pass takes an empty DynamicCache, or none, and later ones the past_key_values that it returned"
+    elif (mask is not None and not mask.all()) or (positions is not None and int(positions.min()) != before):
+        why = "tokens are numbered from 0, without padding: generate from prompts of equal lengths, or one by one"
+    else:
+        return
+    raise ValueError(f"with a cache, within mpnn.distributed.sharded, {why}")
