@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpnn import Graph, ops
+from mpnn import Graph, ops, rows
+from mpnn.kernels.edge_sum import after
 
 
 class RadialBasis(nn.Module):
@@ -41,12 +42,22 @@ class RadialFilter(nn.Module):
     def forward(self, basis: Tensor) -> Tensor:
         return self.network(basis[..., :-1]) * basis[..., -1:]
 
+    def steps(self) -> rows.Steps | None:
+        network = rows.steps(self.network)
+        if network is None:
+            return None
+        functions, parameters = rows.counted(network)
+        return [(lambda basis, *of: after(functions, basis[..., :-1], of) * basis[..., -1:], tuple(parameters))]
+
 
 class ShiftedSoftplus(nn.Module):
     """`log(e^x + 1) - log 2`: smooth, and 0 at 0."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.softplus(x) - math.log(2.0)
+
+    def steps(self) -> rows.Steps:
+        return [(self.forward, ())]
 
 
 def sum_of(values: Tensor, pool: Graph | None) -> Tensor:
