@@ -53,6 +53,12 @@ def counted(steps: Steps) -> tuple[list[edge_sum.Step], list[Tensor]]:
     return [(step, len(own)) for step, own in steps], [p for _, own in steps for p in own]
 
 
+def joined(steps: Steps) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """The steps as one."""
+    functions, parameters = counted(steps)
+    return lambda x, *of: edge_sum.after(functions, x, of), tuple(parameters)
+
+
 def is_plain(linear: nn.Module) -> bool:
     """Whether this computes `W x + b` and nothing else: it is not quantized, adapted (LoRA) or hooked."""
     return type(linear) in (Linear, nn.Linear) and not (linear._forward_hooks or linear._forward_pre_hooks)

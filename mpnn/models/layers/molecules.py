@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpnn import Graph, ops, rows
-from mpnn.kernels.edge_sum import after
 
 
 class RadialBasis(nn.Module):
@@ -46,8 +45,8 @@ class RadialFilter(nn.Module):
         network = rows.steps(self.network)
         if network is None:
             return None
-        functions, parameters = rows.counted(network)
-        return [(lambda basis, *of: after(functions, basis[..., :-1], of) * basis[..., -1:], tuple(parameters))]
+        function, parameters = rows.joined(network)
+        return [(lambda basis, *of: function(basis[..., :-1], *of) * basis[..., -1:], parameters)]
 
 
 class ShiftedSoftplus(nn.Module):
