@@ -146,3 +146,9 @@ def test_mistakes() -> None:
         op(x, edge_attr=e)
     with pytest.raises(TypeError, match="edges must be an EdgeUpdate or None; got MLP"):
         MessagePassing(graph, "sum", edges=MLP(3, 3))
+
+
+def test_parameters_of_f_have_gradients_without_edges() -> None:
+    op = MessagePassing(bipartite(4, 4, 0), "sum", edges=EdgeUpdate(6, 5, f=nn.Linear(5, 5)))
+    y, _ = op(torch.randn(4, 6), edge_attr=torch.randn(0, 5))
+    assert not any(x.any() for x in torch.autograd.grad(y.sum(), list(op.parameters())))

@@ -1,6 +1,7 @@
 """What models of atoms share: functions of distances, the readout of a molecule, and forces."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,12 +42,11 @@ class RadialFilter(nn.Module):
     def forward(self, basis: Tensor) -> Tensor:
         return self.network(basis[..., :-1]) * basis[..., -1:]
 
-    def steps(self) -> rows.Steps | None:
-        network = rows.steps(self.network)
-        if network is None:
+    def row_function(self) -> Any:
+        if (network := rows.row_function(self.network)) is None:
             return None
-        function, parameters = rows.joined(network)
-        return [(lambda basis, *of: function(basis[..., :-1], *of) * basis[..., -1:], parameters)]
+        f, parameters = network
+        return (lambda basis, *of: f(basis[..., :-1], *of) * basis[..., -1:]), parameters
 
 
 class ShiftedSoftplus(nn.Module):
@@ -55,8 +55,8 @@ class ShiftedSoftplus(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.softplus(x) - math.log(2.0)
 
-    def steps(self) -> rows.Steps:
-        return [(self.forward, ())]
+    def row_function(self) -> Any:
+        return self.forward, ()
 
 
 def sum_of(values: Tensor, pool: Graph | None) -> Tensor:
