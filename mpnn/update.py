@@ -6,13 +6,11 @@ transformer layer. An `EdgeUpdate` computes new states of edges.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpnn import validation as check
+from mpnn import rows, validation as check
 from mpnn.dropout import Dropout, DropPath
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
@@ -115,7 +113,7 @@ class Concat(Update):
                 f"Concat expects features and messages with a total width of {self.linear.in_features}; got "
                 f"{x.shape[-1]} and {message.shape[-1]}: pass message_dim={message.shape[-1]}"
             )
-        if not _is_plain(self.linear):
+        if not rows.is_plain(self.linear):
             return self.linear(torch.cat([x, message], -1))
         # W [x || m] = W_x x + W_m m, which does not write [x || m] or read its gradient in two strided halves
         of_x, of_message = self.linear.weight.split([x.shape[-1], message.shape[-1]], 1)
@@ -312,17 +310,16 @@ class EdgeUpdate(nn.Module):
             expected = [*dst.shape[:-2], graph.num_edges, self.of_edge.in_features]
             raise ValueError(f"edge_attr must hold a state for each edge, {expected}; got {list(edge.shape)}")
         edge, of_dst, of_src = edge.expand(*dst.shape[:-2], *edge.shape[-2:]), self.of_dst(dst), self.of_src(src)
-        steps = _steps(self.f)
-        of_f = [p for _, parameters in steps or () for p in parameters]
+        known = rows.row_function(self.f)
+        f, of_f = (None, ()) if known is None else known
         serves = edge_sum.serves(edge, self.of_edge.weight, of_dst, of_src, *of_f)
-        if steps is None or not _is_plain(self.of_edge) or not serves:
+        if f is None or not rows.is_plain(self.of_edge) or not serves:
             return self._by_torch(edge, of_dst, of_src, graph), None
         from_src, to_dst = graph.ends
         count = edge.shape[:-2].numel()
         edges, dst, src = (x.reshape(count, *x.shape[-2:]) for x in (edge, of_dst, of_src))
-        counted = [(step, len(parameters)) for step, parameters in steps]
         operands = edges, self.of_edge.weight, dst, src, *of_f
-        new, sums = edge_sum.EdgeMap.apply(counted, self.residual, to_dst, from_src, *operands)
+        new, sums = edge_sum.EdgeMap.apply(f, self.residual, to_dst, from_src, *operands)
         return new.view(*edge.shape[:-1], new.shape[-1]), sums.view(*of_dst.shape[:-1], new.shape[-1])
 
     def _by_torch(self, edge: Tensor, of_dst: Tensor, of_src: Tensor, graph: Graph) -> Tensor:
@@ -330,27 +327,6 @@ class EdgeUpdate(nn.Module):
         total = self.of_edge(edge) + of_dst.index_select(-2, to_dst) + of_src.index_select(-2, from_src)
         new = total if self.f is None else self.f(total)
         return edge + new if self.residual else new
-
-
-_OF_ROWS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LeakyReLU, nn.ELU, nn.Identity)
-
-
-def _steps(f: Any) -> list[tuple[Callable[..., Tensor], tuple[Tensor, ...]]] | None:
-    """A function of rows as functions of rows and of parameters; None if it is not known to map each row by itself, in
-    the same way each time."""
-    if f is None or f is torch.relu:
-        return [] if f is None else [(f, ())]
-    if not isinstance(f, nn.Module) or f._forward_hooks or f._forward_pre_hooks:
-        return None
-    if type(f) is nn.Sequential:
-        parts = [_steps(part) for part in f]
-        return None if None in parts else [step for part in parts for step in part or ()]
-    if isinstance(f, nn.Linear) and _is_plain(f):
-        return [(linear, (f.weight,) if f.bias is None else (f.weight, f.bias))]
-    if type(f) is nn.LayerNorm and len(f.normalized_shape) == 1 and f.bias is not None:
-        shape, eps = f.normalized_shape, f.eps
-        return [(lambda z, weight, bias: F.layer_norm(z, shape, weight, bias, eps), (f.weight, f.bias))]
-    return [(f.forward, ())] if type(f) in _OF_ROWS else None
 
 
 class MLP(nn.Sequential):
@@ -408,11 +384,6 @@ class _Function(Update):
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         return self.function(x, message)
-
-
-def _is_plain(linear: nn.Module) -> bool:
-    """Whether this computes `W x + b` and nothing else: it is not quantized, adapted (LoRA) or hooked."""
-    return type(linear) in (Linear, nn.Linear) and not (linear._forward_hooks or linear._forward_pre_hooks)
 
 
 def _require_equal_widths(update: Update, x: Tensor, message: Tensor) -> None:

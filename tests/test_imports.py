@@ -31,12 +31,15 @@ ROOMS: dict[str, set[str]] = {
     "round": {"graph", "aggregate", "rng", "edge_tables", "scores", "needs"},
     "backends": {"graph", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "kernels", "files"},
     "maps": {"kernels", "backends"},
+    "rows": {"kernels", "maps"},
     "validation": {"graph", "aggregate", "edge_tables", "scores", "round"},
     "graphs": {"registry", "graph", "validation", "kernels", "files", "tables"},
     "dropout": {"graph", "rng", "kernels"},
-    "update": {"graph", "kernels", "maps", "validation", "dropout"},
+    "update": {"graph", "kernels", "maps", "rows", "validation", "dropout"},
     "position": {"graph", "edge_tables", "validation"},
-    "attention": {"graph", "graphs", "edge_tables", "scores", "round", "maps", "validation", "position", "kernels"},
+    "attention": {
+        *("graph", "graphs", "edge_tables", "scores", "round", "maps", "rows", "validation", "position", "kernels"),
+    },
     "decoding": {"graph", "round", "attention"},
     "engine": {
         *("graph", "graphs", "html", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "validation"),
@@ -59,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
     "models": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate", "dropout", "update"),
         *("position", "attention", "decoding", "engine", "ops", "message_passing", "propagation", "encodings", "files"),
-        *("registry", "maps"),
+        *("registry", "maps", "rows"),
         "integrations",  # from_hf and from_pyg
     },
     "distributed": {"graph", "graphs", "aggregate", "rng", "scores", "round", "attention", "kernels", "ops", "files"},

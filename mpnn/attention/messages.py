@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
+from mpnn import rows, validation
 from mpnn.attention.spec import Attention
 from mpnn.graph import Graph
 from mpnn.graphs.explicit import edges_into
@@ -75,7 +75,8 @@ class EdgeWeight(Mapped):
 
 class EdgeFilter(Mapped):
     """`Mapped` with a weight for each edge and feature, a function of `edge_attr`, as the filters of SchNet (Schütt
-    et al. 2017). `csr` writes no tensor of products.
+    et al. 2017). `csr` writes no tensor of products. A filter of linear maps and activations runs a block of edges at a
+    time, and keeps nothing between them for the backward pass.
 
         m_i = out( reduce_j filter(e_ij) * value(h_j) )
 
@@ -92,7 +93,7 @@ class EdgeFilter(Mapped):
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         edge_attr = validation.edge_features("EdgeFilter", edge_attr)
         value = src if self.value is None else self.value(src)
-        weight = edge_attr if self.filter is None else self.filter(edge_attr)
+        weight = edge_attr if self.filter is None else rows.mapped(self.filter, edge_attr)
         if weight.shape[-2:] != (graph.num_edges, value.shape[-1]):
             raise ValueError(
                 f"the filter must return weights [{graph.num_edges}, {value.shape[-1]}], one for each edge and "

@@ -4,7 +4,7 @@ tensors on CPU:
     z_ij = W e_ij + a_i + b_j          da_i = sum_j dz_ij          db_j = sum_i dz_ij
 
 The edges are taken a block at a time, so that the rows gathered from the ends stay in the cache and those of the result
-are written once.
+are written once. `RowMap` does the same for functions of rows without ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mpnn.kernels.memory import empty
 from mpnn.kernels.once_differentiable import refuse_batches
 
-_BLOCK = 1 << 18  # numbers of a block: a megabyte
+BLOCK = 1 << 18  # numbers of a block: a megabyte
 
 
 def serves(*operands: Tensor) -> bool:
@@ -30,13 +30,13 @@ def serves(*operands: Tensor) -> bool:
     )
 
 
-Step = tuple[Callable[..., Tensor], int]
-"""A function `(z [rows, width], *parameters) -> [rows, width]` of each row by itself; the number of its parameters."""
+RowFunction = Callable[..., Tensor]
+"""A function `f(z [rows, H], *parameters) -> [rows, F]` of each row by itself."""
 
 
 class EdgeMap(torch.autograd.Function):
-    """`EdgeMap.apply(steps, residual, dst, src, edge, weight, of_dst, of_src, *parameters)` -> new [B, E, F], and sums
-    [B, N_dst, F] of them at each destination: `z` after the steps, plus the edges if `residual`.
+    """`EdgeMap.apply(f, residual, dst, src, edge, weight, of_dst, of_src, *parameters)` -> new [B, E, F], and sums
+    [B, N_dst, F] of them at each destination: `f(z)`, plus the edges if `residual`.
 
     edge [B, E, D], weight [H, D], of_dst [B, N_dst, H] and of_src [B, N_src, H], float32 or float64; dst and src, int64
     [E], are the ends of the edges.
@@ -47,20 +47,20 @@ class EdgeMap(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, steps: Sequence[Step], residual: bool, dst: Tensor, src: Tensor, *tensors: Tensor
+        ctx, f: RowFunction, residual: bool, dst: Tensor, src: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         edge, weight, of_dst, of_src, *parameters = tensors
-        ctx.steps, ctx.residual, ctx.ends = steps, residual, (dst, src)
+        ctx.f, ctx.residual, ctx.ends = f, residual, (dst, src)
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        width = edge.shape[-1] if residual else _after(steps, edge.new_empty(0, len(weight)), parameters).shape[-1]
+        width = edge.shape[-1] if residual else f(edge.new_empty(0, len(weight)), *parameters).shape[-1]
         out, sums = empty(edge, *edge.shape[:-1], width), edge.new_zeros(*of_dst.shape[:-1], width)
         for (e, new), (a, b, total), ends in _blocks(dst, src, len(weight), (edge, out), (of_dst, of_src, sums)):
-            f = _after(steps, _sums(weight, ends, e, a, b), parameters)
+            of_z = f(_sums(weight, ends, e, a, b), *parameters)
             if residual:
-                torch.add(e, f, out=new)
+                torch.add(e, of_z, out=new)
             else:
-                new.copy_(f)
+                new.copy_(of_z)
             total.index_add_(0, ends[0], new)
         return out, sums
 
@@ -70,53 +70,97 @@ class EdgeMap(torch.autograd.Function):
         tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[4:]
         upstream = [d for d in (d_new, d_sums) if d is not None]
         if torch.is_grad_enabled():  # the gradients are to be differentiated
-            wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
-            outputs = _by_torch(ctx.steps, ctx.residual, *ctx.ends, *tensors)
+            outputs = _by_torch(ctx.f, ctx.residual, *ctx.ends, *tensors)
             outputs = [y for y, d in zip(outputs, (d_new, d_sums), strict=True) if d is not None]
-            results = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=True))
-            return None, None, None, None, *(next(results) if need else None for need in needs)
+            return None, None, None, None, *_differentiable(outputs, tensors, needs, upstream)
         edge, weight, of_dst, of_src, *parameters = (x.detach() for x in tensors)
-        parameters = [p.requires_grad_(need) for p, need in zip(parameters, needs[4:], strict=True)]
+        parameters = _leaves(parameters, needs[4:])
         d_edge = empty(edge, *edge.shape) if needs[0] else None
-        d_weight, totals = torch.zeros_like(weight), [torch.zeros_like(p) for p in parameters if p.requires_grad]
-        d_dst, d_src = torch.zeros_like(of_dst), torch.zeros_like(of_src)
+        d_weight, d_dst, d_src = (torch.zeros_like(x) for x in (weight, of_dst, of_src))
         of_edges = [edge, *(x for x in (d_edge, d_new) if x is not None)]
         of_nodes = [of_dst, of_src, d_dst, d_src, *(() if d_sums is None else (d_sums,))]
         dst, src = ctx.ends
         for (e, *more), (a, b, of_a, of_b, *d_total), ends in _blocks(dst, src, len(weight), of_edges, of_nodes):
             z = _sums(weight, ends, e, a, b).requires_grad_()
             with torch.enable_grad():
-                f = _after(ctx.steps, z, parameters)
-            d_f = d_total[0].index_select(0, ends[0]) if d_total else torch.zeros_like(f)
-            d_f = d_f if d_new is None else d_f.add_(more[-1])
-            of_z, *gradients = torch.autograd.grad(f, [z, *(p for p in parameters if p.requires_grad)], d_f)
-            for total, gradient in zip(totals, gradients, strict=True):
-                total.add_(gradient)
+                out = ctx.f(z, *parameters)
+            d_out = d_total[0].index_select(0, ends[0]) if d_total else torch.zeros_like(out)
+            d_out = d_out if d_new is None else d_out.add_(more[-1])
+            out.backward(d_out)  # adds to the gradients of parameters
+            of_z = z.grad
+            assert of_z is not None
             of_a.index_add_(0, ends[0], of_z)
             of_b.index_add_(0, ends[1], of_z)
             d_weight.addmm_(of_z.t(), e)
             if d_edge is not None:
-                torch.addmm(d_f, of_z, weight, out=more[0]) if ctx.residual else torch.mm(of_z, weight, out=more[0])
-        sums = iter(totals)
-        of_parameters = (next(sums) if need else None for need in needs[4:])
-        return None, None, None, None, d_edge, d_weight, d_dst, d_src, *of_parameters
+                torch.addmm(d_out, of_z, weight, out=more[0]) if ctx.residual else torch.mm(of_z, weight, out=more[0])
+        return None, None, None, None, d_edge, d_weight, d_dst, d_src, *(p.grad for p in parameters)
 
 
-def _by_torch(steps: Sequence[Step], residual: bool, dst: Tensor, src: Tensor, *tensors: Tensor) -> list[Tensor]:
+class RowMap(torch.autograd.Function):
+    """`RowMap.apply(f, x, *parameters)` -> `f(x, *parameters)` [R, F], with x [R, D] in float32 or float64.
+
+    Both passes take a block of rows at a time through all of f, so that nothing within it is kept or leaves the cache;
+    the backward pass computes it again.
+    """
+
+    @staticmethod
+    def forward(ctx, f: RowFunction, x: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.f = f
+        ctx.save_for_backward(x, *parameters)
+        out = empty(x, len(x), f(x[:0], *parameters).shape[-1])
+        for rows, new in _rows(x, out):
+            new.copy_(f(rows, *parameters))
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
+        refuse_batches(d_out)
+        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # the gradients are to be differentiated
+            return None, *_differentiable([ctx.f(*tensors)], tensors, needs, [d_out])
+        x, parameters = tensors[0].detach(), _leaves(tensors[1:], needs[1:])
+        d_x = empty(x, *x.shape) if needs[0] else None
+        for rows, d_new, *d_rows in _rows(x, d_out, *(() if d_x is None else (d_x,))):
+            rows = rows.detach().requires_grad_(needs[0])
+            with torch.enable_grad():
+                new = ctx.f(rows, *parameters)
+            new.backward(d_new)  # adds to the gradients of parameters
+            if rows.grad is not None:
+                d_rows[0].copy_(rows.grad)
+        return None, d_x, *(p.grad for p in parameters)
+
+
+def _leaves(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
+    """Tensors that collect their gradients, from zeros on."""
+    leaves = [x.detach().requires_grad_(need) for x, need in zip(tensors, needs, strict=True)]
+    for leaf in leaves:
+        leaf.grad = torch.zeros_like(leaf) if leaf.requires_grad else None
+    return leaves
+
+
+def _differentiable(
+    outputs: Sequence[Tensor], tensors: Sequence[Tensor], needs: Sequence[bool], upstream: Sequence[Tensor]
+) -> Iterator[Tensor | None]:
+    """The gradients of these tensors, or None, computed by torch, so that they can be differentiated."""
+    wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
+    gradients = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=True))
+    return (next(gradients) if need else None for need in needs)
+
+
+def _rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors [R, ...] in blocks of rows, as many as the widest allows."""
+    size = max(1, BLOCK // max(x.shape[-1] for x in tensors))
+    return zip(*(x.split(size) for x in tensors), strict=True)
+
+
+def _by_torch(f: RowFunction, residual: bool, dst: Tensor, src: Tensor, *tensors: Tensor) -> list[Tensor]:
     """`EdgeMap` step by step, which autograd differentiates any number of times."""
     edge, weight, of_dst, of_src, *parameters = tensors
     z = edge @ weight.t() + of_dst.index_select(-2, dst) + of_src.index_select(-2, src)
-    new = _after(steps, z, parameters)
+    new = f(z, *parameters)
     new = edge + new if residual else new
     return [new, new.new_zeros(*of_dst.shape[:-1], new.shape[-1]).index_add(-2, dst, new)]
-
-
-def _after(steps: Sequence[Step], z: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    at = 0
-    for step, count in steps:
-        z = step(z, *parameters[at : at + count])
-        at += count
-    return z
 
 
 def _blocks(
@@ -124,7 +168,7 @@ def _blocks(
 ) -> Iterator[tuple[list[Tensor], list[Tensor], tuple[Tensor, Tensor]]]:
     """For each entry of the batch and each block of edges: the rows of tensors [B, E, ...], the entries of tensors
     [B, N, ...], and the two ends of the edges."""
-    size, num_edges = max(1, _BLOCK // max(1, width)), len(dst)
+    size, num_edges = max(1, BLOCK // max(1, width)), len(dst)
     for entry in range(len(of_edges[0])):
         for first in range(0, num_edges, size):
             block = slice(first, first + size)

@@ -48,7 +48,7 @@ def derivatives(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> tuple[Tens
     ids=["two sets", "no edges", "repeated edges", "structured"],
 )
 def test_the_formula_and_its_derivatives(graph: Graph, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edge_sum, "_BLOCK", 7 * 5)  # seven edges in a block
+    monkeypatch.setattr(edge_sum, "BLOCK", 7 * 5)  # seven edges in a block
     op = MessagePassing(graph, "sum", edges=EdgeUpdate(6, 5, residual=True, src_dim=4)).double()
     x, source, e = leaf(*batch, graph.num_dst, 6), leaf(*batch, graph.num_src, 4), leaf(*batch, graph.num_edges, 5)
     y, new = op(x, source=source, edge_attr=e)
@@ -108,7 +108,7 @@ def test_other_ways_compute_the_same(change: Callable[[MessagePassing], object])
 
 def test_no_tensor_holds_the_ends_of_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new states and the gradient of the old ones have their size: nothing between the steps of f, and no ends."""
-    monkeypatch.setattr(edge_sum, "_BLOCK", 64 * 100)
+    monkeypatch.setattr(edge_sum, "BLOCK", 64 * 100)
     graph, x, e = (
         bipartite(50, 50, 15_000),
         torch.randn(50, 64, requires_grad=True),
@@ -146,3 +146,9 @@ def test_mistakes() -> None:
         op(x, edge_attr=e)
     with pytest.raises(TypeError, match="edges must be an EdgeUpdate or None; got MLP"):
         MessagePassing(graph, "sum", edges=MLP(3, 3))
+
+
+def test_parameters_of_f_have_gradients_without_edges() -> None:
+    op = MessagePassing(bipartite(4, 4, 0), "sum", edges=EdgeUpdate(6, 5, f=nn.Linear(5, 5)))
+    y, _ = op(torch.randn(4, 6), edge_attr=torch.randn(0, 5))
+    assert not any(x.any() for x in torch.autograd.grad(y.sum(), list(op.parameters())))

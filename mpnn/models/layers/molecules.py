@@ -1,12 +1,13 @@
 """What models of atoms share: functions of distances, the readout of a molecule, and forces."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpnn import Graph, ops
+from mpnn import Graph, ops, rows
 
 
 class RadialBasis(nn.Module):
@@ -41,12 +42,21 @@ class RadialFilter(nn.Module):
     def forward(self, basis: Tensor) -> Tensor:
         return self.network(basis[..., :-1]) * basis[..., -1:]
 
+    def row_function(self) -> Any:
+        if (network := rows.row_function(self.network)) is None:
+            return None
+        f, parameters = network
+        return (lambda basis, *of: f(basis[..., :-1], *of) * basis[..., -1:]), parameters
+
 
 class ShiftedSoftplus(nn.Module):
     """`log(e^x + 1) - log 2`: smooth, and 0 at 0."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.softplus(x) - math.log(2.0)
+
+    def row_function(self) -> Any:
+        return self.forward, ()
 
 
 def sum_of(values: Tensor, pool: Graph | None) -> Tensor:

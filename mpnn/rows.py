@@ -1,0 +1,62 @@
+"""Functions that map each row of a tensor by itself. Large tensors go through all steps a block at a time, so that
+nothing between the steps is kept for the backward pass (`mpnn/kernels/edge_sum.py`)."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mpnn.kernels import edge_sum
+from mpnn.maps import Linear, linear
+
+_OF_ROWS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LeakyReLU, nn.ELU, nn.Identity)
+
+
+def mapped(f: Any, x: Tensor) -> Tensor:
+    """`f(x)`, x [..., R, D] -> [..., R, F]. In blocks of rows, if f is known to map each by itself and x is large."""
+    known = row_function(f) if x.numel() > edge_sum.BLOCK else None
+    if known is None or not edge_sum.serves(x, *known[1]):
+        return f(x)
+    out: Tensor = edge_sum.RowMap.apply(known[0], x.reshape(-1, x.shape[-1]), *known[1])
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def row_function(f: Any) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]] | None:
+    """A module or function as a function of rows and of parameters, and the parameters; None if it is not known to map
+    each row by itself, in the same way each time. A class is known, too, if it has a method `row_function`."""
+    if f is None or f is torch.relu:
+        return (_identity if f is None else f), ()
+    if not isinstance(f, nn.Module) or f._forward_hooks or f._forward_pre_hooks:
+        return None
+    if type(f) is nn.Sequential:
+        parts = [part for part in map(row_function, f) if part is not None]
+        return _chain(parts) if len(parts) == len(f) else None
+    if isinstance(f, nn.Linear) and is_plain(f):
+        return linear, (f.weight,) if f.bias is None else (f.weight, f.bias)
+    if type(f) is nn.LayerNorm and len(f.normalized_shape) == 1 and f.bias is not None:
+        shape, eps = f.normalized_shape, f.eps
+        return (lambda z, weight, bias: F.layer_norm(z, shape, weight, bias, eps)), (f.weight, f.bias)
+    if "row_function" in vars(type(f)):  # not inherited: a subclass may compute another function
+        return f.row_function()  # type: ignore[operator]
+    return (f.forward, ()) if type(f) in _OF_ROWS else None
+
+
+def _chain(
+    parts: list[tuple[edge_sum.RowFunction, tuple[Tensor, ...]]],
+) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]]:
+    def run(z: Tensor, *parameters: Tensor) -> Tensor:
+        for function, own in parts:
+            z, parameters = function(z, *parameters[: len(own)]), parameters[len(own) :]
+        return z
+
+    return run, tuple(p for _, own in parts for p in own)
+
+
+def _identity(z: Tensor) -> Tensor:
+    return z
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether this computes `W x + b` and nothing else: it is not quantized, adapted (LoRA) or hooked."""
+    return type(linear) in (Linear, nn.Linear) and not (linear._forward_hooks or linear._forward_pre_hooks)

@@ -1,0 +1,78 @@
+"""Functions of rows in blocks, `mpnn.rows.mapped`, against the same in torch: values, first and second derivatives."""
+
+import copy
+
+import pytest
+import torch
+from live_memory import LiveMemory
+from torch import Tensor, nn
+
+from mpnn import MessagePassing, graphs, rows
+from mpnn.attention import EdgeFilter
+from mpnn.kernels import edge_sum
+from mpnn.models.layers.molecules import RadialFilter, ShiftedSoftplus
+from mpnn.update import MLP
+
+FILTER = nn.Sequential(nn.Linear(4, 6), ShiftedSoftplus(), nn.Linear(6, 3)).double()
+
+
+class Doubled(RadialFilter):
+    """A subclass whose function is another."""
+
+    def forward(self, basis: Tensor) -> Tensor:
+        return 2 * super().forward(basis)
+
+
+def derivatives(y: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """First derivatives of a function of y, and derivatives of a function of these."""
+    first = torch.autograd.grad(y.sin().sum(), inputs, create_graph=True)
+    return y, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
+@pytest.mark.parametrize("f", [RadialFilter(FILTER), Doubled(FILTER), RadialFilter(MLP(4, 3, 5).double())])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_blocks_are_the_function(
+    f: nn.Module, batch: tuple[int, ...], frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(*batch, 20, 5, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *(p for k, p in enumerate(f.parameters()) if not (frozen and k == 1))]
+    for parameter in f.parameters():
+        parameter.requires_grad_(any(parameter is p for p in inputs))
+    expected = derivatives(f(x), inputs)
+    plain = torch.autograd.grad(f(x).sin().sum(), inputs)
+    monkeypatch.setattr(edge_sum, "BLOCK", 7 * 3)  # seven rows in a block
+    found = derivatives(rows.mapped(f, x), inputs)
+    once = torch.autograd.grad(rows.mapped(f, x).sin().sum(), inputs)
+    of_parameters = torch.autograd.grad(rows.mapped(f, x.detach()).sin().sum(), inputs[1:])
+    for a, b in zip((*found, *once, *of_parameters), (*expected, *plain, *plain[1:]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_which_functions_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_sum, "BLOCK", 10)
+    x = torch.randn(20, 5, dtype=torch.float64)
+    hooked = copy.deepcopy(RadialFilter(FILTER))
+    hooked.network[0].register_forward_hook(lambda module, inputs, out: 2 * out)
+    for f, served in (
+        (RadialFilter(FILTER), True), (Doubled(FILTER), False), (hooked, False), (nn.Softmax(0), False)
+    ):  # fmt: skip
+        out = rows.mapped(f, x)
+        torch.testing.assert_close(out, f(x), rtol=1e-12, atol=1e-12)
+        before = [] if out.grad_fn is None else [node.name() for node, _ in out.grad_fn.next_functions if node]
+        assert ("RowMapBackward" in before) is served
+
+
+def test_a_filter_keeps_nothing_between_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward hold the weights and their gradient, and no other tensor of E x F numbers."""
+    monkeypatch.setattr(edge_sum, "BLOCK", 64 * 100)
+    graph = graphs.from_edges(torch.randint(50, (2, 15_000)), 50)
+    filter = RadialFilter(nn.Sequential(nn.Linear(4, 64), ShiftedSoftplus(), nn.Linear(64, 64)))
+    layer = MessagePassing(graph, "sum", attention=EdgeFilter(filter))
+    x, basis = torch.randn(50, 64, requires_grad=True), torch.randn(15_000, 5)
+    layer(x, edge_attr=basis).sum().backward()  # sorts the edges
+    x.grad = None
+    layer.zero_grad()
+    with LiveMemory() as memory:
+        layer(x, edge_attr=basis).sum().backward()
+    assert memory.peak < 2.5 * 15_000 * 64 * 4
