@@ -54,7 +54,12 @@ def on_gpu(flops: float, size: float, dtype: torch.dtype, launches: float) -> fl
 
 def both_ways(counts: Counts, needs_grad: bool) -> dict[str, float]:
     """The counts, with a copy of each under the name of its backward pass if gradients are needed."""
-    return {**counts, **{f"{what}{_BACK}": n for what, n in counts.items()}} if needs_grad else dict(counts)
+    return {**counts, **backward(counts)} if needs_grad else dict(counts)
+
+
+def backward(counts: Counts) -> dict[str, float]:
+    """The counts under the names of their backward passes."""
+    return {f"{what}{_BACK}": n for what, n in counts.items()}
 
 
 def of_biases(biases: Iterable[PerEdge], over: str, entries: float) -> dict[str, float]:
