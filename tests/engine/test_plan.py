@@ -102,7 +102,7 @@ def test_heads_that_share_a_key_go_by_rows_unless_these_are_dense(
     graph = graphs.chosen(torch.randint(nodes, (nodes, top + top**2 // nodes)), nodes)
     query, key, value = (torch.zeros(nodes, h, 64, requires_grad=grad) for h in (8, key_heads, key_heads))
     found = choose(Round(graph, value, Dot(query, key, 1.0)))
-    assert found.NAME == backend
+    assert backend == found.NAME
 
 
 def test_only_passes_that_copy_keys_are_priced_for_it() -> None:
