@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from mpnn.aggregate import Mean
 from mpnn.backends import by_source
-from mpnn.backends.cost_model import Estimate, backward, of_biases, priced
+from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.csr import edges
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
 from mpnn.kernels import row_attention
@@ -62,10 +62,9 @@ def refusal(round: Round) -> str | None:
 def counts(round: Round) -> dict[str, float]:
     """Edges, edges times heads, and the components that each edge gathers from its two ends; of heads that share keys,
     the components that it copies, and products with them."""
-    operations = _one_way(round, round.graph.num_dst, SHARED_FORWARD)
-    if round.needs_grad:  # the forward pass reads those sources that have edges; the backward pass writes all
-        operations |= backward(_one_way(round, max(round.graph.num_dst, round.graph.num_src), SHARED_BACKWARD))
-    return operations
+    num_dst, num_src = round.graph.num_dst, round.graph.num_src
+    back = _one_way(round, max(num_dst, num_src), SHARED_BACKWARD)  # it writes also sources without edges
+    return both_ways(_one_way(round, num_dst, SHARED_FORWARD), round.needs_grad, back)
 
 
 def _one_way(round: Round, nodes: int, least: int) -> dict[str, float]:
