@@ -39,6 +39,7 @@ from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
 from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
+from mpnn.graph import Graph
 from mpnn.round import Round
 
 _FREEDOM = 4.0  # prices follow the times; those that few cases count stay near what they were
@@ -56,6 +57,13 @@ def cases() -> Iterator[tuple[str, Round]]:
     for n in (256, 1024, 2048):
         for radius in (1, 8, 64):
             yield f"window({radius}) {n}", dot(graphs.window(radius).bind(n))
+    for degree in (32, 128):
+        for heads, width, kv_heads in ((4, 64, 1), (8, 64, 1), (16, 32, 1), (16, 64, 2)):
+            name = f"{degree} chosen of 1024, {heads} x {width}, {kv_heads} key heads"
+            yield name, dot(scattered_rows(1024, degree), heads=heads, width=width, kv_heads=kv_heads)
+    for size, top, width in ((32, 4, 32), (64, 4, 32), (64, 4, 64), (128, 4, 64)):
+        graph = chosen_blocks(2048, size, top)
+        yield f"{top} chosen blocks of {size}, 1 x {width}", dot(graph, heads=1, width=width)
     yield "window(8) 4096, 1 x 16", dot(graphs.window(8).bind(4096), heads=1, width=16)
     yield "window(32) 512, batch 8", dot(graphs.window(32).bind(512), batch=8)
     yield "longformer(64, 2) 1024", dot(graphs.longformer(64, globals=2).bind(1024))
@@ -107,6 +115,19 @@ def cases() -> Iterator[tuple[str, Round]]:
         for n in (64, 512, 2048):
             for width in (16, 64):
                 yield f"linear {topology} {n}, {width}", linear(dot(topology.bind(n), width=width))
+
+
+def scattered_rows(nodes: int, degree: int) -> Graph:
+    """Each node with so many sources of its own choice, kept as runs."""
+    return graphs.chosen(torch.rand(nodes, nodes).topk(degree, -1).indices, nodes)
+
+
+def chosen_blocks(nodes: int, size: int, top: int) -> Graph:
+    """Each node with so many blocks of sources of its own choice."""
+    gate = torch.rand(nodes, nodes // size)
+    return graphs.blocks(
+        torch.zeros_like(gate, dtype=torch.bool).scatter(-1, gate.topk(top, -1).indices, True), size, nodes
+    )
 
 
 def measure(seconds: float, only: str = "") -> Iterator[tuple[str, Sample]]:

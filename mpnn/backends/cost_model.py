@@ -52,9 +52,10 @@ def on_gpu(flops: float, size: float, dtype: torch.dtype, launches: float) -> fl
     return 2 * max(flops / per_second, size / 3.35e12) + 5e-6 * launches
 
 
-def both_ways(counts: Counts, needs_grad: bool) -> dict[str, float]:
-    """The counts, with a copy of each under the name of its backward pass if gradients are needed."""
-    return {**counts, **{f"{what}{_BACK}": n for what, n in counts.items()}} if needs_grad else dict(counts)
+def both_ways(counts: Counts, needs_grad: bool, back: Counts | None = None) -> dict[str, float]:
+    """The counts; if gradients are needed also those of the backward pass (default: the same), under its names."""
+    back = counts if back is None else back
+    return {**counts, **{f"{what}{_BACK}": n for what, n in back.items()}} if needs_grad else dict(counts)
 
 
 def of_biases(biases: Iterable[PerEdge], over: str, entries: float) -> dict[str, float]:

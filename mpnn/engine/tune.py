@@ -75,7 +75,7 @@ def probes() -> Iterator[Round]:
     def scattered(nodes: int, degree: int) -> Graph:
         return graphs.from_edges(torch.randint(0, nodes, (2, nodes * degree), generator=generator), nodes)
 
-    lists = [scattered(*size) for size in ((40, 3), (1000, 2), (600, 12))]
+    lists, shared = [scattered(*size) for size in ((40, 3), (1000, 2), (600, 12))], scattered(400, 20)
     runs = [
         *(graphs.complete().bind(48), graphs.causal().bind(192), graphs.complete().bind(100, 300)),
         *(graphs.window(2).bind(800), graphs.window(24).bind(300), graphs.documents([30] * 8).bind(240)),
@@ -89,6 +89,8 @@ def probes() -> Iterator[Round]:
             for reduce, width in ((Sum(), 16), (Sum(), 128), (Mean(), 32), (Max(), 32)):
                 value = torch.zeros(graph.num_src, 1, width).requires_grad_(grad)
                 yield Round(graph, value, normalize="none", reduce=reduce)
+        for heads in (4, 8):
+            yield _request(shared, Dot, heads, 32, grad, key_heads=1)
         for graph in runs:
             for heads, width in ((4, 16), (2, 64)):
                 yield _request(graph, Dot, heads, width, grad)
@@ -97,15 +99,15 @@ def probes() -> Iterator[Round]:
             yield replace(_request(graph, Dot, 4, 16, grad), bias=(bias,))
 
 
-def _request(graph: Graph, score: type, heads: int, width: int, grad: bool) -> Round:
+def _request(graph: Graph, score: type, heads: int, width: int, grad: bool, key_heads: int = 0) -> Round:
     """Attention with features of ones."""
 
-    def ones(nodes: int, *shape: int) -> Tensor:
+    def ones(nodes: int, *shape: int, heads: int = heads) -> Tensor:
         return torch.ones(nodes, heads, *shape).requires_grad_(grad)
 
-    value = ones(graph.num_src, width)
+    key, value = (ones(graph.num_src, width, heads=key_heads or heads) for _ in range(2))
     if score is Dot:
-        return Round(graph, value, Dot(ones(graph.num_dst, width), ones(graph.num_src, width), width**-0.5))
+        return Round(graph, value, Dot(ones(graph.num_dst, width), key, width**-0.5))
     if score is AdditiveScore:
         return Round(graph, value, AdditiveScore(ones(graph.num_dst), ones(graph.num_src), LeakyReLU()))
     ends = ones(graph.num_dst, width), ones(graph.num_src, width)

@@ -25,6 +25,7 @@ LANES = 8  # features are padded to a multiple of this
 _SOFTMAX = NORMALIZERS["softmax"]
 _WEIGHTED, _NUMBERS, _ACTIVATIONS = 0, 1, 2  # kinds of RowSums
 _MAX_PARTS, _MIN_COMPONENTS = 32, 1 << 17  # components of a part's edges
+SHARED_FORWARD, SHARED_BACKWARD = 8, 4  # heads of a key from which on the kernels copy keys
 _LONG = 16  # edges of a node from which on copies of keys pay
 _SHARED_PARTS = 8  # parts with copies of the gradients of keys
 
@@ -209,7 +210,7 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     if not rows.num_edges or not count:
         return out, stats, weights
     p = _parameters(spec, inputs, rows, parts)
-    p.shared = _shared(spec, inputs, 8)
+    p.shared = _shared(spec, inputs, SHARED_FORWARD)
     partial = _Partial(value, count, parts, heads * (2 + width))
     p.out, p.stats, p.partial, p.partial_row = out.data_ptr(), stats.data_ptr(), *partial.addresses
     p.weights = weights.data_ptr() if spec.return_weights else None
@@ -242,12 +243,17 @@ def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int, *, by_sourc
 
 
 def _shared(spec: Spec, inputs: Tensors, least: int) -> bool:
-    """Whether at least so many heads share keys and values, and rows are long enough for the kernels' `shared` way."""
-    key, value = inputs.key, inputs.value
-    if spec.score != DOT or key is None or max(key.shape[-2], value.shape[-2]) * least > spec.heads:
+    key, value, rows = inputs.key, inputs.value, spec.rows
+    if spec.score != DOT or key is None:
         return False
-    is_long = spec.rows.num_edges >= _LONG * max(spec.rows.num_rows, key.shape[-3])
-    return is_long and all(x.stride(-2) == x.shape[-1] for x in (key, value))
+    key_heads, nodes = max(key.shape[-2], value.shape[-2]), max(rows.num_rows, key.shape[-3])
+    shares = shares_keys(spec.heads, key_heads, rows.num_edges, nodes, least)
+    return shares and all(x.stride(-2) == x.shape[-1] for x in (key, value))
+
+
+def shares_keys(heads: int, key_heads: int, edges: int, nodes: int, least: int) -> bool:
+    """Whether at least so many heads share keys and values, and rows are long enough for the kernels' `shared` way."""
+    return key_heads * least <= heads and edges >= _LONG * nodes
 
 
 class _Partial:
@@ -269,7 +275,7 @@ class _Backward:
         self.width = self.heads * inputs.value.shape[-1]
         self.wanted = {name for name, need in zip(Tensors._fields, needed, strict=True) if need}
         self.tables = [name for name in self.wanted if name in spec.types]
-        self.shared = _shared(spec, inputs, 4)
+        self.shared = _shared(spec, inputs, SHARED_BACKWARD)
         self.rows = spec.rows if self.shared else spec.by_source()
         self.parts = min(num_parts(self.rows, self.width), _SHARED_PARTS if self.shared else _MAX_PARTS)
         # numbers of each edge: the gradient of its logit; for tables also its weight and the gradient of its bias

@@ -11,6 +11,7 @@ from mpnn.backends.tiles import cpu, split
 from mpnn.engine import folding
 from mpnn.engine.plan import choose
 from mpnn.graph import Graph
+from mpnn.graph.runs import Ints, Runs
 from mpnn.round import Round
 from mpnn.scores import Dot
 from tests.support.capabilities import GRAPHS
@@ -113,3 +114,25 @@ def test_what_pieces_do_not_compute_runs_over_whole_destinations(change: str) ->
         round = replace(round, value=round.value.bfloat16(), score=score)
     assert "piece number" not in cpu.counts(round)
     assert cpu._pieces(round) is None
+
+
+def test_very_many_runs_are_counted_in_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a quarter, also where rows grow and where every fourth row of tiles is another."""
+    rows = torch.arange(4096)[:, None]
+    taken: list[int] = []
+    take = Runs.take
+
+    def counted(runs: Runs, at: Ints) -> Runs:
+        taken.append(len(at))
+        return take(runs, at)
+
+    monkeypatch.setattr(Runs, "take", counted)
+    for most in (rows + 1, torch.where(rows // cpu.ROWS % 4 == 0, 4096, 64)):
+        edges = graphs.chosen((torch.rand(4096, 70) * most).long(), 4096).structure
+        exact = cpu.count_blocks(edges, cpu.ROWS, cpu.COLUMNS)
+        monkeypatch.setattr(cpu, "_MANY_RUNS", 1 << 18)
+        assert cpu._count_tiles(edges) == exact
+        assert not taken
+        monkeypatch.setattr(cpu, "_MANY_RUNS", 1)
+        assert cpu._count_tiles(edges) == pytest.approx(exact, rel=0.25)
+        assert taken.pop() == 16 * cpu.ROWS

@@ -90,6 +90,37 @@ def test_the_choice_is_sensible_where_it_is_clear(grad: bool) -> None:
         assert plan(request(topology, n, grad=grad)).backend != "dense"
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("nodes", "top", "key_heads", "backend"),
+    [(8192, 256, 1, "csr"), (2048, 512, 1, "csr"), (2048, 512, 8, "tiles"), (2048, 1024, 1, "tiles")],
+)
+def test_heads_that_share_a_key_go_by_rows_unless_these_are_dense(
+    grad: bool, nodes: int, top: int, key_heads: int, backend: str
+) -> None:
+    """Sparse attention of DeepSeek V3.2: each query chooses its sources; its eight heads have one key."""
+    graph = graphs.chosen(torch.randint(nodes, (nodes, top + top**2 // nodes)), nodes)
+    query, key, value = (torch.zeros(nodes, h, 64, requires_grad=grad) for h in (8, key_heads, key_heads))
+    found = choose(Round(graph, value, Dot(query, key, 1.0)))
+    assert backend == found.NAME
+
+
+def test_only_passes_that_copy_keys_are_priced_for_it() -> None:
+    """Forward from eight heads of a key on, backward from four, with 16 edges of a node at least."""
+    for heads, degree, forward, back in (
+        (8, 16, True, True),
+        (4, 16, False, True),
+        (2, 16, False, False),
+        (8, 15, False, False),
+    ):
+        graph = graphs.from_edges(torch.randint(50, (2, 50 * degree)), 50)
+        query, key = torch.zeros(50, heads, 8, requires_grad=True), torch.zeros(50, 1, 8)
+        counts = csr.counts(Round(graph, key, Dot(query, key, 1.0)))
+        for direction, copies in (("", forward), (", back", back)):
+            assert (f"copied number{direction}" in counts, f"shared product{direction}" in counts) == (copies, copies)
+            assert (f"gathered number{direction}" in counts) == (not copies)
+
+
 def test_sources_without_edges_cost_nothing_forward() -> None:
     """A pointer over 50,000 cities, of which each tour has 25 left: `csr` reads those, and took a ninth of the time of
     `edge_list`."""

@@ -6,6 +6,7 @@ the case asks for.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -60,7 +61,9 @@ def _request(r: random.Random, seed: int, graph: dict[str, Any], edges: Edges) -
         _attention(r, case, edges)
     else:
         _aggregation(r, case, edges)
-    if case["score"] is None:  # then values and biases alone say how many heads there are
+    if edges.present is not None:
+        _stacked(r, case, *edges.present.shape[:2])
+    elif case["score"] is None:  # then values and biases alone say how many heads there are
         case["heads"] = max([case["value"]["heads"], *(spec["heads"] for spec in case["bias"])])
         if case["edge_value"] and case["edge_value"]["heads"] > 1:
             case["edge_value"]["heads"] = case["heads"]
@@ -153,7 +156,7 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 def _attention(r: random.Random, case: Case, edges: Edges) -> None:
     heads = case["heads"]
     kind = r.choice(["dot"] * 6 + ["additive", "additive v2"] + ["none"])
-    case["normalize"] = r.choice(["softmax"] * 6 + ["sigmoid", "none"])
+    case["normalize"] = r.choice(["softmax"] * 6 + ["softmax_dst", "sigmoid", "none"])
     if kind == "dot":
         case["score"] = {
             "kind": "dot",
@@ -189,8 +192,34 @@ def _attention(r: random.Random, case: Case, edges: Edges) -> None:
             case["normalize"], case["bias"], case["dropout"], case["score"]["softcap"] = "none", [], 0.0, None
             case["node_bias"] = []
         else:
-            case["normalize"] = "softmax"
+            case["normalize"] = r.choice(["softmax"] * 7 + ["softmax_dst"])
     case["sinks"] = case["normalize"] == "softmax" and r.random() < 0.12
+
+
+def _stacked(r: random.Random, case: Case, items: int, groups: int) -> None:
+    """Changes a case to what graphs that differ by item and head take: sums, without numbers of edges."""
+    heads = groups * r.choice([1, 1, 2, 3])
+    case["heads"], case["reduce"], case["return_weights"] = heads, "sum", False
+    if case["normalize"] == "softmax_dst":  # which no stack takes
+        case["normalize"] = "softmax"
+    case["batch"] = [items] if items > 1 else r.choice([[], [1], [2], [2, 2]])
+    score, kept = case["score"], groups * _divisor(r, heads // groups)
+    case["value"]["heads"] = kept if score else heads
+    by_rule = {"form": "table", "relation": ["offset", 2], "heads": r.choice([1, heads]), "extra": 0}
+    case["bias"] = [by_rule] * (bool(case["bias"]) or (case["normalize"] != "none" and not score))
+    case["edge_value"] = case["edge_value"] and {**by_rule, "heads": 1}
+    if score and score["kind"] == "dot":
+        score["key_heads"] = kept
+        score["edge_key"] = score["edge_key"] and {**by_rule, "heads": 1}
+        if not case.get("node_bias") and r.random() < 0.2:  # heads with graphs of their own share all keys
+            case["value"]["heads"] = score["key_heads"] = 1
+    elif score:  # the vector of the other additive score is that of all heads
+        case["score"] = {"kind": "additive", "activation": score["activation"], "edge": None}
+        case["value"]["heads"] = heads
+    if case["edge_value"]:
+        case["value"]["heads"] = heads
+        if score and score["kind"] == "dot":
+            score["key_heads"] = heads
 
 
 def _aggregation(r: random.Random, case: Case, edges: Edges) -> None:
@@ -239,7 +268,34 @@ def _divisor(r: random.Random, heads: int) -> int:
 
 
 def _graph(r: random.Random) -> dict[str, Any]:
-    return _explicit(r) if r.random() < 0.4 else _structured(r)
+    p = r.random()
+    if p < 0.06:
+        return _tree(r)
+    if p < 0.16:
+        return _choice(r)
+    return _explicit(r) if p < 0.5 else _structured(r)
+
+
+def _tree(r: random.Random) -> dict[str, Any]:
+    n, far = _size(r), r.choice([1, 2, 40])  # chains, forks, bushes
+    parent = [-1 if r.random() < 0.1 else r.randint(max(i - far, -1), i - 1) for i in range(n)]
+    graph: dict[str, Any] = {"parent": parent, "radius": r.choice([None, None, 0, 2, 5]), "num_dst": n, "num_src": n}
+    graph["changes"] = _changes(r, graph)
+    return graph
+
+
+def _choice(r: random.Random) -> dict[str, Any]:
+    """Sources, or blocks of them, that each row chooses: for all, for each item, or for each item and head."""
+    m = 1 + _size(r) % 40
+    n = m if r.random() < 0.7 else r.randint(1, 40)
+    stack = r.choice([[], [2], [3], [1, 2], [2, 2], [2, 1], [1, 4]])
+    size = r.choice([None, 1, 2, 3, 5])
+    rows = n if size is None or r.random() < 0.5 else -(-n // size)
+    count = m if size is None else -(-m // size)
+    listed = [r.randint(-1, count - 1) for _ in range(math.prod(stack) * rows * r.randint(1, 6))]
+    rule = draw_rule(r, n, m, None, r.choice([0, 1])) if n == m and r.random() < 0.5 else None
+    graph = {"choice": listed, "stack": stack, "rows": rows, "size": size, "rule": rule, "num_dst": n, "num_src": m}
+    return {**graph, "changes": [] if stack else _changes(r, graph)}
 
 
 def _size(r: random.Random) -> int:

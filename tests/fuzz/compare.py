@@ -83,6 +83,12 @@ def _check_request(case: Case, graph: Any, edges: Edges, runs: Counter[str]) -> 
 
 
 def _check_graph(case: Case, graph: Any, edges: Edges) -> None:
+    if edges.present is not None:
+        if not np.array_equal(graph.dense().numpy().reshape(edges.matrix().shape), edges.matrix()):
+            raise Failure(case, "graph", "dense() differs from the edges of each item and head")
+        if graph.num_edges != int(edges.present.sum()):
+            raise Failure(case, "graph", f"num_edges is {graph.num_edges}, expected {int(edges.present.sum())}")
+        return
     expected = np.stack([edges.src, edges.dst])
     found = graph.edge_index.numpy()
     if (graph.num_dst, graph.num_src) != (edges.num_dst, edges.num_src) or not np.array_equal(found, expected):

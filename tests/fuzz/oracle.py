@@ -62,17 +62,20 @@ class _Round:
 
     def __init__(self, case: dict[str, Any], edges: Edges) -> None:
         self.case, self.edges = case, edges
-        count = np.bincount(edges.dst, minlength=edges.num_dst)
-        order = np.argsort(edges.dst, kind="stable")
-        first = np.cumsum(count) - count
-        table = np.full((edges.num_dst, int(count.max(initial=0))), len(edges.dst))
-        table[edges.dst[order], np.arange(len(order)) - first[edges.dst[order]]] = order
-        self.table = torch.from_numpy(table)  # the number of an edge, or E
+        self.table = _table(edges.dst, edges.num_dst)
         self.valid = self.table < len(edges.dst)
-        self.degree = torch.from_numpy(count)
+        self.degree = torch.from_numpy(np.bincount(edges.dst, minlength=edges.num_dst))
+        by_source = case["normalize"] == "softmax_dst"
+        self.normalized = _table(edges.src, edges.num_src) if by_source else self.table
+        self.owner = torch.from_numpy((edges.src if by_source else edges.dst).copy())  # of each edge, in `normalized`
         self.dst, self.src = torch.from_numpy(edges.dst.copy()), torch.from_numpy(edges.src.copy())
         self.batch = math.prod(case["batch"])
         self.heads = case["heads"]
+        shape = self.batch, len(edges.dst), self.heads
+        self.present = torch.ones(shape, dtype=torch.bool)  # whether each item and head has an edge
+        if edges.present is not None:
+            each = torch.from_numpy(edges.present).mT.repeat_interleave(self.heads // edges.present.shape[1], 2)
+            self.present = each.expand(shape)
 
     # -------------------------------------------------------------------------------------------- features of edges
 
@@ -102,10 +105,10 @@ class _Round:
         shape = (*self.case["batch"], len(self.dst), self.heads, *([] if trailing == 1 else [x.shape[-1]]))
         return x.expand(shape).reshape(self.batch, *shape[len(self.case["batch"]) :])
 
-    def rows(self, x: Tensor, fill: float) -> Tensor:
+    def rows(self, x: Tensor, fill: float, table: Tensor | None = None) -> Tensor:
         """[B, N, most, H(, D)] of numbers on edges, [B, E, H(, D)]."""
         padded = torch.cat([x, x.new_full((x.shape[0], 1, *x.shape[2:]), fill)], 1)
-        return padded[:, self.table]
+        return padded[:, self.table if table is None else table]
 
     # -------------------------------------------------------------------------------------------- the computation
 
@@ -118,11 +121,14 @@ class _Round:
         weights = None
         if case["score"] or case["bias"]:
             logits = self.logits(x)
-            weights = self.normalize(logits, x.get("sinks"))
+            weights = self.normalize(logits.masked_fill(~self.present, -math.inf), x.get("sinks"))
+            weights = weights.masked_fill(~self.present, 0.0)
             parts["weights"] = weights.detach()
             parts["keep"] = self.keep()
             kept = weights * parts["keep"]
             message = kept[..., None] * message
+        else:
+            message = message * self.present[..., None]
         out = self.reduce(message)
         out = out.reshape(*case["batch"], *out.shape[1:])
         shown = None if weights is None else weights.reshape(*case["batch"], *weights.shape[1:])
@@ -159,7 +165,7 @@ class _Round:
             return logits
         if self.case["normalize"] == "sigmoid":
             return logits.sigmoid()
-        rows = self.rows(logits, -math.inf)
+        rows = self.rows(logits, -math.inf, self.normalized)
         most = rows.detach().amax(2, keepdim=True) if rows.shape[2] else rows.detach().sum(2, keepdim=True)
         alone = most == -math.inf  # a row without in-neighbors, or whose logits are all -inf, has weights of zero
         exponentials = (rows - most.masked_fill(alone, 0.0)).exp()
@@ -168,15 +174,27 @@ class _Round:
             total = total + (sinks - most.masked_fill(alone, 0.0)).exp()
         rows = exponentials / total.masked_fill(total == 0, 1.0)
         flat = rows.new_zeros(rows.shape[0], len(self.dst) + 1, rows.shape[3])
-        return flat.index_copy(1, self.table[self.valid], rows[:, self.valid])[:, :-1]
+        valid = self.normalized < len(self.dst)
+        return flat.index_copy(1, self.normalized[valid], rows[:, valid])[:, :-1]
 
     def keep(self) -> Tensor:
         """What dropout multiplies each weight by, [B, E, H]: 0, or 1 / (1 - p)."""
         p = self.case["dropout"]
         if not p:
             return torch.ones(self.batch, len(self.dst), self.heads, dtype=torch.float64)
-        streams = np.arange(self.batch * self.heads).reshape(self.batch, 1, self.heads)
-        kept = drop_hash(self.case["dropout_seed"], streams, self.dst.numpy()[:, None], self.src.numpy()[:, None])
+        dst, src = self.dst.numpy()[:, None], self.src.numpy()[:, None]
+        batch, head = np.arange(self.batch)[:, None, None], np.arange(self.heads)
+        streams = batch * self.heads + head
+        if self.edges.present is not None:  # the nodes of each item and head are nodes of one graph
+            items, groups, _ = self.edges.present.shape
+            each, item = self.heads // groups, batch if items > 1 else 0
+            counts = {self.case["value"]["heads"], (self.case["score"] or {}).get("key_heads", self.heads)}
+            of_sources = groups if all(count % groups == 0 for count in counts) else min(counts)
+            group = head // each
+            dst = (item * groups + group) * self.edges.num_dst + dst
+            src = (item * of_sources + group * of_sources // groups) * self.edges.num_src + src
+            streams = (0 if items > 1 else batch * each) + head % each
+        kept = drop_hash(self.case["dropout_seed"], streams, dst, src)
         return torch.from_numpy((kept >= round(p * 2**24)) / (1 - p))
 
     def reduce(self, message: Tensor) -> Tensor:
@@ -245,7 +263,7 @@ class _Round:
         positive = {name: v.detach().abs().nan_to_num(posinf=0.0).requires_grad_() for name, v in x.items()}
         out, gradients, logit = self.magnitudes(positive, parts, upstream)
         depth = max([8, *(x[name].shape[-1] for name in ("query", "dst") if name in x)])
-        most = int(self.degree.max()) if len(self.degree) else 0
+        most = max(self.table.shape[1], self.normalized.shape[1])
         terms = max(most, len(self.dst) * self.batch * self.heads)
         narrow = 2 * own if own > wide else 0.0
         weights = 2 * (depth + 4) * (logit + 1) * wide + narrow
@@ -289,14 +307,17 @@ class _Round:
             if wanted:
                 by_weight = keep * (up * message.detach()).sum(-1)  # gradient of each weight
                 by_logit = by_weight if case["normalize"] == "none" else size * by_weight
-                if case["normalize"] == "softmax":
-                    of_rows = self.rows(size * by_weight, 0.0).sum(2)
+                if case["normalize"] == "softmax_dst":  # kernels compute a second softmax, by row, whose terms cancel
+                    of_rows = self.rows(by_logit, 0.0).sum(2) / self.rows(size, 0.0).sum(2).clamp(min=2.0**-1000)
                     by_logit = by_logit + size * self._to_edges(of_rows)
+                if case["normalize"] in ("softmax", "softmax_dst"):
+                    of_rows = self.rows(by_logit, 0.0, self.normalized).sum(2)
+                    by_logit = by_logit + size * of_rows[:, self.owner]
                     if "sinks" in x:
                         surrogate = surrogate + (of_rows.detach() * x["sinks"]).sum()
                 surrogate = surrogate + (by_logit.detach() * logits).sum()
         else:
-            weighted, pushed = message.detach(), up
+            weighted, pushed = message.detach() * self.present[..., None], up * self.present[..., None]
         surrogate = surrogate + (pushed.detach() * message).sum()
         if linear:
             out = self.rows(weighted, 0.0).sum(2)
@@ -319,7 +340,7 @@ class _Round:
 
     def _weight_size(self, parts: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
         """Weights [B, E, H] with all terms positive; without a normalizer a weight is a logit."""
-        return self._logit_size(x).detach() if self.case["normalize"] == "none" else parts["weights"]
+        return self._logit_size(x).detach() * self.present if self.case["normalize"] == "none" else parts["weights"]
 
     def _logit_size(self, x: dict[str, Tensor]) -> Tensor:
         """The sum of the absolute values of a logit's terms, [B, E, H]; x are absolute values."""
@@ -342,6 +363,15 @@ class _Round:
             total = total + self.of_edges(spec, x[f"bias{k}"], 1)
         total = total + self.of_nodes(x)
         return total
+
+
+def _table(owner: np.ndarray, count: int) -> Tensor:
+    """The edges of each node [count, most], padded with the number of edges."""
+    degree = np.bincount(owner, minlength=count)
+    order, first = np.argsort(owner, kind="stable"), np.cumsum(degree) - degree
+    table = np.full((count, int(degree.max(initial=0))), len(owner))
+    table[owner[order], np.arange(len(order)) - first[owner[order]]] = order
+    return torch.from_numpy(table)
 
 
 def activate(name: str | float, x: Tensor) -> Tensor:

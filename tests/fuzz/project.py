@@ -13,7 +13,7 @@ from mpnn import graphs, ops
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS
 from mpnn.edge_tables import BiasTable, EmbeddingTable
-from mpnn.engine import dispatch
+from mpnn.engine import dispatch, folding
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset, Offset, Relation
@@ -43,6 +43,11 @@ def graph_of(spec: dict[str, Any]) -> Graph:
         index = torch.tensor(spec["edges"], dtype=torch.int64).view(2, -1)
         kind = None if spec.get("edge_type") is None else torch.tensor(spec["edge_type"], dtype=torch.int64)
         graph = graphs.from_edges(index, num_dst=spec["num_dst"], num_src=spec["num_src"], edge_type=kind)
+    elif "parent" in spec:
+        within = None if spec["radius"] is None else graphs.causal() & graphs.window(spec["radius"])
+        graph = graphs.tree(torch.tensor(spec["parent"], dtype=torch.int64), within)
+    elif "choice" in spec:
+        graph = _chosen(spec)
     else:
         topology = topology_of(spec["rule"])
         if spec.get("related"):
@@ -51,6 +56,18 @@ def graph_of(spec: dict[str, Any]) -> Graph:
     for change in spec.get("changes", ()):
         graph = _changed(graph, *change)
     return graph
+
+
+def _chosen(spec: dict[str, Any]) -> Graph:
+    n, m, size = spec["num_dst"], spec["num_src"], spec["size"]
+    listed = torch.tensor(spec["choice"], dtype=torch.int64).view(*spec["stack"], spec["rows"], -1)
+    if size is None:
+        graph = graphs.chosen(listed, m)
+    else:
+        count = -(-m // size)
+        flags = torch.zeros(*listed.shape[:-1], count + 1, dtype=torch.bool).scatter(-1, listed % (count + 1), True)
+        graph = graphs.blocks(flags[..., :count], size, m, num_dst=n)
+    return graph & topology_of(spec["rule"]) if spec["rule"] else graph
 
 
 def topology_of(rule: Any) -> Topology:
@@ -138,7 +155,8 @@ def backends(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> I
 
     The reference, which takes everything and is slow, runs where the case says so or no other backend does.
     """
-    request = request_of(case, graph, leaves).with_tables_per_edge()
+    request = request_of(case, graph, leaves)
+    request = (folding.fold(request) if graph.stack else request).with_tables_per_edge()
     reasons = {backend.NAME: why_not(backend, request) for backend in BACKENDS}
     others = [reason for name, reason in reasons.items() if name != "edge_list"]
     if not case["reference"] and any(reason is None for reason in others):

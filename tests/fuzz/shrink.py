@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -104,6 +105,17 @@ def _graphs(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if "edges" in graph:
         yield from _fewer_edges(graph)
         return
+    if "parent" in graph:
+        parent = graph["parent"]
+        for count in (len(parent) // 2, len(parent) - 1):
+            if 0 <= count < len(parent):
+                yield {**graph, "parent": parent[:count], "num_dst": count, "num_src": count}
+        if graph["radius"] is not None:
+            yield {**graph, "radius": None}
+        return
+    if "choice" in graph:
+        yield from _smaller_choice(graph)
+        return
     rule = graph["rule"]
     n, m = graph["num_dst"], graph["num_src"]
     for simple in (["complete"], ["causal"], ["window", 1, 1]):
@@ -119,6 +131,20 @@ def _graphs(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for smaller in (n // 2, n - 1):
         if n == m and 0 <= smaller < n:
             yield {**graph, "num_dst": smaller, "num_src": smaller}
+
+
+def _smaller_choice(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if graph["rule"]:
+        yield {**graph, "rule": None}
+    listed, stack, rows = graph["choice"], graph["stack"], graph["rows"]
+    picked = len(listed) // (math.prod(stack) * rows)
+    by_row = np.array(listed).reshape(-1, rows, picked)
+    for k in range(picked if picked > 1 else 0):
+        yield {**graph, "choice": np.delete(by_row, k, 2).flatten().tolist()}
+    if rows == graph["num_dst"] and not graph["rule"]:
+        for count in (rows // 2, rows - 1):
+            if 0 < count < rows:
+                yield {**graph, "choice": by_row[:, :count].flatten().tolist(), "rows": count, "num_dst": count}
 
 
 def _fewer_edges(graph: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mpnn.backends import csr
+from mpnn import graphs
+from mpnn.backends import by_source, csr
+from mpnn.engine import folding
+from mpnn.graphs import trees
 from mpnn.kernels import row_attention
 
 from .cases import Case, draw_group, leaves
@@ -104,6 +107,53 @@ def test_topologies_by_hand() -> None:
     expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     assert matrix_of(["&", ["causal"], ["window", 1, 1]], 4, 4)[0].astype(int).tolist() == expected
     assert matrix_of(["memory", 2], 2, 4)[0].astype(int).tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+def test_chosen_edges_and_trees_by_hand() -> None:
+    tree = edges_of({"parent": [-1, 0, 1, 0, 3], "radius": 1, "num_dst": 5, "num_src": 5})
+    assert tree.matrix().astype(int).tolist() == [
+        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 1, 1]
+    ]  # fmt: skip
+    assert tree.dst_position.tolist() == [0, 1, 2, 1, 2]
+    size: dict[str, Any] = {"num_dst": 3, "num_src": 3}
+    sources = {"choice": [0, 0, 1, -1, 2, 0], "stack": [], "rows": 3, "size": None, "rule": None, **size}
+    assert edges_of(sources).matrix().astype(int).tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
+    blocks = {"choice": [0, 1, -1, 0], "stack": [2], "rows": 2, "size": 2, "rule": ["causal"], **size}
+    assert edges_of(blocks).matrix().astype(int).tolist() == [
+        [[[1, 0, 0], [1, 1, 0], [0, 0, 1]]], [[[0, 0, 0], [0, 0, 0], [1, 1, 0]]]
+    ]  # fmt: skip
+
+
+def _after(exact: Any, scale: float) -> Any:
+    return lambda *inputs: exact(*inputs) * scale
+
+
+@pytest.mark.parametrize("planted", ["stack", "choice", "tree", "softmax_dst"])
+def test_an_error_of_each_kind_is_found(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ten-thousandth in the results of stacks or in the sums of sources; an edge of a tree, or of a choice."""
+    if planted == "stack":
+        monkeypatch.setattr(folding, "_to_heads", _after(folding._to_heads, 1.0001))
+    elif planted == "softmax_dst":
+        monkeypatch.setattr(by_source, "sums", _after(by_source.sums, 1.0001))
+    elif planted == "tree":
+        paths = trees.paths
+        monkeypatch.setattr(trees, "paths", lambda parent: paths(np.append(parent[:-1], -1)[: len(parent)]))
+    else:
+        chosen = graphs.chosen
+        monkeypatch.setattr(graphs, "chosen", lambda indices, num_src: chosen(indices[..., 1:], num_src))
+    for seed in range(300):
+        group = draw_group(seed, 4)
+        spec, kinds = group[0]["graph"], {case["normalize"] for case in group}
+        is_one = {"stack": bool(spec.get("stack")), "choice": "choice" in spec, "tree": "parent" in spec}
+        if not is_one.get(planted, planted in kinds):
+            continue
+        try:
+            check(*group)
+        except Failure as failure:
+            small = shrink(failure, 300)
+            assert len(edges_of(small.case["graph"]).dst) <= len(edges_of(spec).dst)
+            return
+    pytest.fail(f"an error planted in {planted} was not found")
 
 
 def test_dropout_drops_about_as_many_as_it_should() -> None:

@@ -17,7 +17,8 @@ class Edges:
     """Edges in the caller's order, with the positions of both kinds of nodes.
 
     `kind` [E] is each edge's type where types are data; `rule` gives types by the positions of the two ends, `turned`
-    exchanged. `explicit`: the caller gave a list of edges.
+    exchanged. `explicit`: the caller gave a list of edges. `present` [items, heads, E]: which of the edges each item of
+    a batch and each head has, where they differ.
     """
 
     num_dst: int
@@ -30,6 +31,7 @@ class Edges:
     kind: np.ndarray | None = None
     rule: list[Any] | None = None
     turned: bool = False
+    present: np.ndarray | None = None
 
     @property
     def types(self) -> np.ndarray | None:
@@ -48,9 +50,10 @@ class Edges:
         return replace(self, dst=self.dst[which], src=self.src[which], kind=kind)
 
     def matrix(self) -> np.ndarray:
-        """bool [num_dst, num_src]."""
-        out = np.zeros((self.num_dst, self.num_src), bool)
-        out[self.dst, self.src] = True
+        """bool [num_dst, num_src], or [items, heads, num_dst, num_src] where they differ."""
+        stack = () if self.present is None else self.present.shape[:2]
+        out = np.zeros((*stack, self.num_dst, self.num_src), bool)
+        out[..., self.dst, self.src] = True if self.present is None else self.present
         return out
 
 
@@ -61,6 +64,10 @@ def edges_of(graph: dict[str, Any]) -> Edges:
         n, m = graph["num_dst"], graph["num_src"]
         kind = None if graph.get("edge_type") is None else np.array(graph["edge_type"], np.int64)
         edges = Edges(n, m, dst, src, np.arange(n), np.arange(m), True, kind)
+    elif "parent" in graph:
+        edges = _tree(graph["parent"], graph["radius"])
+    elif "choice" in graph:
+        edges = _choice(graph)
     else:
         edges = _from_matrix(*matrix_of(graph["rule"], graph["num_dst"], graph["num_src"]))
     edges = replace(edges, rule=graph.get("related"))
@@ -96,6 +103,44 @@ def count_types(relation: list[Any]) -> int:
     if name == "grid":
         return (2 * arguments[1] + 1) * (2 * arguments[2] + 1)
     return arguments[0]
+
+
+def _tree(parent: list[int], radius: int | None) -> Edges:
+    """Each node and its ancestors, at most `radius` steps above it; positions are depths."""
+    n = len(parent)
+    matrix, depth = np.zeros((n, n), bool), np.zeros(n, np.int64)
+    for i in range(n):
+        at, steps = i, 0
+        while at >= 0:
+            matrix[i, at] = radius is None or steps <= radius
+            at, steps = parent[at], steps + 1
+        depth[i] = steps - 1
+    return replace(_from_matrix(matrix), dst_position=depth, src_position=depth)
+
+
+def _choice(graph: dict[str, Any]) -> Edges:
+    """Edges to sources (`size` None), or to blocks of `size` sources, that are listed for each row of each item and
+    head; within a rule, if there is one."""
+    n, m, size = graph["num_dst"], graph["num_src"], graph["size"]
+    listed = np.array(graph["choice"], np.int64).reshape(*graph["stack"], graph["rows"], -1)
+    matrix = np.zeros((*graph["stack"], n, m), bool)
+    for at in np.ndindex(listed.shape):
+        *entry, row, _ = at
+        chosen, own = int(listed[at]), slice(row, row + 1)
+        if chosen < 0:
+            continue
+        if graph["rows"] != n:
+            own = slice(row * size, (row + 1) * size)
+        matrix[
+            (*entry, own, slice(chosen, chosen + 1) if size is None else slice(chosen * size, (chosen + 1) * size))
+        ] = True
+    if graph["rule"]:
+        matrix = matrix & matrix_of(graph["rule"], n, m)[0]
+    if not graph["stack"]:
+        return _from_matrix(matrix)
+    matrix = matrix.reshape(graph["stack"][0], -1, n, m)
+    edges = _from_matrix(matrix.any((0, 1)))
+    return replace(edges, present=matrix[:, :, edges.dst, edges.src])
 
 
 # ------------------------------------------------------------------------------------------------ rules

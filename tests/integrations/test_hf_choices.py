@@ -54,7 +54,7 @@ def outputs(model: Any, how: str, mask: Tensor | None) -> list[Tensor]:
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_chosen_sources_are_those_of_eager_attention(name: str, is_padded: bool) -> None:
     model, mask = tiny(name), None
-    if is_padded:  # blocks of MiniMax M3 begin at slots, so that padding on the left changes its choice
+    if is_padded:  # MiniMax M3 refuses padding on the left
         mask = torch.ones_like(IDS)
         mask[0, -5:] = 0
         mask = mask if "MiniMax" in name else mask.flip(1)
@@ -67,7 +67,7 @@ def test_chosen_sources_are_those_of_eager_attention(name: str, is_padded: bool)
 @pytest.mark.parametrize("name", [name for name in SOME if name.values[0].endswith("LM")])
 @pytest.mark.parametrize("padding", [0, 5])
 def test_chosen_sources_are_decoded_from_the_cache(name: str, padding: int) -> None:
-    """Blocks of MiniMax M3 begin at slots, so that padding on the left changes its choice."""
+    """Padding on the left, which MiniMax M3 refuses."""
     model, texts, mask = tiny(name), [], torch.ones_like(IDS)
     mask[0, : padding * ("MiniMax" not in name)] = 0
     for how in ("eager", "mpnn"):
@@ -106,6 +106,27 @@ def test_weights_of_chosen_sources_are_those_of_eager_attention() -> None:
         model.set_attn_implementation(how)
         found.append(model(IDS, output_attentions=True).attentions[1])
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["padded", "generated", "packed"])
+def test_blocks_that_begin_at_slots_refuse_texts_that_do_not(case: str) -> None:
+    """Blocks of MiniMax M3 begin at slots: a text elsewhere would get others than alone, and nobody would notice."""
+    model, mask = mpnn.hf.use(tiny("MiniMaxM3VLForCausalLM")).model, torch.ones_like(IDS)
+    mask[0, :5] = 0
+    calls: dict[str, Any] = {
+        "padded": lambda: model(IDS, attention_mask=mask),
+        "generated": lambda: model.generate(IDS, attention_mask=mask, max_new_tokens=2),
+        "packed": lambda: model(IDS[:1], position_ids=torch.arange(20)[None] % 10, use_cache=False),
+    }
+    with pytest.raises(ValueError, match=r"does not begin at slot 0 .* pad on the right"):
+        calls[case]()
+
+
+@pytest.mark.parametrize("name", ["DeepseekV32ForCausalLM", "MiniMaxM3VLForCausalLM"])
+def test_packed_sequences_are_refused_where_a_layer_chooses_in_the_whole_row(name: str) -> None:
+    ends = torch.tensor([0, 10, 20]).int()
+    with pytest.raises(ValueError, match="so packed sequences would get other sources than alone"):
+        mpnn.hf.use(tiny(name)).model(IDS[:1], cu_seq_lens_q=ends, cu_seq_lens_k=ends, use_cache=False)
 
 
 def test_blocks_of_unknown_length_are_refused() -> None:

@@ -131,6 +131,17 @@ def test_packed_sequences_are_apart(family: str, monkeypatch: pytest.MonkeyPatch
     assert not agree(logits(made, ids), alone)  # the pass leaves nothing behind
 
 
+@pytest.mark.parametrize("how", ["seq_idx", "position_ids", "cu_seq_lens_k"])
+def test_packed_sequences_are_refused_where_pools_are_those_of_the_row(how: str) -> None:
+    made, ids = model("glm5_next"), IDS[:1]
+    mpnn.hf.use(made)
+    logits(made, ids, position_ids=torch.arange(13)[None])
+    given = packing() if how == "cu_seq_lens_k" else {how: packing()[how]}
+    with pytest.raises(ValueError, match="in the whole row, so packed sequences would get"):
+        logits(made, ids, **given)
+    assert not recurrences.is_packed()
+
+
 @pytest.mark.parametrize("family", ["qwen3_next", "lfm2"])
 def test_positions_that_restart_are_packed_sequences(family: str) -> None:
     """As for the attention layers of these models, which transformers packs by positions alone."""

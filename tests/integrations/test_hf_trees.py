@@ -228,6 +228,18 @@ def test_other_attention_refuses_a_tree(attention: str) -> None:
         model(torch.tensor([[3, 4, 5]]), attention_mask=mask, position_ids=mask.position_ids)
 
 
+def test_log_probabilities_of_a_model_that_ignores_the_tree_are_refused() -> None:
+    """RWKV takes an attention_mask and does not read it."""
+    model = hf.RwkvForCausalLM(hf.RwkvConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, context_length=16))
+    batch: dict[str, Any] = {"input_ids": torch.tensor([[3, 4, 5]])}
+    batch["attention_mask"] = mpnn.hf.TreeMask([-1, 0, 0], [slice(1, 2), slice(2, 3)])
+    logits = model(**batch, use_cache=False).logits
+    with pytest.raises(ValueError, match="no model has read the tree of this batch"):
+        mpnn.hf.log_probs(logits, batch)
+    mpnn.hf.use(decoder("llama")).model(**batch)
+    assert len(mpnn.hf.log_probs(logits, batch)) == 2
+
+
 def test_rows_that_do_not_fit_the_tree_are_refused() -> None:
     model = decoder("mistral").eval()
     mpnn.hf.use(model)

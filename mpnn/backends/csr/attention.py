@@ -18,7 +18,7 @@ from mpnn.backends.csr import edges
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
 from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
-from mpnn.kernels.row_attention import LANES, Spec, Tensors
+from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, Spec, Tensors, shares_keys
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.needs import FLOATS, NORMALIZED, on_edges
@@ -60,7 +60,15 @@ def refusal(round: Round) -> str | None:
 
 
 def counts(round: Round) -> dict[str, float]:
-    """Edges, edges times heads, and the components that each edge gathers from its two ends."""
+    """Edges, edges times heads, and the components that each edge gathers from its two ends; of heads that share keys,
+    the components that it copies, and products with them."""
+    num_dst, num_src = round.graph.num_dst, round.graph.num_src
+    back = _one_way(round, max(num_dst, num_src), SHARED_BACKWARD)  # it writes also sources without edges
+    return both_ways(_one_way(round, num_dst, SHARED_FORWARD), round.needs_grad, back)
+
+
+def _one_way(round: Round, nodes: int, least: int) -> dict[str, float]:
+    """The counts of a pass that copies keys where at least so many heads share one."""
     graph, batch, kind = round.graph, round.batch.numel(), _COSTS[KINDS[type(round.score)]]
     width = round.heads * -(-round.value.shape[-1] // 8) * 8  # whole vectors
     edges = float(graph.num_edges * batch)
@@ -68,10 +76,12 @@ def counts(round: Round) -> dict[str, float]:
     # features that exceed the cache are read from memory for each edge
     far = max(graph.num_dst, graph.num_src) * width * (torch.finfo(round.accumulate_dtype).bits // 8) > _BEYOND_CACHE
     operations = {f"{kind} call": 1.0, "scored edge": edges, f"{kind} head": edges * round.heads}
-    operations |= {
-        "far gathered number" if far else "gathered number": gathered,
-        "attending number": float(graph.num_dst * batch * width),
-    }
+    operations["attending number"] = float(nodes * batch * width)
+    key_heads = max(round.score.key.shape[-2], round.value.shape[-2]) if isinstance(round.score, Dot) else round.heads
+    if shares_keys(round.heads, key_heads, graph.num_edges, max(graph.num_dst, graph.num_src), least):
+        operations |= {"copied number": gathered * key_heads / round.heads, "shared product": gathered}
+    else:
+        operations["far gathered number" if far else "gathered number"] = gathered
     if kind == "activated":
         operations["activated number"] = edges * width
     if round.biased:
@@ -81,11 +91,7 @@ def counts(round: Round) -> dict[str, float]:
         operations["vector number"] = edges * width * vectors
     if round.dropout:
         operations["dropped head"] = edges * round.heads
-    operations = {what: n * by_source.passes(round) for what, n in operations.items()}
-    operations = both_ways(operations, round.needs_grad)
-    if round.needs_grad:  # the forward pass reads those sources that have edges; the backward pass writes all
-        operations["attending number, back"] = float(max(graph.num_dst, graph.num_src) * batch * width)
-    return operations
+    return {what: n * by_source.passes(round) for what, n in operations.items()}
 
 
 def estimate(round: Round) -> Estimate:

@@ -21,7 +21,7 @@ from mpnn import Graph, graphs, ops
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.stacked import StackedGraph
-from mpnn.integrations.hf import compat, masks, ranks, traced
+from mpnn.integrations.hf import compat, masks, ranks, recurrences, traced
 from mpnn.integrations.hf.closures import Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
@@ -146,6 +146,12 @@ def _attend(
         dense = position_bias
     if indices is not None and isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None:
         indices, mask, is_causal = _allowed(indices, mask[..., :keys]), None, False
+    chooses = indices is not None or block_indices is not None or hasattr(module, "indexer")
+    if chooses and (cu_seq_lens_k is not None or others.get("seq_idx") is not None or recurrences.is_packed()):
+        raise ValueError(
+            f"{type(module).__name__} chooses sources in the whole row, so packed sequences would get other sources "
+            "than alone; pass them as a batch, padded"
+        )
     mask, dense = _mask_and_bias(module, mask, dense, is_causal, (batch, queries, keys))
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
@@ -153,6 +159,7 @@ def _attend(
         topology = text_of(module), must_be_causal(module)
         graph, is_flat = traced.graph(mask, topology, batch, keys, query.device)
     elif block_indices is not None:
+        _check_slots(module, mask, others.get("position_ids"))
         graph, is_flat = _of_blocks(module, block_indices, mask, _instead(module, mask), keys), False
     elif indices is not None:
         within = mask.graph(_instead(module, mask), batch, keys, query.device, flat=True)[0]
@@ -348,6 +355,18 @@ def _of_blocks(module: nn.Module, chosen: Tensor, mask: Mask, instead: Instead |
     flags.scatter_(-1, torch.where(chosen >= 0, chosen, count).long(), True)
     by_block = graphs.blocks(flags[..., :count], size, keys, num_dst=queries)
     return by_block & _stacked(mask.graph(instead, batch, keys, chosen.device, flat=True)[0], batch, groups)
+
+
+def _check_slots(module: nn.Module, mask: Mask, positions: Tensor | None) -> None:
+    """Raises ValueError unless each token stands at the slot of its position, as blocks begin at slots."""
+    slots = mask.sizes.first_query + torch.arange(mask.sizes.queries)
+    real = torch.ones(1, mask.sizes.keys, dtype=torch.bool) if mask.padding is None else mask.padding.cpu()
+    moved = torch.zeros_like(slots) if positions is None else positions.cpu() - slots
+    if bool((real[:, slots] & (moved != 0)).any()) or bool((real.any(-1) & ~real[:, 0]).any()):
+        raise ValueError(
+            f"{type(module).__name__} chooses blocks that begin at slots, so a text that does not begin at slot 0 "
+            "(behind padding on the left, or packed) would get other blocks than alone; pad on the right"
+        )
 
 
 def _stacked(flat: Graph, batch: int, groups: int) -> Graph:

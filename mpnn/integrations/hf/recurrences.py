@@ -211,6 +211,11 @@ class _Pass(threading.local):
 _PASS = _Pass()
 
 
+def is_packed() -> bool:
+    """Whether the forward pass that runs in this thread is over packed sequences."""
+    return bool(_PASS.packing)
+
+
 def _lengths(
     options: Mapping[str, Any], x: Tensor, state: Tensor | None = None, returns_state: bool = False
 ) -> list[int] | None:

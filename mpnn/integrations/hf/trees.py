@@ -40,7 +40,7 @@ class TreeMask:
     def __init__(self, parent: Sequence[int] | Tensor, answers: Iterable[slice] = ()) -> None:
         self.parents, self.answers = trees.parents_of(parent).tobytes(), tuple(answers)
         self.position_ids = trees.tree(parent).node_positions()[0][None]
-        self.shape = tuple(self.position_ids.shape)
+        self.shape, self.is_read = tuple(self.position_ids.shape), False
 
     def to(self, *args: Any, **options: Any) -> "TreeMask":
         """The same mask: it has no device."""
@@ -51,6 +51,7 @@ class TreeMask:
     def rule(self, described: Described, config: compat.PretrainedConfig | None) -> Rule:
         """The rule of the model's own mask along the paths of the tree."""
         require_family(config)
+        self.is_read = True
         tokens, (queries, keys, first_query, first_key) = self.position_ids.shape[1], described.sizes
         if described.batch != 1:
             raise ValueError(f"a TreeMask is for one row of tokens; got a batch of {described.batch}")
@@ -132,12 +133,14 @@ def log_probs(logits: Tensor, batch: Mapping[str, Any]) -> list[Tensor]:
         log p(a_t | prompt, a_1 .. a_t-1) = log softmax(logits of the token before)[a_t]
 
     `logits` are those of the whole row, [1, N, vocabulary]. Each tensor is [length of the answer], at least in float32;
-    the mean of all numbers, negated, is the loss.
+    the mean of all numbers, negated, is the loss. ValueError, if no model has read the mask of the batch.
     """
     tokens, mask = batch["input_ids"], batch["attention_mask"]
     if logits.shape[:2] != tokens.shape:
         raise ValueError(f"the row has {tokens.shape[1]} tokens, and the logits are of shape {list(logits.shape)}")
     logits = logits[0].to(torch.promote_types(logits.dtype, torch.float32))
+    if not mask.is_read:  # some recurrent models (RWKV, xLSTM) ignore what they are given as attention_mask
+        raise ValueError("no model has read the tree of this batch; call one that attends by mpnn with the whole batch")
     targets = [tokens[0, answer].to(logits.device) for answer in mask.answers]
     before = [logits[max(answer.start - 1, 0) :][: len(y)] for answer, y in zip(mask.answers, targets, strict=True)]
     return [-F.cross_entropy(x, y, reduction="none") for x, y in zip(before, targets, strict=True)]
