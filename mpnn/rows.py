@@ -26,12 +26,18 @@ def row_function(f: Any) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]] | No
     """A module or function as a function of rows and of parameters, and the parameters; None if it is not known to map
     each row by itself, in the same way each time. A class is known, too, if it has a method `row_function`."""
     if f is None or f is torch.relu:
-        return (_identity if f is None else f), ()
+        return f or (lambda z: z), ()
     if not isinstance(f, nn.Module) or f._forward_hooks or f._forward_pre_hooks:
         return None
     if type(f) is nn.Sequential:
         parts = [part for part in map(row_function, f) if part is not None]
-        return _chain(parts) if len(parts) == len(f) else None
+
+        def chain(z: Tensor, *parameters: Tensor) -> Tensor:
+            for function, own in parts:
+                z, parameters = function(z, *parameters[: len(own)]), parameters[len(own) :]
+            return z
+
+        return (chain, tuple(p for _, own in parts for p in own)) if len(parts) == len(f) else None
     if isinstance(f, nn.Linear) and is_plain(f):
         return linear, (f.weight,) if f.bias is None else (f.weight, f.bias)
     if type(f) is nn.LayerNorm and len(f.normalized_shape) == 1 and f.bias is not None:
@@ -40,21 +46,6 @@ def row_function(f: Any) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]] | No
     if "row_function" in vars(type(f)):  # not inherited: a subclass may compute another function
         return f.row_function()  # type: ignore[operator]
     return (f.forward, ()) if type(f) in _OF_ROWS else None
-
-
-def _chain(
-    parts: list[tuple[edge_sum.RowFunction, tuple[Tensor, ...]]],
-) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]]:
-    def run(z: Tensor, *parameters: Tensor) -> Tensor:
-        for function, own in parts:
-            z, parameters = function(z, *parameters[: len(own)]), parameters[len(own) :]
-        return z
-
-    return run, tuple(p for _, own in parts for p in own)
-
-
-def _identity(z: Tensor) -> Tensor:
-    return z
 
 
 def is_plain(linear: nn.Module) -> bool:

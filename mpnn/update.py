@@ -310,16 +310,14 @@ class EdgeUpdate(nn.Module):
             expected = [*dst.shape[:-2], graph.num_edges, self.of_edge.in_features]
             raise ValueError(f"edge_attr must hold a state for each edge, {expected}; got {list(edge.shape)}")
         edge, of_dst, of_src = edge.expand(*dst.shape[:-2], *edge.shape[-2:]), self.of_dst(dst), self.of_src(src)
-        known = rows.row_function(self.f)
-        f, of_f = (None, ()) if known is None else known
-        serves = edge_sum.serves(edge, self.of_edge.weight, of_dst, of_src, *of_f)
-        if f is None or not rows.is_plain(self.of_edge) or not serves:
+        known = rows.row_function(self.f) if rows.is_plain(self.of_edge) else None
+        if known is None or not edge_sum.serves(edge, self.of_edge.weight, of_dst, of_src, *known[1]):
             return self._by_torch(edge, of_dst, of_src, graph), None
         from_src, to_dst = graph.ends
         count = edge.shape[:-2].numel()
         edges, dst, src = (x.reshape(count, *x.shape[-2:]) for x in (edge, of_dst, of_src))
-        operands = edges, self.of_edge.weight, dst, src, *of_f
-        new, sums = edge_sum.EdgeMap.apply(f, self.residual, to_dst, from_src, *operands)
+        operands = edges, self.of_edge.weight, dst, src, *known[1]
+        new, sums = edge_sum.EdgeMap.apply(known[0], self.residual, to_dst, from_src, *operands)
         return new.view(*edge.shape[:-1], new.shape[-1]), sums.view(*of_dst.shape[:-1], new.shape[-1])
 
     def _by_torch(self, edge: Tensor, of_dst: Tensor, of_src: Tensor, graph: Graph) -> Tensor:

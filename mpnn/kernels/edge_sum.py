@@ -176,8 +176,6 @@ def _blocks(
             yield rows, [x[entry] for x in of_nodes], (dst[block], src[block])
 
 
-def _sums(
-    weight: Tensor, ends: tuple[Tensor, Tensor], edge: Tensor, of_dst: Tensor, of_src: Tensor, out: Tensor | None = None
-) -> Tensor:
+def _sums(weight: Tensor, ends: tuple[Tensor, Tensor], edge: Tensor, of_dst: Tensor, of_src: Tensor) -> Tensor:
     at_ends = of_dst.index_select(0, ends[0]).add_(of_src.index_select(0, ends[1]))
-    return torch.addmm(at_ends, edge, weight.t(), out=out)
+    return torch.addmm(at_ends, edge, weight.t())

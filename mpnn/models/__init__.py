@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpnn.models.graph.arrival_times import ArrivalTimes as ArrivalTimes
+from mpnn.models.graph.dimenet import DimeNet as DimeNet
 from mpnn.models.graph.egnn import EGNN as EGNN
 from mpnn.models.graph.gat import GAT as GAT, GATv2 as GATv2
 from mpnn.models.graph.gcn import GCN as GCN

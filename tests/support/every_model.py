@@ -176,6 +176,10 @@ def atoms(model: Any, w: World) -> Outputs:
     return {"nodes": model(*args), "graphs": model(*args, w.pool())}
 
 
+def without_loops(model: Any, w: World) -> Outputs:
+    return atoms(model, replace(w, edges=w.edges[:, w.edges[0] != w.edges[1]]))
+
+
 def of_kinds(model: Any, w: World) -> Outputs:
     """Two relations between nodes of one kind."""
     relations = {("node", name, "node"): w.graph() for name in ("to", "again")}
@@ -188,6 +192,7 @@ def moving(model: Any, w: World) -> Outputs:
 
 GRAPHS: dict[str, OnGraphs] = {
     "ArrivalTimes": OnGraphs(lambda: models.ArrivalTimes(IN, EDGE, 8), arrival_times),
+    "DimeNet": OnGraphs(lambda: models.DimeNet(8, 2, 6, 3, 2, 6.0, 2, CLASSES), without_loops),
     "DistMult": links(lambda: models.DistMult(8, TYPES), typed=True),
     "EGNN": OnGraphs(lambda: models.EGNN(IN, CLASSES, 8, 2), moving),
     "GAT": nodes("GAT"),

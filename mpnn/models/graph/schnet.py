@@ -8,7 +8,7 @@ from mpnn.graphs import edge_vectors
 from mpnn.maps import Linear
 from mpnn.models.layers.molecules import RadialBasis, RadialFilter, ShiftedSoftplus, sum_of
 from mpnn.models.saving import Model
-from mpnn.update import Update
+from mpnn.update import Add
 
 
 class SchNet(Model):
@@ -20,7 +20,7 @@ class SchNet(Model):
     - topology: atoms within the cutoff, `graphs.radius(positions, cutoff)`
     - attention: none; a weight for each edge and feature, f: an MLP of Gaussians of the distance, times a cutoff
     - aggregate: sum
-    - update: residual, two maps with a shifted softplus
+    - update: residual, after two maps with a shifted softplus
 
     Args:
         dim: width of the states. filters: width of the messages. layers: number of rounds.
@@ -54,18 +54,7 @@ class SchNet(Model):
         return sum_of(self.head(h), pool)
 
 
-class Residual(Update):
-    """`y = x + f(m)`."""
-
-    def __init__(self, f: nn.Module) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, x: Tensor, message: Tensor) -> Tensor:
-        return x + self.f(message)
-
-
 def _layer(dim: int, filters: int, gaussians: int) -> MessagePassing:
     network = nn.Sequential(Linear(gaussians, filters), ShiftedSoftplus(), Linear(filters, filters))
-    attention = EdgeFilter(RadialFilter(network), Linear(dim, filters, bias=False), Linear(filters, dim))
-    return MessagePassing(None, "sum", Residual(nn.Sequential(ShiftedSoftplus(), Linear(dim, dim))), attention)
+    out = nn.Sequential(Linear(filters, dim), ShiftedSoftplus(), Linear(dim, dim))
+    return MessagePassing(None, "sum", Add(), EdgeFilter(RadialFilter(network), Linear(dim, filters, bias=False), out))

@@ -1,5 +1,5 @@
-"""Models of atoms: SchNet with the weights of PyTorch Geometric, EGNN and PaiNN against their formulas written out, all
-under rotations and translations, and forces that train."""
+"""Models of atoms: SchNet and DimeNet++ with the weights of PyTorch Geometric, EGNN and PaiNN against their formulas
+written out, all under rotations and translations, and forces that train."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from mpnn import Graph, graphs
 from mpnn.attention import EdgeFilter
-from mpnn.models import EGNN, PaiNN, SchNet
+from mpnn.models import EGNN, DimeNet, PaiNN, SchNet
+from mpnn.models.graph.dimenet import bessel_zeros
 from mpnn.models.layers.molecules import forces
 
-SYSTEM = "SchNet, EGNN, PaiNN"
+SYSTEM = "SchNet, EGNN, PaiNN, DimeNet++"
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 N, CUTOFF = 12, 1.6
 
@@ -45,7 +46,7 @@ def of_pyg(ours: SchNet, theirs: Any) -> None:
     for layer, block in zip(ours.layers, theirs.interactions, strict=True):
         attention = layer.attention
         pairs += [(attention.filter.network, block.mlp), (attention.value, block.conv.lin1)]
-        pairs += [(attention.out, block.conv.lin2), (layer.update.f[1], block.lin)]
+        pairs += [(attention.out[0], block.conv.lin2), (attention.out[2], block.lin)]
     for mine, other in pairs:
         mine.load_state_dict(other.state_dict())
     # constants that it rounds to float32
@@ -76,6 +77,96 @@ def test_schnet_is_that_of_pyg(dtype: torch.dtype, measured: Callable[..., None]
         scale = expected.abs().max().clamp(min=1).item()
         error = (found - expected).abs().max().item() / scale
         measured(SYSTEM, "PyTorch Geometric SchNet", error, error_bound(12, 40, dtype))
+
+
+def dimenet() -> DimeNet:
+    """With heads that are not 0, as they are at first."""
+    model = DimeNet(8, 2, 6, 4, 3, CUTOFF)
+    for head in model.heads:
+        nn.init.normal_(head.f[-1].weight)
+    return model
+
+
+def dimenet_of_pyg(ours: DimeNet, theirs: Any) -> None:
+    """Copies PyTorch Geometric's weights."""
+    block, edges = theirs.emb, ours.embed_edge
+    of_dst, of_src, of_edge = block.lin.weight.chunk(3, 1)
+    pairs = [(ours.embed, block.emb), (ours.embed_distance[0], block.lin_rbf)]
+    with torch.no_grad():
+        ours.basis.frequency.copy_(theirs.rbf.freq)
+        edges.of_dst.bias.copy_(block.lin.bias)
+        for own, weight in ((edges.of_dst, of_dst), (edges.of_src, of_src), (edges.of_edge, of_edge)):
+            own.weight.copy_(weight)
+    for layer, block in zip(ours.layers, theirs.interaction_blocks, strict=True):
+        attention, update = layer.round.attention, layer.round.update
+        pairs += [(layer.of_source, block.lin_kj), (layer.down, block.lin_down), (attention.out[0], block.lin_up)]
+        pairs += [(layer.radial[0], block.lin_rbf1), (layer.radial[1], block.lin_rbf2)]
+        pairs += [(attention.filter[0], block.lin_sbf1), (attention.filter[1], block.lin_sbf2)]
+        pairs += [(update.own, block.lin_ji), (update.next, block.lin)]
+        for own, other in zip(update.pairs, [*block.layers_before_skip, *block.layers_after_skip], strict=True):
+            pairs += [(own[0], other.lin1), (own[3], other.lin2)]
+    for head, block in zip(ours.heads, theirs.output_blocks, strict=True):
+        pairs += [(head.radial, block.lin_rbf), (head.f[0], block.lin_up), (head.f[-1], block.lin)]
+        pairs += list(zip(head.f[1:-1:2], block.lins, strict=True))
+    for mine, other in pairs:
+        mine.load_state_dict(other.state_dict())
+
+
+def lattice(dtype: torch.dtype) -> tuple[Tensor, Tensor, Graph, Graph]:
+    """Two molecules of six atoms that are not close to each other."""
+    grid = torch.cartesian_prod(*(torch.arange(n, dtype=dtype) for n in (2, 2, 3)))
+    positions, of_atom = grid + 0.3 * torch.rand(12, 3, dtype=dtype), torch.tensor([0] * 6 + [1] * 6)
+    pool = graphs.from_edges(torch.stack([torch.arange(12), of_atom]), num_src=12, num_dst=2)
+    graph = graphs.radius(positions, CUTOFF, labels=of_atom)
+    return torch.randint(1, 4, (12,)), positions.requires_grad_(), graph, pool
+
+
+@DTYPES
+@pytest.mark.parametrize("spherical", [2, 3])
+def test_dimenet_is_that_of_pyg(
+    dtype: torch.dtype, spherical: int, measured: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sympy")
+    pyg = pytest.importorskip("torch_geometric.nn.models.dimenet")
+    utils = pytest.importorskip("torch_geometric.nn.models.dimenet_utils")
+    types, positions, graph, pool = lattice(dtype)
+    src, dst = graph.edge_index
+    # all pairs of edges k -> j and j -> i with k != i, in place of a function that needs torch_sparse
+    kj, ji = ((dst[:, None] == src[None]) & (src[:, None] != dst[None])).nonzero().T
+    monkeypatch.setattr(pyg, "radius_graph", lambda *_, **__: graph.edge_index)
+    monkeypatch.setattr(pyg, "triplets", lambda *_, **__: (dst, src, dst[ji], src[ji], src[kj], kj, ji))
+    rounded = utils.Jn_zeros(spherical, 3)
+    torch.testing.assert_close(torch.from_numpy(rounded), torch.from_numpy(bessel_zeros(spherical, 3)).float())
+    monkeypatch.setattr(utils, "Jn_zeros", bessel_zeros)  # its own are rounded to float32
+    theirs = pyg.DimeNetPlusPlus(
+        8, 2, 2, 6, 8, 16, spherical, 3, CUTOFF, output_initializer="glorot_orthogonal"
+    ).to(dtype)  # fmt: skip
+    ours = DimeNet(8, 2, 6, spherical, 3, CUTOFF, types=95, out_dim=2).to(dtype)
+    dimenet_of_pyg(ours, theirs)
+    results = []
+    for energy in (ours(types, positions, graph, pool), theirs(types, positions, pool.edge_index[1])):
+        force = forces(energy, positions, create_graph=True)
+        results.append((energy, force, *torch.autograd.grad(force.square().sum(), positions)))
+    for found, expected in zip(*results, strict=True):
+        scale = expected.abs().max().clamp(min=1).item()
+        error = (found - expected).abs().max().item() / scale
+        measured(SYSTEM, "PyTorch Geometric DimeNet++", error, error_bound(12, 40, dtype))
+
+
+def test_the_basis_is_that_of_scipy() -> None:
+    special = pytest.importorskip("scipy.special")
+    basis, zeros = DimeNet(4, 1, 4, 7, 6, 5.0).double().basis, bessel_zeros(7, 6)
+    assert all(abs(special.spherical_jn(order, zeros[order])).max() < 1e-13 for order in range(7))
+    length, angle = torch.linspace(0.5, 4.9, 30, dtype=torch.float64), torch.linspace(0, 9, 30, dtype=torch.float64)
+    vectors = length[:, None] * torch.stack([angle.cos(), angle.sin(), 0 * angle], 1)
+    line = graphs.from_edges(torch.stack([torch.arange(30), torch.arange(30).roll(7)]), 30)
+    d, cos = length[:, None].numpy() / 5, (angle - angle.roll(7)).cos()[:, None].numpy()
+    for order in range(7):
+        norm = math.sqrt((2 * order + 1) / (2 * math.pi)) / abs(special.spherical_jn(order + 1, zeros[order]))
+        along = (1 / d - 28 * d**5 + 48 * d**6 - 21 * d**7) * norm * special.spherical_jn(order, zeros[order] * d)
+        expected = torch.from_numpy(along * special.eval_legendre(order, cos))
+        found = basis(vectors, line)[1][:, 6 * order : 6 * order + 6]
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_egnn_is_its_formula(measured: Callable[..., None]) -> None:
@@ -118,7 +209,7 @@ def test_painn_is_its_formula(measured: Callable[..., None]) -> None:
     measured(SYSTEM, "formula", (found - expected).abs().max().item(), 1e-10)
 
 
-@pytest.mark.parametrize("make", [lambda: SchNet(8, 6, 2, 10, CUTOFF), lambda: PaiNN(8, 2, 6, CUTOFF)])
+@pytest.mark.parametrize("make", [lambda: SchNet(8, 6, 2, 10, CUTOFF), lambda: PaiNN(8, 2, 6, CUTOFF), dimenet])
 def test_energies_stay_and_forces_turn(make: Callable[[], nn.Module]) -> None:
     types, positions, graph, pool = molecules()
     model = make().double()
@@ -163,3 +254,9 @@ def test_filters_that_do_not_fit_are_refused() -> None:
         EdgeFilter()(x, x, graph, torch.randn(2, 1))
     with pytest.raises(ValueError, match="EdgeFilter needs edge features"):
         EdgeFilter()(x, x, graph)
+
+
+def test_an_atom_that_is_its_own_neighbor_is_refused() -> None:
+    loops = graphs.from_edges([[0, 1], [1, 1]], 2)
+    with pytest.raises(ValueError, match="DimeNet's graph must have no self-loops"):
+        DimeNet(4, 1, 4, 2, 2)(torch.tensor([1, 2]), torch.randn(2, 3), loops)
