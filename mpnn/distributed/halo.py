@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
-from mpnn.distributed import agreement
+from mpnn.distributed import agreement, disk
 from mpnn.distributed.groups import Mesh, exchanged, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
@@ -74,8 +74,9 @@ class Part:
         if not (folder / "cut.json").exists():
             raise FileNotFoundError(f"{folder} holds no cut; `mpnn graph cut` writes one")
         facts = json.loads((folder / "cut.json").read_text())
-        if facts.get("format") != "mpnn cut" or facts.get("version") != 1:
-            raise ValueError(f"{folder} holds no cut that this library reads: {facts.get('format')!r}")
+        if (facts.get("format"), facts.get("version")) != (disk.FORMAT, disk.VERSION):
+            found = f"{facts.get('format')!r}, version {facts.get('version')}"
+            raise ValueError(f"{folder} holds no cut that this library reads: {found}")
         ranks = int(facts["ranks"])
         if group is not None and dist.get_world_size(group) != ranks:
             raise ValueError(f"{folder} is cut for {ranks} ranks; there are {dist.get_world_size(group)} processes")

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -81,9 +82,9 @@ class _Sharding:
         given: Partition | None = None,
     ) -> None:
         self._group, self._transport, self._given_owners, self._given = group, transport, owners, given
-        self.rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        if owners is not None and owners[0].ranks != ranks:
-            raise ValueError(f"owners are for {owners[0].ranks} ranks; there are {ranks} processes")
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        if owners is not None and owners[0].ranks != self.ranks:
+            raise ValueError(f"owners are for {owners[0].ranks} ranks; there are {self.ranks} processes")
         # Parts by graph and division. Processes bind the same graphs in the same order, so all build a part, or none.
         self._parts: OrderedDict[tuple[object, ...], Partition] = OrderedDict()
 
@@ -114,13 +115,18 @@ class _Sharding:
         return self._owners(x.shape[dim], x.shape[dim])[0].gather(x, dim, self._group)
 
     def split(self, total: int) -> list[Tensor]:
-        owners = self._given_owners[0] if self._given_owners else Owners.equal(total, dist.get_world_size(self._group))
+        owners = self._given_owners[0] if self._given_owners else Owners.equal(total, self.ranks)
         if owners.num_nodes != total:
             raise ValueError(f"{total} tokens, and owners of {owners.num_nodes}: take sharded() without owners")
         return list(map(owners.nodes, range(owners.ranks)))
 
     def every(self, x: Tensor) -> Tensor:
         return every(x, self._group)
+
+    def of(self, x: Tensor, rank: int) -> Tensor:
+        received = x.detach().clone(memory_format=torch.contiguous_format)
+        dist.broadcast(received, group=self._group, group_src=rank)
+        return received
 
     def along(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
         if (self._owners(count, count)[0].owner.diff() < 0).any():

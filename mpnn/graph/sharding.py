@@ -19,6 +19,7 @@ class Sharding(Protocol):
     """How the nodes of graphs are divided over processes, of which this is the one of number `rank`."""
 
     rank: int
+    ranks: int
 
     def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: Layer | None = None) -> Graph:
         """This process's part of a graph, where it has `num_dst` destinations and `num_src` sources. `layer`: what it
@@ -40,6 +41,10 @@ class Sharding(Protocol):
 
     def every(self, x: Tensor) -> Tensor:
         """x of every process, of the same shape and dtype, [ranks, *x.shape], without gradient."""
+        ...
+
+    def of(self, x: Tensor, rank: int) -> Tensor:
+        """x of one process, which has the same shape and dtype on all, without gradient."""
         ...
 
     def along(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:

@@ -78,8 +78,13 @@ def test_what_does_not_fit_is_refused(tmp_path, whole):
     with pytest.raises(FileNotFoundError, match="holds no cut"):
         Part.open(folder, 0)
     disk.cut(whole, folder, owners, RANKS)
+    disk.cut(whole, folder, owners, RANKS)  # again: the same
     with pytest.raises(ValueError, match="holds another cut"):
         disk.cut(whole, folder, owners[::-1], RANKS)
+    disk.cut(whole, tmp_path / "with data", owners, RANKS, data={"x": np.zeros((N, 2))})
+    for x in (np.ones((N, 2)), np.zeros((N, 2), np.float32)):
+        with pytest.raises(ValueError, match="holds another cut"):
+            disk.cut(whole, tmp_path / "with data", owners, RANKS, data={"x": x})
     with pytest.raises(ValueError, match="ranks 0 to 2; got 3"):
         Part.open(folder, 3)
     with pytest.raises(RuntimeError, match="no process group"):

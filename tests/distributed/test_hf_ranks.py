@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hf_families import tiny
-from transformers import StaticCache
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 from mpnn import hf
 from mpnn.distributed import Owners, sharded
@@ -129,8 +129,12 @@ def test_what_a_divided_cache_does_not_serve(one_process):
                     llama(tokens, past_key_values=cache)
             with pytest.raises(ValueError, match="without padding"):
                 llama(tokens, attention_mask=tokens != 3, use_cache=True)
-            with pytest.raises(ValueError, match="numbered from 0"):
-                llama(tokens, position_ids=tokens, use_cache=True)
+            for positions in (tokens, torch.arange(3).repeat(2)[None]):
+                with pytest.raises(ValueError, match="numbered from 0"):
+                    llama(tokens, position_ids=positions, use_cache=True)
+            for option in ({"logits_to_keep": 3}, {"return_dict": False}):
+                with pytest.raises(ValueError, match="pass neither logits_to_keep nor return_dict"):
+                    llama(tokens, use_cache=True, **option)
             with pytest.raises(ValueError, match="no gradients, dropout or loss"):
                 llama(tokens, labels=tokens, use_cache=True)
             cache = llama(tokens, use_cache=True).past_key_values
@@ -142,6 +146,32 @@ def test_what_a_divided_cache_does_not_serve(one_process):
             llama.generate(tokens, max_new_tokens=4, prompt_lookup_num_tokens=2)
         with pytest.raises(ValueError, match="sets position_ids itself"):
             llama.generate(tokens, max_new_tokens=2, use_cache=False)
+    with torch.no_grad(), pytest.raises(ValueError, match="this cache is divided over processes"):
+        llama(tokens[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_scaled_by_the_longest_one_are_refused(one_process, kind):
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "original_max_position_embeddings": 4, **factors}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, rope_parameters=rope, **sizes))
+    hf.use(model)
+    with sharded(), pytest.raises(ValueError, match=f"scaled by the longest one .rope_type='{kind}'"):
+        model(torch.arange(3, 9)[None])
+
+
+def test_layers_are_computed_again_in_the_backward_pass(one_process):
+    model, tokens = tiny("llama").train(), torch.arange(3, 9)[None]
+    hf.use(model)
+    gradients = []
+    for _ in range(2):
+        with sharded():
+            model(tokens, labels=tokens).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+        model.zero_grad()
+        model.activation_checkpointing_enable()
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
 def test_a_recurrence_that_this_library_does_not_run_is_refused(one_process, monkeypatch):

@@ -181,9 +181,9 @@ def _attend(
     visit, records_weights = recorder or (None, False)
     with_weights = bool(output_attentions) or records_weights
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
-    whole = ranks.current() if is_divided and not with_weights else None
-    if whole is not None and whole.shares is not None and whole.new < whole.tokens:
-        result = whole.shares.attend(graph, *features, **options)
+    shares = ranks.shares() if is_divided and not with_weights else None
+    if shares is not None:
+        result = shares.attend(graph, *features, **options)
     else:
         result = ops.attend(graph, *features, bias=bias, dropout=dropout, return_weights=with_weights, **options)
     out, weights = result if with_weights else (result, None)

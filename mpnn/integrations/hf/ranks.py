@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
@@ -61,6 +60,8 @@ class Shares(DynamicCache):
         return new
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        if active() is None:
+            raise ValueError("this cache is divided over processes: go on within mpnn.distributed.sharded")
         if self.keeper == self.sharding.rank:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
         layer: Any = self.layers[layer_idx]
@@ -116,6 +117,12 @@ def current() -> Whole | None:
     return whole
 
 
+def shares() -> Shares | None:
+    """The cache, in a pass over new tokens. None in others, and while a backward pass computes layers again."""
+    whole = _CURRENT.get()
+    return whole.shares if whole is not None and whole.new < whole.tokens else None
+
+
 def divide(model: PreTrainedModel) -> list[Callable[[], Any]]:
     """Registers the hooks; returns what removes them."""
     hooks = [
@@ -153,7 +160,7 @@ def _enter(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if options.get("labels") is not None:
         labels = F.pad(sharding.gather(options["labels"], 1), (0, 1), value=_IGNORED)[:, 1:]
         options["shift_labels"] = labels[:, numbers]
-        options["num_items_in_batch"] = (labels != _IGNORED).sum() / dist.get_world_size()
+        options["num_items_in_batch"] = (labels != _IGNORED).sum() / sharding.ranks
     _CURRENT.set(Whole(padding.shape[1], padding.shape[1], padding))
     return (), options
 
@@ -162,7 +169,7 @@ def _cached(model: Any, sharding: Sharding, options: dict[str, Any], x: Tensor) 
     """The options of a pass with a cache, whose new tokens x [B, n] or [B, n, dim] all processes are given."""
     cache, count = options.get("past_key_values"), x.shape[1]
     before = cache.tokens if isinstance(cache, Shares) else 0
-    _check_cached(model, options, before)
+    _check_cached(model, options, before, count)
     bits = crc32(x.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     facts = sharding.every(torch.tensor([before, count, bits]))
     if bool((facts != facts[0]).any()):
@@ -194,7 +201,7 @@ def _leave(model: nn.Module, args: Any, output: Any) -> Any:
     _CURRENT.set(None)
     if output is not None and whole is not None and whole.shares is not None and "logits" in output:
         logits = output.logits if whole.new < whole.tokens else output.logits[:, -1:]
-        output["logits"] = whole.shares.sharding.every(logits)[whole.shares.last]
+        output["logits"] = whole.shares.sharding.of(logits, whole.shares.last)
     return output
 
 
@@ -203,13 +210,18 @@ def _check(model: Any, options: dict[str, Any]) -> None:
     name = type(model).__name__
     if model.config.model_type not in FAMILIES or not name.endswith(("ForCausalLM", "LMHeadModel", "Model")):
         raise ValueError(
-            f"the tokens of {name} are not divided over processes: nobody tried whether its layers compute on single "
+            f"the tokens of {name} are not divided over processes: it is not tested that its layers compute on single "
             f"tokens. Served are models and causal language models of {', '.join(sorted(FAMILIES))}"
         )
     if any(map(recurrences.is_foreign, model.modules())):
         raise ValueError(
             f"recurrent layers of {name} run transformers' code, which passes no state from process to process: build "
             "the kernels (mpnn doctor), and call mpnn.hf.use(model) before accelerate adds hooks"
+        )
+    if kind := _scaled_by_length(model):
+        raise ValueError(
+            f"rotary positions of {name} are scaled by the longest one (rope_type={kind!r}), and each process has its "
+            "own: call it outside of mpnn.distributed.sharded"
         )
     if options.get("num_items_in_batch") is not None:
         raise ValueError(
@@ -221,16 +233,31 @@ def _check(model: Any, options: dict[str, Any]) -> None:
         raise ValueError("within mpnn.distributed.sharded, attention_mask is that of this process's tokens, [B, n]")
 
 
-def _check_cached(model: Any, options: dict[str, Any], before: int) -> None:
+def _scaled_by_length(model: nn.Module) -> str | None:
+    """The type of rotary positions whose frequencies depend on the longest position, if the model has such."""
+    for module in model.modules():
+        kinds: Any = getattr(module, "rope_type", ())
+        for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
+            if "dynamic" in kind or "longrope" in kind:
+                return str(kind)
+    return None
+
+
+def _check_cached(model: Any, options: dict[str, Any], before: int, count: int) -> None:
     """Raises ValueError if a pass with a cache of so many tokens is not served."""
     cache, mask, positions = (options.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
+    keep = options.get("logits_to_keep")
     if any(map(recurrences.is_adapted, model.modules())):
         why = f"{type(model).__name__} does not run, since it has recurrent layers: generate on one process"
     elif torch.is_grad_enabled() or model.training or options.get("labels") is not None:
         why = "a model has no gradients, dropout or loss: take model.eval(), torch.no_grad(), no labels; or no cache"
     elif type(cache) not in (type(None), Shares) and (type(cache) is not DynamicCache or cache.get_seq_length()):
         why = "the first pass takes an empty DynamicCache, or none, and later ones the past_key_values that it returned"
-    elif (mask is not None and not mask.all()) or (positions is not None and int(positions.min()) != before):
+    elif isinstance(keep, Tensor) or keep not in (None, 0, 1) or options.get("return_dict") is False:
+        why = "a model returns the logits of the last token by name: pass neither logits_to_keep nor return_dict"
+    elif (mask is not None and not mask.all()) or (
+        positions is not None and bool((positions.cpu() != torch.arange(before, before + count)).any())
+    ):
         why = "tokens are numbered from 0, without padding: generate from prompts of equal lengths, or one by one"
     else:
         return
