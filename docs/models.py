@@ -31,7 +31,8 @@ PAGE, CHECKS, PICTURES = HERE / "models.md", HERE / "checks.json", HERE / "img" 
 
 SECTION = re.compile(r"^## (.+)$", re.M)
 PICTURE = re.compile(
-    r"!\[[^\]]*\]\(img/models/(?P<name>[\w-]+)\.png\)\n\*(?:for example )?`(?P<topology>[^`]+)`, (?P<nodes>\d+) nodes\*"
+    r"!\[[^\]]*\]\(img/models/(?P<name>[\w-]+)\.png\)"
+    r"(?:\n\*(?:for example )?`(?P<topology>[^`]+)`, (?P<nodes>\d+) nodes\*)?"
 )
 ERRORS = re.compile(r"^Checked against:.*$", re.M)
 CITATION = re.compile(r" \([^()]*\d{4}[^()]*\)")
@@ -86,12 +87,11 @@ def _anchor(title: str) -> str:
 def draw(text: str) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for picture in PICTURE.finditer(text):
-        graph = graphs.parse(picture["topology"]).bind(int(picture["nodes"]))
         with _saved(picture["name"], plt.subplots(figsize=(3, 3), layout="constrained")) as ax:
             if picture["name"] in DRAWN:
                 DRAWN[picture["name"]](ax)
             else:
-                graph.plot(ax, title="")
+                graphs.parse(picture["topology"]).bind(int(picture["nodes"])).plot(ax, title="")
     with _saved("reformer", plt.subplots(figsize=(3, 3), layout="constrained")) as ax:
         _hashed().plot(ax, title="")
     with _saved("moba", plt.subplots(figsize=(3, 3), layout="constrained")) as ax:

@@ -18,13 +18,13 @@ import matplotlib.pyplot as plt
 import torch
 from demonstration import measure, parser, save
 from experiment import console
+from recall import Network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import MessagePassing, Topology
-from mpnn.attention import Attention, BlockTopK, DotProduct, ShortConvolution
+from mpnn import Topology
+from mpnn.attention import Attention, BlockTopK, DotProduct
 from mpnn.graphs import causal, window
-from mpnn.update import FeedForward, PreNorm
 
 NAME = "chosen_edges"
 PAIRS, QUERIES, KEYS, VALUES = 64, 16, 128, 16
@@ -48,21 +48,6 @@ KINDS: dict[str, Callable[[int], tuple[Topology, Attention]]] = {
 EDGES = (16, 32, 48, 64, 96, 128)
 
 
-class Network(nn.Module):
-    """Tokens [B, N] -> logits of values [B, N, VALUES]."""
-
-    def __init__(self, graph: Topology, attention: Attention) -> None:
-        super().__init__()
-        self.token = nn.Embedding(KEYS + VALUES, WIDTH)
-        # a value sees its key
-        self.pair = MessagePassing(causal() & window(1), "sum", None, ShortConvolution(WIDTH, 2))
-        self.layer = MessagePassing(graph, "sum", PreNorm(WIDTH, FeedForward(WIDTH, WIDTH)), attention)
-        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VALUES))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.layer(self.pair(self.token(tokens))))
-
-
 def texts(count: int) -> tuple[Tensor, Tensor]:
     """Tokens [count, LENGTH], and the values asked for [count, QUERIES]."""
     keys, values = torch.rand(count, KEYS).argsort(-1)[:, :PAIRS], torch.randint(VALUES, (count, PAIRS))
@@ -75,7 +60,7 @@ def texts(count: int) -> tuple[Tensor, Tensor]:
 def trained(steps: int, rate: float) -> Network:
     """The network over all tokens before, trained."""
     torch.manual_seed(0)
-    model = Network(causal(), DotProduct(WIDTH, HEADS))
+    model = Network(causal(), DotProduct(WIDTH, HEADS), KEYS)
     optimizer = torch.optim.Adam(model.parameters(), rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=max(steps, 2))
     for _ in range(steps):

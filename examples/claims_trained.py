@@ -1,7 +1,7 @@
 """Claims of lectures on transformers and graphs that take a training each: scores, positions, an LSTM, graph networks,
 and networks as graphs.
 
-    python examples/claims_trained.py                       some four minutes on an idle core
+    python examples/claims_trained.py                       6 minutes on a core that others share
     python examples/claims_trained.py --steps 2             a quick test
 
 Each function below measures one claim, which its docstring states. Times are processor times of one thread.

@@ -9,7 +9,7 @@ derivatives of its energy, so training differentiates twice (`mpnn.models.layers
 on states of other clusters, and moves one by velocity Verlet without friction: the sum of its energy and the kinetic
 energy must stay what it was.
 
-    python examples/lennard_jones.py                                     4 minutes on one core
+    python examples/lennard_jones.py                                     27 minutes on a core that others share
     python examples/lennard_jones.py --steps 3 --states 40 --moves 3     a quick test
 """
 

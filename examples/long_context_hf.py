@@ -16,12 +16,13 @@ import argparse
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from long_context import read
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mpnn import graphs, hf
-from mpnn.data import Characters, DatasetNotFound, pydoc_topics, tinyshakespeare
+from mpnn.data import Characters
 from mpnn.distributed import partition, sharded
 
 
@@ -70,13 +71,6 @@ def main() -> None:
             print(f"step {step + 1}: {float(mean) / dist.get_world_size():.6f} nats a character", flush=True)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def read() -> str:
-    try:
-        return tinyshakespeare()
-    except DatasetNotFound:
-        return pydoc_topics()
 
 
 def parse() -> argparse.Namespace:

@@ -73,9 +73,9 @@ KINDS = {
 class Network(nn.Module):
     """Tokens [B, N] -> logits of values [B, N, VALUES]."""
 
-    def __init__(self, graph: Topology, attention: Attention) -> None:
+    def __init__(self, graph: Topology, attention: Attention, keys: int = KEYS) -> None:
         super().__init__()
-        self.token = nn.Embedding(KEYS + VALUES, WIDTH)
+        self.token = nn.Embedding(keys + VALUES, WIDTH)
         # a value sees its key
         self.pair = MessagePassing(causal() & window(1), "sum", None, ShortConvolution(WIDTH, 2))
         self.layer = MessagePassing(graph, "sum", PreNorm(WIDTH, FeedForward(WIDTH, WIDTH)), attention)

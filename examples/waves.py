@@ -10,7 +10,7 @@ its own prediction before:
 
 Both are compared with persistence, which says that nothing moves. The picture shows the waves, and both predictions.
 
-    python examples/waves.py                                     6 minutes on one core
+    python examples/waves.py                                     23 minutes on a core that others share
     python examples/waves.py --steps 3 --ponds 2 --spacing 0.2   a quick test
 """
 

@@ -449,7 +449,8 @@ def _cautions(found: Comparison, contest: _Contest, options: Options) -> list[st
         cautions.append(caution + longer)
     for factor, which in ((min(_RATES), "smallest"), (max(_RATES), "largest")):
         if best.rate == contest.rate * factor:
-            cautions.append(f"Its learning rate is the {which} that was tried; try --lr {best.rate:.1e}.")
+            rate = f"The learning rate of {best.graph} is the {which} that was tried"
+            cautions.append(f"{rate}; try --lr {best.rate:.1e}.")
     return cautions
 
 

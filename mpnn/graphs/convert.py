@@ -3,7 +3,7 @@
 Matrices are adjacency matrices `A[dst, src]`: row i holds the in-neighbors of node i. Values are edge attributes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -183,6 +183,9 @@ def to_pyg(graph: Graph | HeteroGraph, **features: Any) -> Any:
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(graph, HeteroGraph):
+        for name, by_kind in features.items():
+            if not isinstance(by_kind, Mapping) or by_kind.keys() - graph.num_nodes.keys():
+                raise ValueError(f"{name} must be a dict by kind of node, of {', '.join(graph.num_nodes)}")
         hetero = HeteroData()
         for kind, n in graph.num_nodes.items():
             hetero[kind].num_nodes = n

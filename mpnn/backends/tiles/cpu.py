@@ -144,8 +144,8 @@ def _count_tiles(edges: Strips | Runs) -> tuple[int, int]:
     if isinstance(edges, Strips) or step < 2 or edges.num_runs < _MANY_RUNS:
         return count_blocks(edges, ROWS, COLUMNS)
     part = np.arange(_SAMPLES)
-    tops = (part * step + (part * _GOLDEN % 1 * step).astype(np.int64)) * ROWS
-    counted = count_blocks(edges.take((tops[:, None] + np.arange(ROWS)).ravel()), ROWS, COLUMNS)
+    first_rows = (part * step + (part * _GOLDEN % 1 * step).astype(np.int64)) * ROWS
+    counted = count_blocks(edges.take((first_rows[:, None] + np.arange(ROWS)).ravel()), ROWS, COLUMNS)
     tiles, area = (round(n * edges.num_dst / (ROWS * _SAMPLES)) for n in counted)
     return tiles, area
 

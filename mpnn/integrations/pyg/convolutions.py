@@ -313,7 +313,7 @@ class HGTConv(Replacement, pyg.HGTConv):
             for kind, kqv in self.kqv_lin(x_dict).items()
         }
         sizes = {kind: len(x_dict[kind]) for kind in parts}
-        graph, number = stacked_graph_of(edges, sizes, self.flow), [self.edge_types_map[name] for name in edges]
+        graph, number = stacked_graph_of(edges, sizes), [self.edge_types_map[name] for name in edges]
         maps = [f.weight.unflatten(0, (self.heads, -1))[:, number].unbind(1) for f in (self.k_rel, self.v_rel)]
         prior = [self.p_rel["__".join(name)].view(-1, 1, 1) for name in edges]
         sources = [parts[name[0]] for name in edges]

@@ -42,15 +42,17 @@ def graph_of(edges: Any, num_src: int, num_dst: int, flow: str, edge_type: Tenso
     return _kept((flow, num_src, num_dst), tensors, build)
 
 
-def stacked_graph_of(edges: Mapping[EdgeKind, Tensor], num_nodes: Mapping[str, int], flow: str) -> Graph:
+def stacked_graph_of(edges: Mapping[EdgeKind, Tensor], num_nodes: Mapping[str, int]) -> Graph:
     """`HeteroGraph.stacked` of edge lists [2, E] by relation."""
 
     def build() -> Graph:
-        sizes = {relation: (num_nodes[relation[0]], num_nodes[relation[2]]) for relation in edges}
-        relations = {relation: graph_of(ends, *sizes[relation], flow) for relation, ends in edges.items()}
+        relations = {
+            relation: Graph.from_edges(_ends(ends), num_nodes[relation[2]], num_nodes[relation[0]])
+            for relation, ends in edges.items()
+        }
         return HeteroGraph(relations, num_nodes).stacked
 
-    return _kept((flow, *num_nodes.items(), *edges), [*edges.values()], build)
+    return _kept((*num_nodes.items(), *edges), [*edges.values()], build)
 
 
 def _kept(form: tuple[Hashable, ...], tensors: Sequence[Tensor], build: Callable[[], Graph]) -> Graph:

@@ -5,16 +5,14 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.optimize import brentq
-from scipy.special import spherical_jn
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, ops
 from mpnn.attention import EdgeFilter
-from mpnn.graphs import edge_vectors, line_graph
+from mpnn.graphs import line_graph
 from mpnn.graphs.explicit import edges_into
 from mpnn.maps import Linear
-from mpnn.models.layers.molecules import sum_of
+from mpnn.models.layers.molecules import sum_of, vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import MLP, EdgeUpdate, Update
 
@@ -61,8 +59,9 @@ class DimeNet(Model):
         Raises ValueError for self-loops."""
         if torch.any(graph.ends[0] == graph.ends[1]):
             raise ValueError("DimeNet's graph must have no self-loops, which have no angles; graphs.radius makes none")
-        line, into = line_graph(graph, backtrack=False), edges_into(graph)
-        distance, angle = self.basis(edge_vectors(graph, positions), line)
+        line = graph.derive(line_graph, False, num_dst=graph.num_edges, num_src=graph.num_edges)
+        into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
+        distance, angle = self.basis(vectors_of(graph, positions), line)
         h = self.embed(types)
         m, _ = self.embed_edge(self.embed_distance(distance), h, h, graph)
         out = self.heads[0](m, distance, into)
@@ -83,6 +82,8 @@ class DirectionalBasis(nn.Module):
 
     def __init__(self, spherical: int, radial: int, cutoff: float) -> None:
         super().__init__()
+        from scipy.special import spherical_jn  # takes a third of a second to import
+
         self.cutoff, self.frequency = cutoff, nn.Parameter(torch.arange(1, radial + 1) * math.pi)
         zeros, order = bessel_zeros(spherical, radial), np.arange(spherical)[:, None]
         norm = np.sqrt((2 * order + 1) / (2 * np.pi)) / np.abs(spherical_jn(order + 1, zeros))
@@ -111,6 +112,9 @@ class DirectionalBasis(nn.Module):
 def bessel_zeros(orders: int, count: int) -> np.ndarray:
     """The first zeros of the spherical Bessel functions j_0, j_1, ..., float64 [orders, count]. Those of j_(l+1) lie
     between those of j_l."""
+    from scipy.optimize import brentq
+    from scipy.special import spherical_jn
+
     zeros = [np.arange(1, count + orders) * np.pi]
     for order in range(1, orders):
         between = zip(zeros[-1][:-1], zeros[-1][1:], strict=True)

@@ -3,9 +3,10 @@
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, ops
-from mpnn.graphs import edge_vectors, edges_into
+from mpnn.graphs import edges_into
 from mpnn.maps import Linear
 from mpnn.models.layers.interaction import ResidualConcat
+from mpnn.models.layers.molecules import vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import EdgeUpdate
 
@@ -53,7 +54,7 @@ class EGNNLayer(nn.Module):
 
     def forward(self, h: Tensor, positions: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         """h [N, dim], positions [N, n] -> the same shapes, updated."""
-        vectors = edge_vectors(graph, positions)
+        vectors = vectors_of(graph, positions)
         h, message = self.states(h, graph, edge_attr=vectors.square().sum(-1, keepdim=True))
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
         return h, positions + ops.aggregate(into, -vectors * self.move(message), "mean")

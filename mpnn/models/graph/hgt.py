@@ -64,6 +64,8 @@ class HGTLayer(nn.Module):
         check_integers(dim=dim, heads=heads)
         if heads < 1 or dim % heads:
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
+        if missing := {kind for first, _, last in relations for kind in (first, last)} - set(kinds):
+            raise ValueError(f"relations have nodes of {sorted(missing)}; pass their widths in in_dims")
         self.heads, self.relations = heads, tuple(map(tuple, relations))
         self.project = nn.ModuleDict({kind: Linear(dim, 3 * dim) for kind in kinds})
         self.out = nn.ModuleDict({kind: Linear(dim, dim) for kind in kinds})

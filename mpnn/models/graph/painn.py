@@ -4,9 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, ops
-from mpnn.graphs import edge_vectors
 from mpnn.maps import Linear
-from mpnn.models.layers.molecules import RadialBasis, RadialFilter, sum_of
+from mpnn.models.layers.molecules import RadialBasis, RadialFilter, sum_of, vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import MLP
 
@@ -50,7 +49,7 @@ class PaiNN(Model):
     ) -> Tensor:
         """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
         `cell` [3, 3] is that of a periodic graph of `graphs.radius`."""
-        vectors = edge_vectors(graph, positions, cell)
+        vectors = vectors_of(graph, positions, cell)
         distance = vectors.norm(dim=-1)
         unit, basis = vectors / distance.clamp(min=1e-9)[:, None], self.basis(distance)
         s = self.embed(types)

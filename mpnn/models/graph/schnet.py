@@ -4,9 +4,8 @@ from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing
 from mpnn.attention import EdgeFilter
-from mpnn.graphs import edge_vectors
 from mpnn.maps import Linear
-from mpnn.models.layers.molecules import RadialBasis, RadialFilter, ShiftedSoftplus, sum_of
+from mpnn.models.layers.molecules import RadialBasis, RadialFilter, ShiftedSoftplus, sum_of, vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import Add
 
@@ -48,7 +47,7 @@ class SchNet(Model):
     ) -> Tensor:
         """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
         `cell` [3, 3] is that of a periodic graph of `graphs.radius`."""
-        h, basis = self.embed(types), self.basis(edge_vectors(graph, positions, cell).norm(dim=-1))
+        h, basis = self.embed(types), self.basis(vectors_of(graph, positions, cell).norm(dim=-1))
         for layer in self.layers:
             h = layer(h, graph, edge_attr=basis)
         return sum_of(self.head(h), pool)

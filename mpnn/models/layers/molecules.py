@@ -8,6 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpnn import Graph, ops, rows
+from mpnn.graphs import edge_vectors
+
+
+def vectors_of(graph: Graph, positions: Tensor, cell: Tensor | None = None) -> Tensor:
+    """`edge_vectors`. Raises ValueError if the graph has edge_attr, the shifts of a periodic graph, and no cell."""
+    if cell is None and graph.edge_attr is not None:
+        raise ValueError(
+            "edge_attr of a graph of atoms are the shifts of a periodic cell: pass cell to SchNet or PaiNN; other "
+            "models, and graphs without a cell, take a graph without edge_attr"
+        )
+    return edge_vectors(graph, positions, cell)
 
 
 class RadialBasis(nn.Module):

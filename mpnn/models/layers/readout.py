@@ -85,8 +85,10 @@ class TopKPooling(nn.Module):
     def forward(self, h: Tensor, graph: Graph, pool: Graph) -> tuple[Tensor, Graph, Graph]:
         """h [N, dim] -> those of M nodes in their order, [M, dim], the graph between them, and their `pool`: each of G
         destinations receives from the nodes of one graph. Ties go to the lower number."""
-        score = ((h @ self.weight) / self.weight.norm()).tanh()
         node, of = pool.ends
+        if not torch.equal(node.sort().values, torch.arange(len(h), device=h.device)):
+            raise ValueError("pool must have one edge for each node, to its graph")
+        score = ((h @ self.weight) / self.weight.norm()).tanh()
         of_node = torch.zeros_like(node).index_copy(0, node, of)
         order = score.detach().argsort(descending=True, stable=True)
         order = order[of_node[order].argsort(stable=True)]

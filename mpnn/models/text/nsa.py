@@ -74,7 +74,7 @@ class NSALayer(nn.Module):
 
     def __init__(self, config: NSAConfig, norm: Norm) -> None:
         super().__init__()
-        for name, least in (("stride", 1), ("top", 3), ("window", 1)):
+        for name, least in (("size", 1), ("stride", 1), ("block", 1), ("top", 3), ("window", 1)):
             at_least(name, getattr(config, name), least)
         self.kv_heads = config.heads if config.kv_heads is None else config.kv_heads
         if config.size % config.stride or config.block % config.stride or config.heads % self.kv_heads:
@@ -102,8 +102,9 @@ class NSALayer(nn.Module):
         near = (self.graph & graphs.window(config.window - 1)).bind(nodes).to(h.device)
         attend = partial(ops.attend, dropout=config.attention_dropout if self.training else 0.0)
         parts = [attend(Graph.from_runs(ended).to(h.device), query, *summaries)]
-        for bound, key, value in zip((chosen, near), keys[1:], values[1:], strict=True):
-            parts.append(attend(bound, *self.rotary.turn(query, key, causal), value))
+        query, both = self.rotary.turn(query, torch.cat(keys[1:], -2), causal)
+        for bound, key, value in zip((chosen, near), both.chunk(2, -2), values[1:], strict=True):
+            parts.append(attend(bound, query, key, value))
         gate = self.to_gate(h).sigmoid().unflatten(-1, (3, -1, 1))
         return self.update(x, self.to_out((gate * torch.stack(parts, -3)).sum(-3).flatten(-2)))
 
@@ -133,7 +134,8 @@ class NSALayer(nn.Module):
 class NSA(PlainDecoder):
     """Decoder-only language model of natively trainable sparse attention.
 
-    The graphs of chosen blocks are built in each call, so `torch.compile` does not trace it.
+    The graphs of chosen blocks are built in each call, so `torch.compile` does not trace it. It has no cache, so it
+    does not generate.
 
     Args:
         config: sizes and options.
@@ -142,3 +144,7 @@ class NSA(PlainDecoder):
     def __init__(self, config: NSAConfig) -> None:
         norm = partial(nn.RMSNorm, eps=config.eps)
         super().__init__(config, (NSALayer(config, norm) for _ in range(config.layers)), norm)
+
+    def generate(self, *args: Any, **options: Any) -> Tensor:
+        """Raises NotImplementedError: a new token would compute all."""
+        raise NotImplementedError("NSA has no cache, so it does not generate; model(tokens) scores texts")

@@ -260,3 +260,11 @@ def test_an_atom_that_is_its_own_neighbor_is_refused() -> None:
     loops = graphs.from_edges([[0, 1], [1, 1]], 2)
     with pytest.raises(ValueError, match="DimeNet's graph must have no self-loops"):
         DimeNet(4, 1, 4, 2, 2)(torch.tensor([1, 2]), torch.randn(2, 3), loops)
+
+
+@pytest.mark.parametrize("make", [SchNet, PaiNN, DimeNet])
+def test_a_periodic_graph_without_its_cell_is_refused(make: Any) -> None:
+    positions, types = torch.rand(6, 3), torch.ones(6, dtype=torch.int64)
+    graph = graphs.radius(positions, 0.6, cell=torch.eye(3))
+    with pytest.raises(ValueError, match="pass cell to SchNet or PaiNN"):
+        make()(types, positions, graph)

@@ -237,5 +237,10 @@ def test_mistakes_are_named() -> None:
         models.Hetero({RELATIONS[0]: layer})(x, graph)
     with pytest.raises(ValueError, match="no maps for the relation"):
         models.HGT({"paper": DIM}, 2, [("paper", "likes", "paper")], DIM)({"paper": x["paper"]}, graph)
+    with pytest.raises(ValueError, match=r"relations have nodes of \['author'\]; pass their widths"):
+        models.HGT({"paper": DIM}, 2, [("author", "writes", "paper")], DIM)
+    for wrong in ({"papers": x["paper"]}, x["paper"]):
+        with pytest.raises(ValueError, match="x must be a dict by kind of node, of author, paper, venue"):
+            graphs.to_pyg(graph, x=wrong)
     with pytest.raises(ValueError, match="3 heads do not divide a width of 8"):
         models.HGT({"paper": DIM}, 2, RELATIONS, DIM, 3)

@@ -66,3 +66,10 @@ def test_equal_scores_keep_the_lower_number_and_ratios_are_shares() -> None:
     for ratio in (0, 1.5):
         with pytest.raises(ValueError, match=f"ratio must be above 0 and at most 1; got {ratio}"):
             TopKPooling(DIM, ratio)
+
+
+def test_a_node_belongs_to_one_graph() -> None:
+    h, edges = torch.randn(3, DIM), graphs.from_edges([[0, 1], [1, 0]], 3)
+    for nodes, of in (([0, 0, 1, 2], [0, 1, 1, 1]), ([0, 2], [0, 1])):
+        with pytest.raises(ValueError, match="pool must have one edge for each node"):
+            TopKPooling(DIM)(h, edges, graphs.from_edges([nodes, of], num_src=3, num_dst=2))

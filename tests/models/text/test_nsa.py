@@ -125,8 +125,13 @@ def test_weights_are_dropped_in_training() -> None:
 def test_sizes_must_divide() -> None:
     with pytest.raises(ValueError, match="stride must divide size and block"):
         model(stride=3)
-    with pytest.raises(ValueError, match="top must be at least 3"):
-        model(top=2)
+    for wrong, least in (
+        ({"top": 2}, "top must be at least 3"),
+        ({"block": 0}, "block must"),
+        ({"size": 0}, "size must"),
+    ):
+        with pytest.raises(ValueError, match=least):
+            model(**wrong)
 
 
 def test_graphs_and_caches_are_refused() -> None:
@@ -134,3 +139,5 @@ def test_graphs_and_caches_are_refused() -> None:
     for options in ({"cache": KVCache(8)}, {"graph": graphs.identity()}, {"lengths": [3, 5]}):
         with pytest.raises(ValueError, match="without cache, graph and lengths"):
             net(ids, **options)
+    with pytest.raises(NotImplementedError, match="NSA has no cache"):
+        net.generate(ids, 4)
