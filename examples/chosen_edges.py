@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import torch
 from demonstration import measure, parser, save
 from experiment import console
-from recall import Network
+from recall import BATCH, HEADS, QUERIES, VALUES, WIDTH, Network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,8 +27,7 @@ from mpnn.attention import Attention, BlockTopK, DotProduct
 from mpnn.graphs import causal, window
 
 NAME = "chosen_edges"
-PAIRS, QUERIES, KEYS, VALUES = 64, 16, 128, 16
-WIDTH, HEADS, BATCH = 64, 2, 32
+PAIRS, KEYS = 64, 128
 LENGTH = 2 * PAIRS + QUERIES
 
 
@@ -78,7 +77,7 @@ def accuracy(kind: str | None, edges: int, steps: int, rate: float) -> float:
     """The accuracy on new texts with so many edges of a query, chosen by `kind`; None: all tokens before."""
     model = trained(steps, rate)
     if kind is not None:
-        restricted = Network(*KINDS[kind](edges))
+        restricted = Network(*KINDS[kind](edges), KEYS)
         restricted.load_state_dict(model.state_dict())
         model = restricted
     torch.manual_seed(1)
