@@ -27,7 +27,7 @@ def row_function(f: Any) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]] | No
     each row by itself, in the same way each time. A class is known, too, if it has a method `row_function`."""
     if f is None or f is torch.relu:
         return f or (lambda z: z), ()
-    if not isinstance(f, nn.Module) or f._forward_hooks or f._forward_pre_hooks:
+    if not isinstance(f, nn.Module) or is_hooked(f):
         return None
     if type(f) is nn.Sequential:
         parts = [part for part in map(row_function, f) if part is not None]
@@ -50,4 +50,10 @@ def row_function(f: Any) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]] | No
 
 def is_plain(linear: nn.Module) -> bool:
     """Whether this computes `W x + b` and nothing else: it is not quantized, adapted (LoRA) or hooked."""
-    return type(linear) in (Linear, nn.Linear) and not (linear._forward_hooks or linear._forward_pre_hooks)
+    return type(linear) in (Linear, nn.Linear) and not is_hooked(linear)
+
+
+def is_hooked(f: nn.Module) -> bool:
+    """Whether a call does more than `forward` of the class: it has hooks, or a `forward` of its own (accelerate)."""
+    hooks = f._forward_hooks, f._forward_pre_hooks, f._backward_hooks, f._backward_pre_hooks
+    return any(hooks) or "forward" in vars(f)

@@ -196,7 +196,9 @@ def test_many_threads_share_a_layer_and_a_graph() -> None:
 # -------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 INTERRUPTED = """
+import signal
 from mpnn.kernels.cpu import threads
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what runs behind it
 results()  # threads started
 n = 50_000
 graph = graphs.random(16, seed=1).bind(n)

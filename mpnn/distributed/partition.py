@@ -161,6 +161,7 @@ class Partition:
     ) -> None:
         self.graph, self.dst, self.src, self.group, self.transport = graph, dst, src, group, transport
         self._shards: dict[str, Graph] = {}  # of this process, by transport
+        self._most_by_queries: dict[tuple[int, int, int], int] = {}  # bytes of the busiest rank, by widths
         self.shardings: dict[str, Any] = {}  # of `sharded`, by transport: they keep the parts of other graphs
 
     @property
@@ -222,7 +223,10 @@ class Partition:
         if heads.refusal(layer, self.ranks) is None:
             most["heads"] = max(self.head_bytes(*shape))
         if pieces.refusal(layer) is None and not layer.drops_edges and self._hubs.any():
-            most["queries"] = self._most(lambda rank: self._query_bytes(rank, width, num_heads, attention.head_dim))
+            size = width, num_heads, attention.head_dim
+            if size not in self._most_by_queries:
+                self._most_by_queries[size] = self._most(lambda rank: self._query_bytes(rank, *size))
+            most["queries"] = self._most_by_queries[size]
         return min(most, key=lambda name: most[name])
 
     def scatter(self, x: Tensor, dim: int = -2, *, rank: int | None = None) -> Tensor:

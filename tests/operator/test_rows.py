@@ -54,8 +54,13 @@ def test_which_functions_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(20, 5, dtype=torch.float64)
     hooked = copy.deepcopy(RadialFilter(FILTER))
     hooked.network[0].register_forward_hook(lambda module, inputs, out: 2 * out)
+    watched, replaced = copy.deepcopy(RadialFilter(FILTER)), copy.deepcopy(RadialFilter(FILTER))
+    watched.network[0].register_full_backward_hook(lambda module, inputs, outputs: None)
+    first = replaced.network[0]
+    first.forward = lambda x: 2 * type(first).forward(first, x)  # as accelerate does
+    unusual = (watched, False), (replaced, False)
     for f, served in (
-        (RadialFilter(FILTER), True), (Doubled(FILTER), False), (hooked, False), (nn.Softmax(0), False)
+        (RadialFilter(FILTER), True), (Doubled(FILTER), False), (hooked, False), (nn.Softmax(0), False), *unusual
     ):  # fmt: skip
         out = rows.mapped(f, x)
         torch.testing.assert_close(out, f(x), rtol=1e-12, atol=1e-12)
