@@ -106,7 +106,7 @@ def _normalize(weight: Tensor, graph: Graph) -> Tensor:
     """Weights [E] divided by their sum at each destination; 0 if the sum is 0. Computed in float32 or wider."""
     weight, dst = weight.to(torch.promote_types(weight.dtype, torch.float32)), graph.ends[1]
     sums = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
-    return weight / torch.where(sums == 0, torch.ones_like(sums), sums)[dst]
+    return weight / torch.where(sums == 0, torch.ones_like(sums), sums).index_select(0, dst)
 
 
 class EdgeMessage(Attention):

@@ -98,7 +98,9 @@ class DirectionalBasis(nn.Module):
         zeros, norm = self.constants.to(d.device)
         x = zeros * d.double()[..., None]
         before, last = x.cos() / x, x.sin() / x
-        cos = (vectors[first] * vectors[second]).sum(-1) / (length[first] * length[second])
+        unit = vectors / length[:, None]
+        # not unit[first], whose backward pass adds up in any order
+        cos = (unit.index_select(0, first) * unit.index_select(0, second)).sum(-1)
         bessel, legendre = [last[:, 0]], [torch.ones_like(cos), cos]
         for k in range(1, len(zeros)):
             before, last = last, (2 * k - 1) / x * last - before
