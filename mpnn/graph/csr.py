@@ -72,7 +72,8 @@ class CSR:
     def row(self) -> Tensor:
         """The row of each edge, [E]."""
         if self.ptr.is_cpu:  # torch wakes all threads and waits for them, even for two edges
-            return torch.from_numpy(np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr.numpy())))
+            ptr = self.ptr.numpy()
+            return torch.from_numpy(np.repeat(np.arange(len(ptr) - 1), ptr[1:] - ptr[:-1]))
         return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.columns))
 
     @graph_property
