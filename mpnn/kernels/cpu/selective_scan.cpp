@@ -44,8 +44,9 @@ template <class T> using V = vec<T, 8>;
 
 // The gate of each state, and the next states; calls `each(s, gate, before, after)`.
 template <class T, class Each> INLINE void step(V<T> *h, const V<T> *A, V<T> dt, V<T> dx, const T *B, Each each) {
+  const V<T> power = dt * LOG2_E<T>;
   UNROLL for (int s = 0; s < STATES; s++) {
-    const V<T> gate = exp_up_to<T, 8>(dt * A[s]), before = h[s];
+    const V<T> gate = exp2_up_to<T, 8>(power * A[s]), before = h[s];
     h[s] = gate * before + dx * B[s];
     each(s, gate, before, h[s]);
   }
@@ -74,13 +75,14 @@ template <class T, int N> vec<T, N> softplus(vec<T, N> x) {
 }
 
 // The states s0 .. s0 + STATES of N channels from c on, through all nodes.
-template <int N, class T> void channels(const SelectiveScan<T> &p, int64_t b, int64_t c, int64_t s0) {
+// `GROWS`: some gate may exceed 1.
+template <int N, bool GROWS, class T> void channels(const SelectiveScan<T> &p, int64_t b, int64_t c, int64_t s0) {
   using W = vec<T, N>;
   const bool is_last = s0 + STATES == p.states;
   const int64_t matrix = (b * p.states + s0) * p.channels + c;
   W A[STATES], h[STATES];
   for (int s = 0; s < STATES; s++) {
-    A[s] = load<T, N>(p.A + (s0 + s) * p.channels + c);
+    A[s] = load<T, N>(p.A + (s0 + s) * p.channels + c) ;
     h[s] = p.state ? load<T, N>(p.state + matrix + s * p.channels) : W{};
   }
   const W bias = p.bias ? load<T, N>(p.bias + c) : W{}, D = p.D ? load<T, N>(p.D + c) : W{};
@@ -90,12 +92,12 @@ template <int N, class T> void channels(const SelectiveScan<T> &p, int64_t b, in
       const W x = load<T, N>(p.x + b * p.x_batch + t * p.x_node + c);
       W dt = load<T, N>(p.dt + b * p.dt_batch + t * p.dt_node + c) + bias;
       if (p.softplus) dt = softplus<T, N>(dt);
-      const W dx = dt * x;
+      const W dx = dt * x, power = dt * LOG2_E<T>;
       const T *B = p.B + (b * p.nodes + t) * p.states + s0, *C = p.C + (b * p.nodes + t) * p.states + s0;
       T *out = p.y + (b * p.nodes + t) * p.channels + c;
       W y[4] = {s0 ? load<T, N>(out) : W{}};
       UNROLL for (int s = 0; s < STATES; s++) {
-        h[s] = exp_up_to<T, N>(dt * A[s]) * h[s] + dx * B[s];
+        h[s] = (GROWS ? exp2_up_to<T, N>(power * A[s]) : exp2_below<T, N>(power * A[s])) * h[s] + dx * B[s];
         y[s % 4] += h[s] * C[s];
       }
       y[0] = (y[0] + y[1]) + (y[2] + y[3]);
@@ -112,14 +114,21 @@ template <int N, class T> void channels(const SelectiveScan<T> &p, int64_t b, in
   for (int s = 0; s < STATES; s++) store<T, N>(p.last + matrix + s * p.channels, h[s]);
 }
 
-template <class T> bool forward(const SelectiveScan<T> &p, int64_t b, int64_t part, int64_t parts) {
+template <bool GROWS, class T> void forward(const SelectiveScan<T> &p, int64_t b, Range<T> range) {
   constexpr int64_t MOST = VECTOR_BYTES / sizeof(T) > 8 ? VECTOR_BYTES / sizeof(T) : 8;
-  const Range<T> range = channels_of(p, part, parts);
   int64_t c = range.first;
   for (; c + MOST <= range.last; c += MOST)
-    for (int64_t s0 = 0; s0 < p.states; s0 += STATES) channels<MOST>(p, b, c, s0);
+    for (int64_t s0 = 0; s0 < p.states; s0 += STATES) channels<MOST, GROWS>(p, b, c, s0);
   for (; c < range.last; c += 8)
-    for (int64_t s0 = 0; s0 < p.states; s0 += STATES) channels<8>(p, b, c, s0);
+    for (int64_t s0 = 0; s0 < p.states; s0 += STATES) channels<8, GROWS>(p, b, c, s0);
+}
+
+template <class T> bool forward(const SelectiveScan<T> &p, int64_t b, int64_t part, int64_t parts) {
+  const Range<T> range = channels_of(p, part, parts);
+  bool grows = !p.softplus;
+  for (int64_t s = 0; s < p.states; s++)
+    for (int64_t c = range.first; c < range.last; c++) grows |= !(p.A[s * p.channels + c] <= 0);
+  grows ? forward<true>(p, b, range) : forward<false>(p, b, range);
   return true;
 }
 

@@ -193,23 +193,26 @@ template <class T, int N> INLINE vec<T, N> times_exp2(vec<T, N> power, vec<T, N>
   return (vec<T, N>)((Ints)power + (exponent << bits_of<T>::mantissa));
 }
 
-// exp(x) for x below 88 (709 in float64), as 2^n 2^f; beyond, the bits overflow: `exp` takes any x. Off by
-// some |x| units in the last place, which for x < 0 is less than one of exp(0). Exactly 0 for x = -inf, so that a pair
-// that is no edge weighs nothing.
-template <class T, int N> INLINE vec<T, N> exp_below(vec<T, N> x) {
+// 2^x for x below 128 (1024 in float64), as 2^n 2^f; beyond, the bits overflow. Exactly 0 for x = -inf.
+template <class T, int N> INLINE vec<T, N> exp2_below(vec<T, N> x) {
 #pragma clang fp reassociate(off)
   constexpr T LOWEST = -bits_of<T>::bias;
-  vec<T, N> y = x * T(1.4426950408889634);
-  y = LOWEST > y ? splat<T, N>(LOWEST) : y;  // NaN passes
-  const vec<T, N> n = __builtin_elementwise_rint(y), f = y - n;
+  x = LOWEST > x ? splat<T, N>(LOWEST) : x;  // NaN passes
+  const vec<T, N> n = __builtin_elementwise_rint(x), f = x - n;
   return times_exp2<T, N>(exp2_slope<T, N>(f) * f + 1, n);  // at LOWEST, the power is 1 and the bits are all 0
 }
 
-// The same for any x: the largest numbers or infinity where exp(x) exceeds all numbers.
-template <class T, int N> INLINE vec<T, N> exp_up_to(vec<T, N> x) {
-  constexpr T MOST = T(bits_of<T>::bias + 1) / T(1.4426950408889634);
-  return exp_below<T, N>(x > MOST ? splat<T, N>(MOST) : x);
+// The same for any x: the largest numbers or infinity where 2^x exceeds all numbers.
+template <class T, int N> INLINE vec<T, N> exp2_up_to(vec<T, N> x) {
+  constexpr T MOST = bits_of<T>::bias + 1;
+  return exp2_below<T, N>(x > MOST ? splat<T, N>(MOST) : x);
 }
+
+template <class T> constexpr T LOG2_E = T(1.4426950408889634);
+
+// exp(x) for x below 88 (709 in float64); `exp` takes any x. Off by some |x| units in the last place, which for x < 0 is
+// less than one of exp(0). Exactly 0 for x = -inf, so that a pair that is no edge weighs nothing.
+template <class T, int N> INLINE vec<T, N> exp_below(vec<T, N> x) { return exp2_below<T, N>(x * LOG2_E<T>); }
 
 // tanh(x), to a few units in the last place, small x included: a rational function near zero (Moshier's Cephes), else
 // 1 - 2 / (exp(2 |x|) + 1).
