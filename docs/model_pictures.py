@@ -322,6 +322,20 @@ def kinds(ax: Axes) -> None:
     finished(ax, 0.1)
 
 
+def temporal(ax: Axes) -> None:
+    """Events of four nodes along lines of time; the query sees those to its left."""
+    events = [(0.6, 0, 1), (1.4, 2, 3), (2.2, 1, 2), (3.0, 0, 2), (4.6, 1, 2), (5.2, 0, 3)]
+    for node in range(4):
+        ax.plot([0, 6], [node, node], color=FRAME, linewidth=1, zorder=0)
+    for time, a, b in events:
+        color = MUTED if time > 3.8 else ORANGE if 2 in (a, b) else INK
+        lines(ax, [(time, a), (time, b)], [(0, 1), (1, 0)], color=color, arrows=True, dashed=time > 3.8)
+    nodes(ax, [(3.8, 2.0)], radius=0.2, colors=[BLUE])
+    ax.text(3.8, -0.5, "t", ha="center", va="top", fontsize=9, color=INK)
+    ax.plot([3.8, 3.8], [-0.4, 3.3], color=BLUE, linewidth=0.8, linestyle=":", zorder=0)
+    finished(ax, 0.1)
+
+
 def mlp(ax: Axes) -> None:
     at = circle(16)
     lines(ax, at, [(k, (k + step) % 16) for k in range(16) for step in (1, 2)], width=1.2)
@@ -345,6 +359,7 @@ DRAWN: dict[str, Callable[[Axes], None]] = {
     "gnn": gnn,
     "gat": gat,
     "kinds": kinds,
+    "temporal": temporal,
     "graph-transformer": graph_transformer,
     "multi-hop-attention": magna,
     "graphormer": graphormer,

@@ -87,6 +87,8 @@ def _anchor(title: str) -> str:
 def draw(text: str) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for picture in PICTURE.finditer(text):
+        if picture["name"] not in DRAWN and picture["topology"] is None:
+            continue  # drawn below
         with _saved(picture["name"], plt.subplots(figsize=(3, 3), layout="constrained")) as ax:
             if picture["name"] in DRAWN:
                 DRAWN[picture["name"]](ax)

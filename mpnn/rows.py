@@ -54,6 +54,7 @@ def is_plain(linear: nn.Module) -> bool:
 
 
 def is_hooked(f: nn.Module) -> bool:
-    """Whether a call does more than `forward` of the class: it has hooks, or a `forward` of its own (accelerate)."""
-    hooks = f._forward_hooks, f._forward_pre_hooks, f._backward_hooks, f._backward_pre_hooks
-    return any(hooks) or "forward" in vars(f)
+    """Whether a call does more than `forward` of the class: it has hooks, or a `forward` of its own (accelerate), if
+    this is not said to compute the same (`integrations/maps.py`)."""
+    hooks, own = (f._forward_hooks, f._forward_pre_hooks, f._backward_hooks, f._backward_pre_hooks), vars(f)
+    return any(hooks) or ("forward" in own and not getattr(own["forward"], "computes_the_same", False))

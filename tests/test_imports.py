@@ -57,7 +57,7 @@ ROOMS: dict[str, set[str]] = {
     "encodings": {"graph"},
     "integrations": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate"),
-        *("attention", "decoding", "backends", "kernels", "maps", "engine", "ops"),
+        *("attention", "decoding", "backends", "kernels", "maps", "rows", "engine", "ops"),
     },
     "models": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate", "dropout", "update"),

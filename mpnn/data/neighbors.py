@@ -6,7 +6,7 @@ The graph and the features may be memory maps. A thread samples and gathers the 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -18,8 +18,9 @@ from torch import Tensor
 from mpnn import Graph
 from mpnn.graph.arguments import one_set
 from mpnn.graph.derive import renumbered
-from mpnn.graphs import CompressedGraph, compressed
+from mpnn.graphs import CompressedGraph, TemporalGraph, compressed
 from mpnn.graphs.compressed import check_nodes
+from mpnn.graphs.temporal import check_times
 
 T = TypeVar("T")
 
@@ -35,17 +36,22 @@ class NeighborBatch:
             the sources of the next. Edges keep their attributes and types, nodes their positions and their degrees in
             the whole graph.
         x: the features of `sources`, [m, ...]; None if `neighbor_batches` was given none.
+        times: with `before`, the time at which each of `sources` is looked at, [m]; else None.
+        ages: with `before`, how long before the time of its destination each edge of each graph was, [E]; else empty.
     """
 
     nodes: Tensor
     sources: Tensor
     graphs: tuple[Graph, ...]
     x: Tensor | None = None
+    times: Tensor | None = None
+    ages: tuple[Tensor, ...] = ()
 
     def to(self, device: torch.device | str) -> "NeighborBatch":
-        x = None if self.x is None else self.x.to(device)
-        graphs = tuple(graph.to(device) for graph in self.graphs)
-        return replace(self, nodes=self.nodes.to(device), sources=self.sources.to(device), graphs=graphs, x=x)
+        def moved(value: Any) -> Any:
+            return tuple(map(moved, value)) if isinstance(value, tuple) else None if value is None else value.to(device)
+
+        return replace(self, **{field.name: moved(getattr(self, field.name)) for field in fields(self)})
 
 
 def neighbor_batches(
@@ -55,6 +61,7 @@ def neighbor_batches(
     features: Tensor | NDArray[Any] | None = None,
     *,
     batch_size: int,
+    before: Tensor | None = None,
     seed: int = 0,
     shuffle: bool = True,
     prefetch: int = 2,
@@ -76,10 +83,12 @@ def neighbor_batches(
 
     Args:
         graph: its sources and destinations must be one set of nodes. A `Graph` is compressed first, once.
-        nodes: int64 [n], distinct.
+        nodes: int64 [n], distinct; with `before`, they may repeat.
         fanouts: the number of in-neighbors that the first, second, ... layer receives from; -1 for all of them.
         features: [num_nodes, ...], a tensor or an array; of a memory map, rows are read in ascending order.
         batch_size: the number of nodes of a batch; the last may have fewer.
+        before: [n], the time of each node, for a `TemporalGraph`: it receives along edges before this time only, and
+            degrees count these.
         shuffle: whether to visit the nodes in an order drawn from the seed.
         prefetch: the number of batches that a thread prepares in advance; 0 prepares each when it is asked for.
         rank, world: this process and the number of processes, which pass the same other arguments. Each gets its share
@@ -96,17 +105,25 @@ def neighbor_batches(
             raise ValueError(f"{name} must be at least {least}; got {value}")
     if features is not None and len(features) != graph.num_src:
         raise ValueError(f"features must have a row for each of the {graph.num_src} nodes; got {len(features)}")
-    check_nodes(nodes.cpu().numpy(), graph.num_dst)
+    if isinstance(graph, TemporalGraph) != (before is not None):
+        raise ValueError(f"before= and a graphs.TemporalGraph need each other; got {graph} and before={before}")
+    check_nodes(nodes.cpu().numpy(), graph.num_dst, distinct=before is None)
+    if isinstance(graph, TemporalGraph) and before is not None:
+        check_times("before", before, len(nodes), graph.times.dtype)
+    order = torch.arange(len(nodes))
     if shuffle:
-        nodes = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(seed))]
-    parts = _shares(nodes, batch_size, rank, world) if len(nodes) else ()
+        order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(seed))
+    parts = _shares(order, batch_size, rank, world) if len(nodes) else ()
     whole = _Whole.of(graph)
-    prepared = (sampled_batch(whole, part, fanouts, features, seed) for part in parts)
+    prepared = (
+        sampled_batch(whole, nodes[part], fanouts, features, seed, None if before is None else before[part])
+        for part in parts
+    )
     return in_advance(prepared, prefetch) if prefetch else prepared
 
 
 def _shares(nodes: Tensor, batch_size: int, rank: int, world: int) -> Sequence[Tensor]:
-    """The nodes of each batch of one process. Each node is in one batch of one process."""
+    """The indices of the nodes of each batch of one process. Each node is in one batch of one process."""
     if not 0 <= rank < world:
         raise ValueError(f"rank must be from 0 to world - 1; got rank {rank} of world {world}")
     if world == 1:
@@ -132,13 +149,14 @@ class _Whole:
 
     @staticmethod
     def of(graph: Graph | CompressedGraph) -> "_Whole":
+        rows, graph = (graph, graph.whole) if isinstance(graph, TemporalGraph) else (None, graph)
         if isinstance(graph, CompressedGraph):
             return _Whole(graph, {})
         graph = graph.to("cpu")
         data = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type}
         is_weighted = graph.edge_attr is not None and graph.edge_attr.numel() == graph.num_edges
         return _Whole(
-            graph.cached("compressed", partial(compressed, graph)),
+            rows or graph.cached("compressed", partial(compressed, graph)),
             {name: values for name, values in data.items() if values is not None},
             graph.cached("weighted degrees", partial(_weighted_degrees, graph)) if is_weighted else None,
             graph.node_positions(),
@@ -170,16 +188,27 @@ def sampled_batch(
     fanouts: Sequence[int],
     features: Tensor | NDArray[Any] | None = None,
     seed: int = 0,
+    before: Tensor | None = None,
 ) -> NeighborBatch:
     """One batch of `neighbor_batches`."""
-    sources, layers = nodes, []
+    rows, sources, times = whole.rows, nodes, before
+    layers: list[tuple[Graph, Tensor, Tensor]] = []
+    ages: tuple[Tensor, ...] = ()
     for layer in reversed(range(len(fanouts))):
-        sources, block, edges = whole.rows.sample(sources, fanouts[layer], seed * len(fanouts) + layer)
-        layers.append((block, sources, edges))
-    degrees = whole.rows.degree(sources) if whole.degrees is None else whole.degrees[sources]
-    graphs = tuple(whole.carried(block, inputs, degrees, edges) for block, inputs, edges in reversed(layers))
+        drawn = fanouts[layer], seed * len(fanouts) + layer
+        if isinstance(rows, TemporalGraph) and times is not None:
+            sources, times, block, edges, age = rows.sample_before(sources, times, *drawn)
+            ages = age, *ages
+        else:
+            sources, block, edges = rows.sample(sources, *drawn)
+        layers.insert(0, (block, sources, edges))
+    if isinstance(rows, TemporalGraph) and times is not None:
+        degrees = rows.degree_before(sources, times)
+    else:
+        degrees = rows.degree(sources) if whole.degrees is None else whole.degrees[sources]
+    graphs = tuple(whole.carried(block, inputs, degrees, edges) for block, inputs, edges in layers)
     x = None if features is None else gather(features, sources)
-    return NeighborBatch(nodes, sources, graphs, x)
+    return NeighborBatch(nodes, sources, graphs, x, times, ages)
 
 
 def gather(features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:

@@ -49,11 +49,7 @@ from mpnn.graphs.image import (
 from mpnn.graphs.kinds import HeteroGraph as HeteroGraph
 from mpnn.graphs.mesh import icosphere as icosphere, icosphere_points as icosphere_points
 from mpnn.graphs.parse import parse as parse, register as register
-from mpnn.graphs.sampling import (
-    absent_edges as absent_edges,
-    random_walk_neighbors as random_walk_neighbors,
-    sampled as sampled,
-)
+from mpnn.graphs.sampling import absent_edges as absent_edges, random_walk_neighbors as random_walk_neighbors
 from mpnn.graphs.sequence import (
     causal as causal,
     complete as complete,
@@ -68,6 +64,7 @@ from mpnn.graphs.sequence import (
     window as window,
 )
 from mpnn.graphs.sparse import bigbird as bigbird, expander as expander, longformer as longformer, random as random
+from mpnn.graphs.temporal import TemporalGraph as TemporalGraph
 from mpnn.graphs.trees import rollouts as rollouts, tree as tree
 
 cache = bind_cache.CACHE

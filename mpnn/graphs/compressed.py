@@ -16,7 +16,7 @@ from mpnn.graph.arguments import as_integer
 from mpnn.kernels.sample_neighbors import sample_neighbors
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class CompressedGraph:
     """Node i receives from `columns[offsets[i]:offsets[i + 1]]`, ascending. Created by `open_csr` and `compressed`.
 
@@ -31,6 +31,10 @@ class CompressedGraph:
     columns: NDArray[np.int32]
     num_src: int
     edge_ids: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_src >= 2**31:
+            raise ValueError(f"sources are stored in 32 bits, so there must be fewer than 2^31; got {self.num_src}")
 
     @property
     def num_dst(self) -> int:
@@ -88,11 +92,10 @@ class CompressedGraph:
         Raises:
             ValueError: `nodes` are not distinct destinations, `fanout` is below -1, or the graph is damaged.
         """
-        if as_integer("fanout", fanout) < -1:
-            raise ValueError(f"fanout must be a number of in-neighbors, or -1 for all; got {fanout}")
         targets = nodes.cpu().numpy()
         check_nodes(targets, min(self.num_dst, self.num_src))
-        sample = sample_neighbors(self.offsets, self.columns, self.num_src, targets, fanout, seed)
+        first, stop = self.offsets[targets], self.offsets[targets + 1]
+        sample = sample_neighbors(first, stop, self.columns, self.num_src, targets, fanout, seed)
         edges = torch.from_numpy(np.stack([sample.source, sample.destination]))
         block = Graph(len(nodes), len(sample.nodes), edges=edges, name=f"sampled({fanout})")
         return torch.from_numpy(sample.nodes.astype(np.int64)), block, torch.from_numpy(sample.position)
@@ -105,8 +108,6 @@ def compressed(graph: Graph) -> CompressedGraph:
     Raises:
         ValueError: there are 2^31 sources or more.
     """
-    if graph.num_src >= 2**31:
-        raise ValueError(f"sources are stored in 32 bits, so there must be fewer than 2^31; got {graph.num_src}")
     csr = graph.csr
     row, col = csr.row.cpu().numpy(), csr.col.cpu().numpy()
     keys, edge_ids = row.astype(np.int64) << 32 | col, None
@@ -118,8 +119,8 @@ def compressed(graph: Graph) -> CompressedGraph:
     return CompressedGraph(csr.ptr.cpu().numpy(), (keys & 0xFFFFFFFF).astype(np.int32), graph.num_src, edge_ids)
 
 
-def check_nodes(nodes: NDArray[np.int64], num_nodes: int) -> None:
-    """Raises ValueError unless `nodes` are distinct integers [n] from 0 to num_nodes - 1."""
+def check_nodes(nodes: NDArray[np.int64], num_nodes: int, *, distinct: bool = True) -> None:
+    """Raises ValueError unless `nodes` are integers [n] from 0 to num_nodes - 1, and distinct if they must be."""
     if nodes.ndim != 1 or nodes.dtype != np.int64:
         raise ValueError(f"nodes must be int64 [n]; got {nodes.dtype} of shape {list(nodes.shape)}")
     if not len(nodes):
@@ -128,6 +129,6 @@ def check_nodes(nodes: NDArray[np.int64], num_nodes: int) -> None:
         at = int(np.flatnonzero((nodes < 0) | (nodes >= num_nodes))[0])
         raise ValueError(f"nodes[{at}] is {nodes[at]}, but there are {num_nodes} nodes, counted from 0")
     ordered = np.sort(nodes)
-    if (ordered[1:] == ordered[:-1]).any():
+    if distinct and (ordered[1:] == ordered[:-1]).any():
         repeated = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
         raise ValueError(f"nodes must be distinct; {repeated} appears more than once")

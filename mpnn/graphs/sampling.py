@@ -1,4 +1,4 @@
-"""Random sampling from a graph: random walks, neighbor sampling, and negative edges.
+"""Random sampling from a graph: random walks and negative edges. `data.neighbor_batches` samples neighbors.
 
 Samples are drawn on the CPU from a seed or a generator and returned on the graph's device.
 """
@@ -58,44 +58,6 @@ def random_walk_neighbors(graph: Graph, k: int, walks: int = 100, length: int = 
     return neighbors.to(graph.device)
 
 
-def sampled(
-    graph: Graph, fanout: int, nodes: Tensor | None = None, *, generator: torch.Generator | None = None
-) -> Graph:
-    """Samples at most `fanout` in-neighbors of each destination without replacement (GraphSAGE, Hamilton et al. 2017,
-    section 3.1). Edges are sorted by destination and keep their attributes and types.
-
-    ::
-
-        sampled(from_edges([[0, 1, 0, 2], [1, 0, 2, 1]]), fanout=2, nodes=torch.tensor([2, 1, 2]))   #..
-                                                                                                     #.#
-                                                                                                     #..
-
-    With `nodes`, int64 [n], only these nodes are destinations, in this order. To run one layer on a batch of nodes:
-    `index, block = sampled(graph, 10, nodes).compact()`, then `layer(x[nodes], block, source=x[index])`. The previous
-    layer uses `index` as its batch.
-    """
-    at_least("fanout", fanout, 1)
-    if nodes is None:
-        nodes = torch.arange(graph.num_dst)
-    elif nodes.dim() != 1 or not _are_nodes(nodes, graph.num_dst):
-        raise ValueError(f"nodes must be integers [n] from 0 to {graph.num_dst - 1}; got {nodes}")
-    nodes, csr = nodes.cpu(), graph.csr
-    first, count = csr.ptr.cpu()[nodes], csr.ptr.diff().cpu()[nodes]
-    dst = torch.arange(len(nodes)).repeat_interleave(count)
-    at = torch.arange(len(dst)) - (count.cumsum(0) - count)[dst] + first[dst]
-    shuffled = torch.from_numpy(np.lexsort((torch.rand(len(dst), generator=generator), dst)))
-    keep = torch.zeros(len(dst), dtype=torch.bool)
-    keep[shuffled] = _rank(dst) < fanout
-    dst, at = dst[keep], at[keep].to(graph.device)
-    edge = at if csr.edge_id is None else csr.edge_id[at]
-    data = {
-        name: None if values is None else values[edge]
-        for name, values in (("edge_attr", graph.edge_attr), ("edge_type", graph.edge_type))
-    }
-    edges = torch.stack([csr.col[at], dst.to(graph.device)])
-    return Graph.from_edges(edges, len(nodes), graph.num_src, **data, name=f"sampled({fanout})")
-
-
 def absent_edges(graph: Graph, count: int, generator: torch.Generator | None = None) -> Tensor:
     """Negative sampling for link prediction: `count` pairs that are not edges, int64 [2, count].
 
@@ -152,11 +114,6 @@ def _step(
     start, current, choices = start[active], current[active], choices[active]
     choice = (torch.rand(len(current), dtype=torch.float64, generator=generator) * choices).long()
     return start, col[ptr[current] + choice]
-
-
-def _are_nodes(x: Tensor, n: int) -> bool:
-    is_integer = not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
-    return is_integer and not bool(((x < 0) | (x >= n)).any())
 
 
 def _rank(rows: Tensor) -> Tensor:

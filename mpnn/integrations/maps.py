@@ -19,6 +19,8 @@ from mpnn import maps
 class Forward:
     """`forward` of one map: oneDNN's product, or what its class computes."""
 
+    computes_the_same = True
+
     def __init__(self, module: Any) -> None:
         self.module = module
         weight = module.weight

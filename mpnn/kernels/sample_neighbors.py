@@ -40,25 +40,26 @@ class _Parameters(Structure):
 
 
 def sample_neighbors(
-    offsets: NDArray[np.int64], columns: NDArray[np.int32], num_src: int, targets: Ints, fanout: int, seed: int
+    first: Ints, stop: Ints, columns: NDArray[np.int32], num_src: int, targets: Ints, fanout: int, seed: int
 ) -> Sample:
     """Samples at most `fanout` in-neighbors of each target, without replacement; -1 takes all.
 
     Args:
-        offsets, columns: row i of the graph is `columns[offsets[i]:offsets[i + 1]]`.
-        targets: int64 [n], distinct nodes, which are not checked.
+        first, stop: int64 [n], the in-neighbors of target i are `columns[first[i]:stop[i]]`.
+        targets: int64 [n], nodes, which are not checked.
         seed: seed and node decide which edges are kept.
 
     Raises:
-        ValueError: the offsets descend, or a column is no node.
+        ValueError: fanout is below -1, a row lies outside the columns, or a column is no node.
     """
-    first, degree = offsets[targets], offsets[targets + 1]
-    if ((first < 0) | (degree < first) | (degree > len(columns))).any():
-        node = int(targets[(first < 0) | (degree < first) | (degree > len(columns))][0])
+    if fanout < -1:
+        raise ValueError(f"fanout must be a number of in-neighbors, or -1 for all; got {fanout}")
+    if (outside := (first < 0) | (stop < first) | (stop > len(columns))).any():
+        node = int(targets[outside][0])
         raise ValueError(
             f"the row of node {node} lies outside the {len(columns)} edges: the graph's offsets are damaged"
         )
-    degree = degree - first
+    degree = stop - first
     ptr = np.zeros(len(targets) + 1, np.int64)
     np.cumsum(degree if fanout < 0 else np.minimum(degree, fanout), out=ptr[1:])
     run = _compiled if library.why_missing() is None else by_python

@@ -42,6 +42,8 @@ from mpnn.models.graph.relational import RelationalMLP as RelationalMLP
 from mpnn.models.graph.rgcn import RGCN as RGCN
 from mpnn.models.graph.sage import GraphSAGE as GraphSAGE
 from mpnn.models.graph.schnet import SchNet as SchNet
+from mpnn.models.graph.tgat import TGAT as TGAT
+from mpnn.models.graph.tgn import TGNMemory as TGNMemory
 from mpnn.models.graph.tsp import TSP as TSP
 from mpnn.models.graph.vain import VAIN as VAIN
 from mpnn.models.layers.hetero import Hetero as Hetero

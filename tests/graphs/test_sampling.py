@@ -1,5 +1,5 @@
-"""Graphs drawn from graphs: visits of walks are what powers of the transition matrix say, samples are samples, and
-absent edges are absent."""
+"""Graphs drawn from graphs: visits of walks are what powers of the transition matrix say, and absent edges are
+absent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mpnn import graphs
-from mpnn.graphs import absent_edges, edges_into, from_edges, random_walk_neighbors, sampled
+from mpnn.graphs import absent_edges, edges_into, from_edges, random_walk_neighbors
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -75,52 +75,6 @@ def test_the_seed_decides() -> None:
     assert not torch.equal(one.edge_attr, other.edge_attr)
 
 
-# ---------------------------------------------------------------------------------------------------- neighbors
-
-
-def test_sampled_neighbors_are_neighbors_with_their_attributes() -> None:
-    edge_index = torch.randint(0, 12, (2, 80), generator=generator())
-    graph = from_edges(edge_index, 12, edge_attr=torch.arange(80.0), edge_type=torch.arange(80) % 3)
-    some = sampled(graph, 3, generator=generator())
-    which = some.edge_attr.long()
-    assert torch.equal(some.edge_index, edge_index[:, which])
-    assert torch.equal(some.edge_type, which % 3)
-    assert len(which.unique()) == len(which)
-    assert torch.equal(some.degree(), graph.degree().clamp(max=3))
-
-
-def test_each_neighbor_is_as_likely_as_the_others() -> None:
-    """Of 4 neighbors 2 are kept: each in half of 600 draws, off by 100 with odds of 2 exp(-2 * 100^2 / 600), 7e-15."""
-    star = from_edges([[1, 2, 3, 4], [0, 0, 0, 0]], 5)
-    drawn = generator()
-    kept = sum(sampled(star, 2, generator=drawn).dense()[0].long() for _ in range(600))
-    assert kept[0] == 0
-    assert ((kept[1:] - 300).abs() < 100).all()
-
-
-def test_a_batch_of_nodes_gets_the_messages_of_the_whole_graph() -> None:
-    """With a fanout of at least the in-degree, two layers over blocks are two layers over the graph."""
-    from mpnn import MessagePassing
-    from mpnn.update import Concat
-
-    graph = from_edges(torch.randint(0, 15, (2, 40), generator=generator()), 15)
-    x = torch.randn(15, 4)
-    layers = [MessagePassing(None, "mean", Concat(4, 4)) for _ in range(2)]
-    whole = layers[1](layers[0](x, graph), graph)
-    nodes = torch.tensor([7, 2, 11])
-    index, last = sampled(graph, 40, nodes).compact()
-    before = torch.cat([nodes, index])
-    sources, first = sampled(graph, 40, before).compact()
-    h = layers[0](x[before], first, source=x[sources])
-    torch.testing.assert_close(layers[1](h[:3], last, source=h[3:]), whole[nodes])
-
-
-def test_structured_graphs_can_be_sampled_too() -> None:
-    some = sampled(graphs.window(3).bind(9), 2, generator=generator())
-    assert torch.equal(some.degree(), torch.full((9,), 2))
-    assert not (some.dense() & ~graphs.window(3).bind(9).dense()).any()
-
-
 # ---------------------------------------------------------------------------------------------------- absent edges
 
 
@@ -172,12 +126,6 @@ def test_arguments_are_checked() -> None:
     graph = from_edges([[0], [1]], 2)
     with pytest.raises(ValueError, match="walks must be at least 1; got 0"):
         random_walk_neighbors(graph, 1, walks=0)
-    with pytest.raises(ValueError, match="fanout must be at least 1; got 0"):
-        sampled(graph, 0)
-    with pytest.raises(ValueError, match=r"nodes must be integers \[n\] from 0 to 1; got"):
-        sampled(graph, 1, torch.tensor([2]))
-    with pytest.raises(ValueError, match=r"nodes must be integers \[n\] from 0 to 1; got"):
-        sampled(graph, 1, torch.tensor([True, False]))
     with pytest.raises(TypeError, match="seed must be an integer; got None"):
         random_walk_neighbors(graph, 1, seed=None)
     with pytest.raises(ValueError, match="count must be at least 0; got -1"):

@@ -29,7 +29,7 @@ CASES = [0, *(pytest.param(case, marks=pytest.mark.slow) for case in range(1, 12
 
 OF_NODES_ONLY = {
     *("ArrivalTimes", "GPS", "GraphBert", "Graphormer", "PinSage"),
-    *("Inner", "LinkPredictor", "DistMult", "PairMLP", "EGNN", "PaiNN", "SchNet", "DimeNet"),
+    *("Inner", "LinkPredictor", "DistMult", "PairMLP", "EGNN", "PaiNN", "SchNet", "DimeNet", "TGNMemory"),
 }
 """Models whose features are [N, in_dim], without a batch."""
 

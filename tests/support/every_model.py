@@ -190,6 +190,21 @@ def moving(model: Any, w: World) -> Outputs:
     return {"nodes": torch.cat(model(w.x, w.x[:, :3], w.plain()), 1)}
 
 
+def temporal(model: Any, w: World) -> Outputs:
+    return {"nodes": model(w.x, [w.featured()] * 2, [8 * w.attr[:, 0]] * 2)}
+
+
+def events(model: Any, w: World) -> Outputs:
+    """Edges are events; those of the first kind come before the others."""
+    model.reset()
+    for late in (False, True):
+        chosen = (w.kind > 0) == late
+        time = (16 * w.attr[:, 0]).long() + 16 * late
+        model.observe(*w.edges[:, chosen], time[chosen], w.attr[chosen])
+    memory, _ = model(torch.arange(sum(w.sizes)))
+    return {"nodes": torch.cat([w.x, memory], -1)}
+
+
 GRAPHS: dict[str, OnGraphs] = {
     "ArrivalTimes": OnGraphs(lambda: models.ArrivalTimes(IN, EDGE, 8), arrival_times),
     "DimeNet": OnGraphs(lambda: models.DimeNet(8, 2, 6, 3, 2, 6.0, 2, CLASSES), without_loops),
@@ -239,6 +254,8 @@ GRAPHS: dict[str, OnGraphs] = {
     "PinSage": nodes("PinSage", 8, over=World.visited),
     "RGCN": nodes("RGCN", TYPES, 8, bases=2, over=World.classed),
     "SchNet": OnGraphs(lambda: models.SchNet(8, 6, 2, 6, 6.0, 2, CLASSES), atoms),
+    "TGAT": OnGraphs(lambda: models.TGAT(IN, CLASSES, 2, 2, 6, EDGE), temporal),
+    "TGNMemory": OnGraphs(lambda: models.TGNMemory(1000, EDGE, 8, 6, "mean"), events),
     "VAIN": nodes("VAIN", 8),
 }
 

@@ -88,6 +88,14 @@ CASES: dict[str, Case] = {
     "ClusterGCN": (lambda **o: pyg.ClusterGCNConv(IN, OUT, diag_lambda=0.2, **o), None),
     "Cheb": (lambda **o: pyg.ChebConv(IN, OUT, 3, **o), "weight"),
     "Edge": (lambda **o: pyg.EdgeConv(nn.Linear(2 * IN, OUT), **o), None),
+    "Edge, sum": (lambda **o: pyg.EdgeConv(nn.Linear(2 * IN, OUT), aggr="sum", **o), None),
+    "Edge, mean": (lambda **o: pyg.EdgeConv(of_pairs(nn.SiLU(), nn.Linear(5, OUT)), aggr="mean", **o), None),
+    "Edge, plain": (
+        lambda **o: pyg.EdgeConv(of_pairs(nn.ReLU(), nn.Linear(5, OUT, False)), aggr="sum", **o),
+        None,
+    ),
+    "Edge, no map": (lambda **o: pyg.EdgeConv(nn.Softplus(), aggr="sum", **o), None),
+    "Edge, last": (lambda **o: pyg.EdgeConv(of_pairs(nn.LayerNorm(5)), aggr="sum", **o), None),
     "GEN, max": (lambda **o: pyg.GENConv(IN, OUT, aggr="max", edge_dim=EDGE, **o), "vector"),
     "GEN": (lambda **o: pyg.GENConv(IN, OUT, learn_t=True, **o), None),
     "GEN, edges": (lambda **o: pyg.GENConv(IN, OUT, edge_dim=EDGE, **o), "vector"),
@@ -98,6 +106,10 @@ CASES: dict[str, Case] = {
         "vector",
     ),
 }
+
+
+def of_pairs(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(2 * IN, 5), *layers)
 
 
 def attributes(kind: str | None, count: int) -> Tensor | None:

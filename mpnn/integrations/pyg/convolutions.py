@@ -15,7 +15,7 @@ in `OPTIONS`.
 
 import math
 from collections.abc import Sequence
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.jit._trace import is_tracing
+from torch.nn import Sequential
 from torch.nn.functional import gelu
 from torch_geometric.nn import aggr
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -33,7 +34,9 @@ from mpnn.aggregate import Aggregator, Composed, Var, aggregator
 from mpnn.attention.typed import typed_round
 from mpnn.graphs import edges_into
 from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, stacked_graph_of, values_of
+from mpnn.maps import linear
 from mpnn.round import Round
+from mpnn.rows import is_hooked, is_plain
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
 
 METHODS = ("propagate", "message", "aggregate", "message_and_aggregate", "update", "edge_update", "edge_updater")
@@ -194,6 +197,7 @@ def _normalized_sum(kind: Any, **members: Any) -> Any:
 APPNP, ClusterGCNConv, GCN2Conv, LGConv, SGConv, TAGConv = map(
     _normalized_sum, (pyg.APPNP, pyg.ClusterGCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.SGConv, pyg.TAGConv)
 )
+CFConv = _variant(WeightedSum, pyg.models.schnet.CFConv, weight_name="W")  # a weight for each edge and feature
 ChebConv = _normalized_sum(pyg.ChebConv, weight_name="norm")
 
 
@@ -281,11 +285,8 @@ class RGATConv(Replacement, pyg.RGATConv):
         if not ours or not self.computes(edge_index, x, size=size):
             return super().forward(x, edges_of(edge_index), edge_type, edge_attr, size, return_attention_weights)
         graph, _ = self.bind(edge_index, size, x, edge_type)
-        maps, of_edges, within = (
-            self.weight if self.num_bases is None else None,
-            None,
-            self.attention_mechanism[0] == "w",
-        )
+        maps, of_edges = None if self.num_bases is not None else self.weight, None
+        within = self.attention_mechanism[0] == "w"
         if maps is None:
             maps = (self.att @ self.basis.flatten(1)).view(self.num_relations, self.in_channels, -1)
         if edge_attr is not None:
@@ -403,7 +404,8 @@ class TransformerConv(Replacement, pyg.TransformerConv):
 
 
 class EdgeMessages(Replacement):
-    """Messages that the convolution's own `message` computes for each edge; only their aggregation is replaced."""
+    """Messages that the convolution's own `message` computes for each edge; only their aggregation is replaced. Sums
+    and means of a message for each edge are left to PyTorch Geometric, which is quicker without a graph."""
 
     several_aggregators = True
 
@@ -411,12 +413,13 @@ class EdgeMessages(Replacement):
         conv: Any = self
         x = (inputs["q"], inputs["k"]) if "k" in inputs else inputs["x"]  # ResGatedGraphConv has no x
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
-        if not is_edge_list(edge_index) or not self.computes(edge_index, *features, size=size):
+        reducers, names = _reducers(conv.aggr_module) or [], _arguments(type(conv).message)
+        of_sources = all(name.endswith("_j") or inputs.get(name, 0) is None for name in names)
+        ours = (of_sources or reducers not in LINEAR or self.mpnn_backend != "auto") and is_edge_list(edge_index)
+        if not ours or not self.computes(edge_index, *features, size=size):
             result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return result
         graph, _ = self.bind(edge_index, size, x)
-        names = [*signature(conv.message).parameters]
-        of_sources = all(name.endswith("_j") or inputs.get(name, 0) is None for name in names)
         ends = {"_j": (0, None)} if of_sources else dict(zip(("_j", "_i"), enumerate(graph.edge_index), strict=True))
 
         def collected(name: str) -> Any:
@@ -429,15 +432,39 @@ class EdgeMessages(Replacement):
         messages = conv.message(**{name: collected(name) for name in names})
         if not of_sources:
             graph = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
-        reducers = _reducers(conv.aggr_module) or ()
         parts = [_aggregated(graph, messages.flatten(1), reduce, None, self.mpnn_backend) for reduce in reducers]
         out = _joined([part.view(-1, *messages.shape[1:]) for part in parts])
         return _scaled(conv.aggr_module, out, graph)
 
 
-CFConv, EdgeConv, GENConv, GINEConv, ResGatedGraphConv = (
-    _variant(EdgeMessages, kind)
-    for kind in (pyg.models.schnet.CFConv, pyg.EdgeConv, pyg.GENConv, pyg.GINEConv, pyg.ResGatedGraphConv)
+class EdgeConv(EdgeMessages, pyg.EdgeConv):
+    """`[A B] [x_i || x_j - x_i] = (A - B) x_i + B x_j`: sums and means compute the first map for each node. If the last
+    layer is a map, too, it follows the sum."""
+
+    def propagate(self, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
+        layers, x = [*self.nn] if type(self.nn) is Sequential and not is_hooked(self.nn) else [self.nn], inputs["x"]
+        ours = _reducers(self.aggr_module) in LINEAR and is_plain(layers[0]) and self.flow == "source_to_target"
+        ours = ours and self.mpnn_backend == "auto" and is_edge_list(edge_index) and not isinstance(edge_index, Graph)
+        if not ours or not self.computes(edge_index, *x, size=size):
+            return super().propagate(edge_index, size=size, **inputs)
+        (src, dst), count, first = edge_index, x[1].shape[-2], layers.pop(0)
+        last = layers.pop() if layers and is_plain(layers[-1]) else None
+        own, other = first.weight.chunk(2, 1)
+        own, other = linear(x[1], own - other, first.bias), linear(x[0], other)
+        message = own.index_select(-2, dst) + other.index_select(-2, src)
+        for layer in layers:
+            message = layer(message)
+        out = message.new_zeros(*message.shape[:-2], count, message.shape[-1]).index_add(-2, dst, message)
+        degree = torch.bincount(dst, minlength=count)[:, None].to(out.dtype)
+        if _reducers(self.aggr_module) == ["mean"]:
+            out, degree = out / degree.clamp(min=1), degree.clamp(max=1)
+        if last is None:
+            return out
+        return linear(out, last.weight) if last.bias is None else linear(out, last.weight) + degree * last.bias
+
+
+GENConv, GINEConv, ResGatedGraphConv = (
+    _variant(EdgeMessages, kind) for kind in (pyg.GENConv, pyg.GINEConv, pyg.ResGatedGraphConv)
 )
 PNAConv = _variant(EdgeMessages, pyg.PNAConv, node_dim_needed=0)
 
@@ -476,6 +503,7 @@ class ClampedStd(Composed):
         return torch.where(out <= 1e-5**0.5, torch.zeros_like(out), out)
 
 
+LINEAR = ["sum"], ["mean"]
 REDUCERS: dict[type, str | Aggregator] = {
     aggr.SumAggregation: "sum",
     aggr.MeanAggregation: "mean",
@@ -515,6 +543,11 @@ def _reducers(module: Any) -> list[Any] | None:
     return [REDUCERS[kind]]
 
 
+@cache
+def _arguments(message: Any) -> tuple[str, ...]:
+    return (*signature(message).parameters,)[1:]
+
+
 def _joined(parts: list[Tensor]) -> Tensor:
     """The parts side by side. `torch.cat` would copy a single one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -542,7 +575,7 @@ def _weight(conv: Any, edges: Any, inputs: dict[str, Any]) -> Tensor | None:
     those passed."""
     weight: Tensor | None = inputs.get(conv.weight_name)
     if is_edge_list(edges):
-        return None if weight is None else weight.view(-1)
+        return weight.view(-1) if weight is not None and weight.numel() == weight.shape[0] else weight
     values = values_of(edges)
     if conv.fuse:
         drops = not isinstance(edges, Tensor) and isinstance(conv, (SAGEConv, GINConv, RGCNConv))

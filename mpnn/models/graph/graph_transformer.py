@@ -1,10 +1,13 @@
 """Graph Transformer: dot-product attention over in-neighbors, with edge features in the keys and values."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, Topology, validation
 from mpnn.attention import DotProduct
+from mpnn.attention.spec import edges_by_head
 from mpnn.graphs import edges_into
 from mpnn.maps import Linear
 from mpnn.models.layers.stack import Stack
@@ -76,29 +79,27 @@ class HeadsOf(DotProduct):
     """`DotProduct` with input and head widths of any size and without an output map.
 
     Args:
-        in_dim: width of the destinations' features.
-        head_dim: width of each head.
-        heads: number of heads.
+        in_dim, head_dim, heads: width of the features and of each head, and number of heads.
         concat: whether the message concatenates the heads; otherwise it is their mean.
-        edge_dim, dropout: as in `DotProduct`.
+        shared: whether keys and values of edges share a map.
+        options: of `DotProduct`.
     """
 
     depends_on = "node"
 
     def __init__(
-        self,
-        in_dim: int,
-        head_dim: int,
-        heads: int,
-        *,
-        edge_dim: int | None = None,
-        concat: bool = True,
-        dropout: float = 0.0,
+        self, in_dim: int, head_dim: int, heads: int, *, concat: bool = True, shared: bool = True, **options: Any
     ) -> None:
-        super().__init__(heads * head_dim, heads, dropout=dropout, edge_dim=edge_dim, source_dim=in_dim)
-        self.to_query = Linear(in_dim, heads * head_dim)
+        super().__init__(heads * head_dim, heads, **{"source_dim": in_dim, "query_dim": in_dim, **options})
         del self.to_out
-        self.concat = concat
+        self.concat, wide = concat, heads * head_dim
+        self.to_edge_value = None if shared else Linear(options["edge_dim"], wide, bias=False)
+
+    def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        round = super().round(query, key, value, graph, edge_attr)
+        if self.to_edge_value is not None:
+            round.edge_value = edges_by_head(self.to_edge_value, edge_attr, self.heads)
+        return round
 
     def merge(self, out: Tensor) -> Tensor:
         return out.flatten(-2) if self.concat else out.mean(-2)

@@ -1,0 +1,89 @@
+"""Graphs whose edges have times: what a node receives before a time."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn.graph import Graph
+from mpnn.graphs.compressed import CompressedGraph
+from mpnn.kernels.sample_neighbors import sample_neighbors
+
+
+class TemporalGraph(CompressedGraph):
+    """A graph and the times of its edges, for `data.neighbor_batches(..., before=)`. In its rows, edges ascend in time,
+    then in their order in the graph.
+
+    Args:
+        graph: its edges may have attributes and types.
+        times: [E] in the caller's edge order, integers or floating point.
+        latest: whether a sample of k in-neighbors is the last k; otherwise any k are as likely.
+        as_of: when a sampled in-neighbor is looked at, whose own in-neighbors the layer before samples: at the time of
+            the "query" (TGN, Rossi et al. 2020), or of the "edge", so that times ascend along paths (TGAT, Xu et al.
+            2020).
+
+    Raises:
+        ValueError: there is not one time for each edge, a time is NaN, or as_of is unknown.
+    """
+
+    def __init__(self, graph: Graph, times: Tensor, *, latest: bool = False, as_of: str = "query") -> None:
+        if as_of not in ("query", "edge"):
+            raise ValueError(f"as_of must be 'query' or 'edge'; got {as_of!r}")
+        check_times("times", times, graph.num_edges)
+        self.whole, self.latest, self.as_of = graph.to("cpu"), latest, as_of
+        src, dst = self.whole.edge_index.numpy()
+        order = np.lexsort((times.numpy(force=True), dst))
+        offsets = np.bincount(dst + 1, minlength=graph.num_dst + 1).cumsum()
+        super().__init__(offsets, src[order].astype(np.int32), graph.num_src, order)
+        self.times, weight = times.detach().cpu()[order], self.whole.edge_attr
+        if weight is None or weight.numel() != graph.num_edges:
+            weight = torch.ones(graph.num_edges, dtype=torch.int64)
+        self._sums = F.pad(weight.detach().reshape(-1).double()[order].cumsum(0), (1, 0))
+
+    def degree_before(self, nodes: Tensor, before: Tensor) -> Tensor:
+        """The number of edges into each node before its time, or the sum of their attributes, if these are numbers."""
+        first, stop = self._rows(nodes, before)
+        return self._sums[stop] - self._sums[first]
+
+    def sample_before(
+        self, nodes: Tensor, before: Tensor, fanout: int, seed: int = 0
+    ) -> tuple[Tensor, Tensor, Graph, Tensor, Tensor]:
+        """`sample` of nodes [n], which may repeat, each at a time [n]: sources [m], of which all but `nodes` are
+        distinct pairs of node and time; their times [m]; the graph; for each of its edges, the index in `columns`,
+        ascending for each destination, and how long before the time of its destination it was, [E]."""
+        first, stop = self._rows(nodes, before)
+        if self.latest and fanout >= 0:
+            first = np.maximum(first, stop - fanout)
+        sample = sample_neighbors(first, stop, self.columns, self.num_src, nodes.numpy(), fanout, seed)
+        n, edges, dst = len(nodes), torch.from_numpy(sample.position), torch.from_numpy(sample.destination)
+        asked, happened = before[dst], self.times[edges]
+        nodes = torch.cat([nodes, torch.from_numpy(self.columns[sample.position].astype(np.int64))])
+        times = torch.cat([before, happened if self.as_of == "edge" else asked])
+        moment = np.unique(times.numpy(), return_inverse=True)[1]
+        _, same, pair = np.unique(nodes.numpy() * len(nodes) + moment, return_index=True, return_inverse=True)
+        same = same[pair]  # the first source that is the same node at the same time
+        is_source = (same == np.arange(len(nodes))) | (np.arange(len(nodes)) < n)
+        src = torch.from_numpy((is_source.cumsum() - 1)[same[n:]])
+        block = Graph(n, int(is_source.sum()), edges=torch.stack([src, dst]), name=f"sampled({fanout})")
+        return nodes[is_source], times[is_source], block, edges, asked - happened
+
+    def _rows(self, nodes: Tensor, before: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the edges into each node before its time begin and end, by bisection of all rows at once."""
+        at, moment, times = nodes.numpy(), before.numpy(), self.times.numpy()
+        low, stop = self.offsets[at], self.offsets[at + 1]
+        while (low < stop).any():
+            middle = (low + stop) // 2
+            earlier = (low < stop) & (times[np.minimum(middle, len(times) - 1)] < moment)
+            low, stop = np.where(earlier, middle + 1, low), np.where(earlier, stop, middle)
+        return self.offsets[at], low
+
+
+def check_times(name: str, times: Tensor, count: int, dtype: torch.dtype | None = None) -> None:
+    """Raises ValueError unless there are `count` times, of this dtype, none of them NaN."""
+    if times.shape != (count,) or times.is_complex() or times.dtype in (torch.bool, torch.bfloat16):
+        raise ValueError(f"{name} must be {count} numbers; got {times.dtype} {list(times.shape)}")
+    if dtype not in (None, times.dtype):
+        raise ValueError(f"{name} must have the dtype of the times of edges, {dtype}; got {times.dtype}")
+    if times.isnan().any():
+        raise ValueError(f"{name}[{int(times.isnan().nonzero()[0])}] is NaN")
