@@ -45,7 +45,7 @@ def row_function(f: Any) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]] | No
         return (lambda z, weight, bias: F.layer_norm(z, shape, weight, bias, eps)), (f.weight, f.bias)
     if "row_function" in vars(type(f)):  # not inherited: a subclass may compute another function
         return f.row_function()  # type: ignore[operator]
-    return (f.forward, ()) if type(f) in _OF_ROWS else None
+    return (f.forward, ()) if type(f) in _OF_ROWS and not getattr(f, "inplace", False) else None  # z is read again
 
 
 def is_plain(linear: nn.Module) -> bool:

@@ -258,7 +258,10 @@ def _first_mistake(
 
 
 def _cells(line: str, separator: str | None) -> list[str]:
-    return next(csv.reader([line], delimiter=separator or " ", skipinitialspace=separator is None))
+    try:
+        return next(csv.reader([line], delimiter=separator or " ", skipinitialspace=separator is None))
+    except csv.Error as error:  # of a cell with more than 131,072 characters
+        raise ValueError(f"the row that begins with {line[:40]!r} cannot be read: {error}") from None
 
 
 def number(cell: str) -> float:

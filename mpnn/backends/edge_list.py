@@ -125,13 +125,13 @@ def _recurrence(round: Round, csr: CSR) -> tuple[Tensor, Tensor | None]:
     L = torch.zeros((), dtype=torch.float64, device=value.device).expand(*round.batch, round.heads, nodes, 1)
     if round.log_gate is not None:
         L = round.log_gate.double().clamp(min=_NO_GATE).cumsum(-3).transpose(-2, -3)
-    decay = (L[..., csr.row, :] - L[..., csr.col, :]).exp().to(value.dtype)
+    decay = (L.index_select(-2, csr.row) - L.index_select(-2, csr.col)).exp().to(value.dtype)
     from_state = torch.zeros_like(L).index_fill(-2, torch.arange(first, nodes, device=L.device), -torch.inf) + L
     from_state = from_state.exp().to(value.dtype)  # only the first document sees the state
 
     def matrix(x: Tensor) -> Tensor:
         """<x_i, k_j> times the gates between, [..., H, N, N], zero where there is no edge."""
-        weights = (x[..., csr.row, :] * key[..., csr.col, :] * decay).sum(-1)
+        weights = (x.index_select(-2, csr.row) * key.index_select(-2, csr.col) * decay).sum(-1)
         return (
             weights.new_zeros(*weights.shape[:-1], nodes * nodes)
             .index_copy(-1, csr.row * nodes + csr.col, weights)

@@ -157,8 +157,8 @@ def _why_no_convolution(round: Round) -> str | None:
 def _run_convolution(round: Round, radius: int, documents: list[int]) -> tuple[Tensor, None]:
     table, width = cast(BiasTable, round.bias[0]), round.value.shape[-1]
     clip = cast(Offset, table.relation).clip
-    rows = [max(clip - offset, 0) for offset in range(radius + 1)]  # of the source at this offset before
-    weight = table.table[rows].expand(-1, round.heads).repeat_interleave(width, -1)
+    rows = (clip - torch.arange(radius + 1, device=table.table.device)).clamp(min=0)  # of each offset before
+    weight = table.table.index_select(0, rows).expand(-1, round.heads).repeat_interleave(width, -1)
     value = round.value.to(round.accumulate_dtype).flatten(-2)
     out = short_convolution(value, weight, documents)
     return out.unflatten(-1, (round.heads, width)).to(round.value.dtype), None

@@ -168,9 +168,10 @@ def compare(
             )
         rows = _rows(found, candidates)
         console.print(_table(rows))
-        console.print("\n".join([found.verdict(), *_cautions(found, contest, options)]), soft_wrap=True)
+        said = [found.verdict(), *_cautions(found, contest, options)]
+        console.print("\n".join(said), soft_wrap=True)
         with exit_on_failure():
-            _write(out, found, contest, rows, options, budget, perf_counter() - began)
+            _write(out, found, said, contest, rows, options, budget, perf_counter() - began)
         console.print(f"\nthe page with pictures: {out / page.PAGE}", soft_wrap=True)
         console.print(contest.code(found.last[0].graph), soft_wrap=True)
 
@@ -462,6 +463,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Table:
 def _write(
     out: Path,
     found: Comparison,
+    said: Sequence[str],
     contest: _Contest,
     rows: Sequence[tuple[str, ...]],
     options: Options,
@@ -471,7 +473,7 @@ def _write(
     pictures.comparison_curves(found, out / CURVES)
     pictures.comparison_costs(found, out / COSTS)
     content = {
-        "verdict": found.verdict(),
+        "verdict": said[0],
         "seconds": found.seconds,
         "steps": found.steps,
         "options": asdict(replace(options, lr=contest.rate)),
@@ -481,7 +483,7 @@ def _write(
     }
     ends = "; ".join(f"{result.graph}: {spread(result.errors())}" for result in found.results)
     parts = [
-        *map(page.paragraph, [found.verdict(), *_cautions(found, contest, options)]),
+        *map(page.paragraph, said),
         page.table(HEADINGS, rows),
         page.legend(LEGEND),
         page.picture(out / CURVES, f"Learning curves. Errors at the end: {ends}.",

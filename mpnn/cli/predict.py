@@ -86,8 +86,8 @@ def _rows(ids: Sequence[str], outputs: Outputs, values: Tensor) -> Iterator[list
     names = outputs.names
     if outputs.problem == "regression":
         yield ["id", *names]
-        numbers = values * torch.tensor(outputs.std) + torch.tensor(outputs.mean)
-        yield from ([name, *_written(row)] for name, row in zip(ids, numbers, strict=True))
+        std, mean = (torch.tensor(x, dtype=torch.float64) for x in (outputs.std, outputs.mean))
+        yield from ([name, *_written(row, 9)] for name, row in zip(ids, values * std + mean, strict=True))
         return
     several = outputs.problem == "multilabel"
     yield ["id", *(names if several else ["class"]), *(f"p_{name}" for name in names)]
@@ -95,8 +95,8 @@ def _rows(ids: Sequence[str], outputs: Outputs, values: Tensor) -> Iterator[list
         yield [name, *((row > 0.5).int().tolist() if several else [names[int(row.argmax())]]), *_written(row)]
 
 
-def _written(numbers: Tensor) -> list[str]:
-    return [f"{number:.6g}" for number in numbers.tolist()]
+def _written(numbers: Tensor, digits: int = 6) -> list[str]:
+    return [f"{number:.{digits}g}" for number in numbers.tolist()]
 
 
 def _write(path: Path, rows: Iterator[list[Any]]) -> None:

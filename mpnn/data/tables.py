@@ -101,8 +101,8 @@ def node_tables(
 
     A file is UTF-8 text with one row a line, its cells separated by commas, semicolons, tabs or blanks, a NumPy array
     (`.npy`) or Parquet. The first line may be a header. A column `id` names the nodes: `edges`, `labels` and `split`
-    then use these names. Without it, nodes are numbered from 0, and rows of other tables are in this order. Empty
-    lines between the rows of nodes are refused.
+    then use these names. Without it, nodes are numbered from 0. Rows of tables without `id` are in the order of nodes.
+    Empty lines between them are refused.
 
     Args:
         nodes: a row of numbers for each node: its features.
@@ -151,8 +151,7 @@ def node_inputs(nodes: Path, edges: EdgeFile | None, inputs: Sequence[str]) -> N
         DamagedFile, OSError: as for `node_tables`.
     """
     try:
-        names = _names(nodes, inputs)
-        return _inputs(nodes, edges, [name for name in names if name not in (*inputs, *_RESERVED)])
+        return _inputs(nodes, edges, inputs=inputs)
     except ValueError as error:
         raise DamagedFile(str(error)) from None
 
@@ -160,14 +159,17 @@ def node_inputs(nodes: Path, edges: EdgeFile | None, inputs: Sequence[str]) -> N
 # ---------------------------------------------------------------------------------------------------------- inputs
 
 
-def _inputs(nodes: Path, edges: EdgeFile | None, drop: Sequence[str]) -> NodeInputs:
-    names = _names(nodes, drop)
+def _inputs(
+    nodes: Path, edges: EdgeFile | None, drop: Sequence[str] = (), inputs: Sequence[str] | None = None
+) -> NodeInputs:
+    """`drop`: the columns that are no features; or `inputs`: those that are, in this order."""
+    names = _names(nodes, inputs or drop)
     if "" in names:
         raise ValueError(
             f"column {names.index('')} of {nodes} has no name; pandas' to_csv writes row numbers there: use "
             "index=False, or name the column id if it names the nodes"
         )
-    inputs = [name for name in names if name not in (*_RESERVED, *drop)]
+    inputs = inputs or [name for name in names if name not in (*_RESERVED, *drop)]
     if not inputs:
         raise ValueError(f"{nodes} has no column of features besides {', '.join(names)}")
     hint = "; features are numbers: write numbers, or ignore the column"
@@ -175,6 +177,8 @@ def _inputs(nodes: Path, edges: EdgeFile | None, drop: Sequence[str]) -> NodeInp
     with np.errstate(over="ignore"):  # infinities are refused
         x = np.stack([table.columns[name] for name in inputs], 1).astype(np.float32)
     table.refuse(~np.isfinite(x).all(1), "has a number that is NaN, infinite or too large for float32")
+    if table.lines is not None and len(inputs) > 2 and [*inputs] == [*map(str, x[0].astype(int))]:
+        raise ValueError(f"{table.where(0)} counts the columns, as pandas' to_csv does without names: give them names")
     ids = _ids(table) if ID in names else None
     edge_index, weight = (
         (torch.empty(2, 0, dtype=torch.int64), None) if edges is None else _edges(edges, nodes, len(x), ids)
@@ -232,7 +236,7 @@ def _links(edges: EdgeFile, nodes: Path, ids: Sequence[str] | None) -> tuple[Tab
     path, weights = edges.path, [] if edges.weights is None else [edges.weights]
     names = _names(path, weights)
     if path.suffix == ".npy":
-        links = np.concatenate([*edge_chunks(path, columns=edges.columns)], axis=1)
+        links = whole_numbers(np.concatenate([*edge_chunks(path, columns=edges.columns)], axis=1).T, path).T
         if ids is not None or weights:
             raise ValueError(
                 f"{path} is an array of node numbers; nodes with ids, and weights, need a table with a header"
@@ -256,17 +260,17 @@ def _links(edges: EdgeFile, nodes: Path, ids: Sequence[str] | None) -> tuple[Tab
 
 
 def _rows_of(path: Path, columns: Sequence[str] | None, given: NodeInputs, nodes: Path) -> Table:
-    """Columns of a table, a row for each node: by its `id`, or by the order. Default: all columns. Nodes without a row
-    get empty cells."""
+    """Columns of a table, a row for each node: by its `id` (of nodes without names: their numbers), or by the order.
+    Default: all columns. Nodes without a row get empty cells."""
     names = _names(path, columns or ())
     columns = columns or [name for name in names if name not in _RESERVED]
-    by_id = ID in names and given.ids is not None
-    table = read_columns(path, text=[*columns, *([ID] if by_id else [])])
+    table = read_columns(path, text=[*columns, *([ID] if ID in names else [])])
     row = np.arange(len(table))
-    if by_id and given.ids is not None:
+    if ID in names:
         _ids(table)
         row = np.full(len(given.x), -1)
-        row[_numbers_of(table, ID, given.ids, nodes)] = np.arange(len(table))
+        ids = given.ids or [*map(str, range(len(given.x)))]
+        row[_numbers_of(table, ID, ids, nodes)] = np.arange(len(table))
     if len(row) != len(given.x):
         raise ValueError(f"{path} must have one row for each of the {len(given.x)} rows of {nodes}; it has {len(row)}")
     cells = {name: np.where(row < 0, "", table.columns[name].astype(str)[row]) for name in columns}
@@ -290,8 +294,8 @@ def _targets(table: Table, problem: Problem) -> tuple[Tensor, NDArray[np.bool_],
     table.refuse(~known & ~np.isnan(y).all(1), "has some of the targets; fill all of them, or none")
     y[~known] = 0
     if problem == "regression":
-        table.refuse(~np.isfinite(y).all(1), "has a target that is not finite")
-        return torch.from_numpy(y).float(), known, Outputs(problem, names)
+        table.refuse(~(np.abs(y) < 1e100).all(1), "has a target that is not finite, or too large to be squared")
+        return torch.from_numpy(y), known, Outputs(problem, names)
     table.refuse(((y != 0) & (y != 1)).any(1), "has a label other than 0 and 1")
     return torch.from_numpy(y == 1), known, Outputs(problem, names)
 
@@ -327,9 +331,10 @@ def _classes(table: Table, values: NDArray[Any]) -> tuple[Tensor, NDArray[np.boo
 
 
 def _standardized(y: Tensor, train: Tensor, outputs: Outputs) -> tuple[Tensor, Outputs]:
+    """Targets as float32. Until then they are float64: those of a time stamp differ in digits that float32 has not."""
     mean, std = y[train].mean(0), y[train].std(0, correction=0)
     std = torch.where(std > 0, std, 1.0)
-    return (y - mean) / std, replace(outputs, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    return ((y - mean) / std).float(), replace(outputs, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
 # ----------------------------------------------------------------------------------------------------------- split

@@ -128,4 +128,4 @@ def _per_edge(graph: StackedGraph, folded: Graph, round: Round, data: PerEdge) -
     types = data.relation.ids(at_dst[dst % graph.num_dst], at_src[src % graph.num_src])
     table = data.table.to(round.accumulate_dtype)
     table = table.expand(-1, round.heads, *table.shape[2:]).unflatten(1, (graph.heads, -1))
-    return table[types, dst // graph.num_dst % graph.heads]
+    return table.flatten(0, 1).index_select(0, types * graph.heads + dst // graph.num_dst % graph.heads)

@@ -119,6 +119,7 @@ def farthest(positions: Tensor, n: int) -> Tensor:
     chosen, distance = np.zeros(n, np.int64), np.full(len(at), np.inf)
     for k in range(1, n):
         np.minimum(distance, np.square(at - at[chosen[k - 1]]).sum(1), out=distance)
+        distance[chosen[k - 1]] = -1.0  # also where all others lie upon it
         chosen[k] = distance.argmax()
     return torch.from_numpy(chosen).to(positions.device)
 
@@ -151,7 +152,8 @@ def nearest(positions: Tensor, k: int, labels: Tensor | None) -> Ints:
 
 def _points(name: str, positions: Tensor, labels: Tensor | None) -> tuple[np.ndarray, Ints | None]:
     """Positions in float64, and the rank of each point's label."""
-    if not isinstance(positions, Tensor) or positions.dim() != 2 or not positions.is_floating_point():
+    is_matrix = isinstance(positions, Tensor) and positions.dim() == 2 and positions.is_floating_point()
+    if not is_matrix or not positions.shape[1]:
         shown = list(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(f"{name} needs floating-point positions [N, d]; got {shown}")
     at = positions.detach().double().cpu().numpy()

@@ -240,9 +240,9 @@ def recurrence(
     log_gate, beta, state = (None if x is None else x.to(wide) for x in (log_gate, beta, state))
     if not value.numel() or not query.numel():
         last = query.new_zeros(batch, heads, width, deep, dtype=wide) if state is None else state
-        inputs = [x for x in (query, key, value, log_gate, beta) if x is not None]
+        inputs = [x for x in (query, key, value, log_gate, beta, state) if x is not None]
         nothing = torch.stack([x.flatten()[:0].sum(dtype=wide) for x in inputs]).sum()  # so that autograd knows them
-        return nothing.expand(batch, nodes, heads, deep), last
+        return nothing.expand(batch, nodes, heads, deep), last + nothing
     if not on_gpu and not torch.is_grad_enabled():
         return _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
     if unit:

@@ -77,7 +77,7 @@ def selective_scan(
     check_shape("B", B, batch, nodes, states)
     check_shape("C", C, batch, nodes, states)
     check_shape("state", state, batch, channels, states)
-    ends = np.array([0, *ends_of(documents, nodes)])
+    ends = np.array([0, *ends_of(documents, nodes)], np.int64)
     check_device(x, "selective scans")
     check_shape("bias", bias, channels)
     check_shape("D", D, channels)

@@ -79,7 +79,7 @@ class Layout:
         if count not in self._segments:
             ptr, other = self.by_key[:2]
             cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], count + 1), side="left")
-            cuts = np.unique([0, *cuts[1:-1], len(ptr) - 1])
+            cuts = np.unique(np.array([0, *cuts[1:-1], len(ptr) - 1], np.int64))
             parts = [other[ptr[a] : ptr[b]] for a, b in pairwise(cuts)]
             low, high = [x.min(initial=len(self.by_query[0])) for x in parts], [x.max(initial=-1) for x in parts]
             pairs = combinations(range(len(parts)), 2)

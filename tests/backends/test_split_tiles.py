@@ -7,11 +7,12 @@ import torch
 
 from mpnn import Topology, graphs
 from mpnn.backends import edge_list
-from mpnn.backends.tiles import cpu, split
+from mpnn.backends.tiles import cpu, cuda, split
 from mpnn.engine import folding
 from mpnn.engine.plan import choose
 from mpnn.graph import Graph
 from mpnn.graph.runs import Ints, Runs
+from mpnn.kernels import flex
 from mpnn.round import Round
 from mpnn.scores import Dot
 from tests.support.capabilities import GRAPHS
@@ -127,12 +128,17 @@ def test_very_many_runs_are_counted_in_samples(monkeypatch: pytest.MonkeyPatch) 
         return take(runs, at)
 
     monkeypatch.setattr(Runs, "take", counted)
+    x = torch.zeros(4096, 1, 8)
     for most in (rows + 1, torch.where(rows // cpu.ROWS % 4 == 0, 4096, 64)):
-        edges = graphs.chosen((torch.rand(4096, 70) * most).long(), 4096).structure
+        graph = graphs.chosen((torch.rand(4096, 70) * most).long(), 4096)
+        edges = graph.structure
         exact = cpu.count_blocks(edges, cpu.ROWS, cpu.COLUMNS)
         monkeypatch.setattr(cpu, "_MANY_RUNS", 1 << 18)
-        assert cpu._count_tiles(edges) == exact
+        assert cpu.count_tiles(edges, cpu.ROWS, cpu.COLUMNS) == exact
         assert not taken
         monkeypatch.setattr(cpu, "_MANY_RUNS", 1)
-        assert cpu._count_tiles(edges) == pytest.approx(exact, rel=0.25)
+        assert cpu.count_tiles(edges, cpu.ROWS, cpu.COLUMNS) == pytest.approx(exact, rel=0.25)
         assert taken.pop() == 16 * cpu.ROWS
+        pairs = cuda.counts(Round(graph, x, Dot(x, x, 1.0)))["pair"]
+        assert pairs == pytest.approx(cpu.count_blocks(edges, flex.SIDE, flex.SIDE)[1], rel=0.25)
+        assert taken.pop() == 16 * flex.SIDE

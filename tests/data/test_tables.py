@@ -97,6 +97,26 @@ def test_several_labels_and_numbers_are_targets(files: dict[str, Path]) -> None:
     torch.testing.assert_close(numbers[:, 0], torch.arange(10) + 0.5)
 
 
+def test_large_targets_keep_their_digits(files: dict[str, Path]) -> None:
+    files["labels"].write_text("time\n" + "".join(f"{1_700_000_000 + k}\n" for k in range(10)))  # 128 apart in float32
+    data = node_tables(**files, problem="regression")
+    steps = (data.y[1:, 0] - data.y[:-1, 0]) * data.outputs.std[0]
+    torch.testing.assert_close(steps, torch.ones(9))
+    files["labels"].write_text("time\n" + "1e200\n2e200\n" * 5)
+    with pytest.raises(DamagedFile, match=r"line 2 of .* has a target that is not finite, or too large"):
+        node_tables(**files, problem="regression")
+
+
+def test_rows_with_ids_are_those_of_numbered_nodes(files: dict[str, Path]) -> None:
+    files["labels"].write_text("id,c\n" + "".join(f"{k},{'ab'[k < 3]}\n" for k in reversed(range(9))))
+    data = node_tables(**files)
+    assert [data.outputs.names[k] for k in data.y] == [*"bbbaaaaaaa"]
+    assert int(data.train_mask.sum() + data.val_mask.sum() + data.test_mask.sum()) == 9
+    files["labels"].write_text("id,c\n" + "".join(f"n{k},{'ab'[k < 3]}\n" for k in range(10)))
+    with pytest.raises(DamagedFile, match=r"line 2 of .* has a node in column 'id' that is no id of .*x.npy"):
+        node_tables(**files)
+
+
 def test_classes_are_numbers_of_any_kind(files: dict[str, Path]) -> None:
     files["labels"].write_text("year\n" + "2010.0\n1999.0\n" * 4 + "\n".join(["-1", "1999"]))  # pandas, of a gap
     assert node_tables(**files).outputs.names == ("1999", "2010")
@@ -106,6 +126,8 @@ def test_other_nodes_need_the_features_of_the_model(people: dict[str, Any], tmp_
     (tmp_path / "new.csv").write_text("age,height,id\n20,1.8,kim\n")
     inputs = node_inputs(tmp_path / "new.csv", None, ["age"])
     assert (inputs.x.tolist(), inputs.ids) == ([[20.0]], ("kim",))
+    swapped = node_inputs(tmp_path / "new.csv", None, ["height", "age"])  # the order of the model, not of the file
+    assert (swapped.x.tolist(), swapped.inputs) == ([[pytest.approx(1.8), 20.0]], ("height", "age"))
     with pytest.raises(DamagedFile, match=r"new\.csv has no column 'weight'; it has 'age', 'height', 'id'"):
         node_inputs(tmp_path / "new.csv", None, ["weight"])
 
@@ -218,6 +240,28 @@ def test_features_that_are_not_finite_are_refused(files: dict[str, Path]) -> Non
     np.save(files["nodes"], np.eye(10) * 1e300)
     with pytest.raises(DamagedFile, match=r"row 1 of .* too large for float32"):
         node_tables(**files)
+
+
+def test_numbers_of_columns_are_no_features(files: dict[str, Path], tmp_path: Path) -> None:
+    files["nodes"] = tmp_path / "x.csv"
+    files["nodes"].write_text("0,1,2\n" + "5,6,7\n" * 9)
+    with pytest.raises(DamagedFile, match=r"line 1 of .*x.csv counts the columns, as pandas"):
+        node_tables(**files)
+
+
+def test_arrays_of_edges_hold_whole_numbers(files: dict[str, Path], tmp_path: Path) -> None:
+    files["edges"] = tmp_path / "e.npy"
+    np.save(files["edges"], np.array([[0, 1, 2], [1, 2, 3]], np.uint64))
+    assert node_tables(**files).edge_index.dtype == torch.int64
+    np.save(files["edges"], np.array([[0, 1, 2], [1, 2.5, 3]]))
+    with pytest.raises(DamagedFile, match=r"row 2 of .*e.npy must have whole numbers"):
+        node_tables(**files)
+
+
+def test_a_cell_too_long_for_the_reader_is_refused(people: dict[str, Any]) -> None:
+    people["nodes"].write_text(PEOPLE + "kim,1,cook," + "a" * 200_000 + "\n")
+    with pytest.raises(DamagedFile, match=r"the row that begins with 'kim,1,cook,a*' cannot be read: field larger"):
+        node_tables(**people)
 
 
 def test_columns_of_edges_are_named(files: dict[str, Path]) -> None:

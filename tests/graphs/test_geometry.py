@@ -108,6 +108,7 @@ def test_line_graph_joins_edges_that_follow_one_another(backtrack: bool) -> None
 def test_farthest_points_are_far_apart() -> None:
     at = torch.tensor([[0.0], [1.0], [10.0], [4.0], [10.0]])
     assert graphs.farthest(at, 4).tolist() == [0, 2, 3, 1]
+    assert graphs.farthest(torch.zeros(3, 2), 3).tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="at most the number of points, 5; got 6"):
         graphs.farthest(at, 6)
 
@@ -126,6 +127,7 @@ def test_an_expander_is_symmetric_and_reaches_everything(n: int) -> None:
 
 MISTAKES = {
     "no positions": (lambda: graphs.radius(torch.zeros(3), 1.0), "needs floating-point positions"),
+    "no coordinates": (lambda: graphs.radius(torch.zeros(3, 0), 1.0), r"positions \[N, d\]; got \[3, 0\]"),
     "NaN": (lambda: graphs.radius(torch.tensor([[0.0], [float("nan")]]), 1.0), "those of point 1 are not all finite"),
     "a radius of 0": (lambda: graphs.radius(torch.zeros(3, 2), 0), "r must be a positive number; got 0"),
     "a flat cell": (lambda: graphs.radius(torch.zeros(3, 2), 1.0, cell=torch.ones(2, 2)), "cell must be an invertible"),

@@ -186,6 +186,9 @@ def test_without_nodes_the_state_stays(kind: str) -> None:
     out, last = recurrence(*given, state)
     assert out.shape == (2, 0, 4, DEEP)
     assert last.equal(state)
+    given[2].requires_grad_()
+    for result in recurrence(*given, state):  # as with nodes
+        assert torch.autograd.grad(result.sum(), given[2])[0].shape == given[2].shape
 
 
 def test_strides_and_gradients_of_one_result() -> None:

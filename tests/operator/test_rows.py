@@ -1,6 +1,7 @@
 """Functions of rows in blocks, `mpnn.rows.mapped`, against the same in torch: values, first and second derivatives."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from mpnn import MessagePassing, graphs, rows
 from mpnn.attention import EdgeFilter
 from mpnn.kernels import edge_sum
+from mpnn.models.layers.interaction import interaction
 from mpnn.models.layers.molecules import RadialFilter, ShiftedSoftplus
 from mpnn.update import MLP
 
@@ -66,6 +68,18 @@ def test_which_functions_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(out, f(x), rtol=1e-12, atol=1e-12)
         before = [] if out.grad_fn is None else [node.name() for node, _ in out.grad_fn.next_functions if node]
         assert ("RowMapBackward" in before) is served
+
+
+def test_a_function_that_overwrites_its_input_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks read the input again in the backward pass."""
+    f, x = nn.Sequential(nn.SiLU(inplace=True), nn.Linear(5, 3)), torch.randn(20, 5)
+    expected = torch.autograd.grad(f(x.clone()).sum(), list(f.parameters()))
+    monkeypatch.setattr(edge_sum, "BLOCK", 10)
+    assert all(map(torch.equal, torch.autograd.grad(rows.mapped(f, x.clone()).sum(), list(f.parameters())), expected))
+    layer = interaction(4, activation=partial(nn.ReLU, inplace=True))
+    edges = torch.randint(8, (2, 40))
+    y, e = layer(torch.randn(8, 4), graphs.from_edges(edges, 8), edge_attr=torch.randn(40, 4))
+    (y.sum() + e.sum()).backward()
 
 
 def test_a_filter_keeps_nothing_between_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:

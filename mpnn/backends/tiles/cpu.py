@@ -134,19 +134,19 @@ def _pieces(round: Round) -> split.Pieces | None:
 
 
 def _tile_counts(graph: Graph) -> tuple[int, int]:
-    return graph.cached("tiles: counts", lambda: _count_tiles(graph.structure))
+    return graph.cached("tiles: counts", lambda: count_tiles(graph.structure, ROWS, COLUMNS))
 
 
-def _count_tiles(edges: Strips | Runs) -> tuple[int, int]:
+def count_tiles(edges: Strips | Runs, rows: int, columns: int) -> tuple[int, int]:
     """Tiles and pairs in them. Of very many runs, those of one row of tiles in each of `_SAMPLES` equal parts are
     counted, at places that no period of the graph repeats: an estimate needs no more."""
-    step = edges.num_dst // (ROWS * _SAMPLES)
+    step = edges.num_dst // (rows * _SAMPLES)
     if isinstance(edges, Strips) or step < 2 or edges.num_runs < _MANY_RUNS:
-        return count_blocks(edges, ROWS, COLUMNS)
+        return count_blocks(edges, rows, columns)
     part = np.arange(_SAMPLES)
-    first_rows = (part * step + (part * _GOLDEN % 1 * step).astype(np.int64)) * ROWS
-    counted = count_blocks(edges.take((first_rows[:, None] + np.arange(ROWS)).ravel()), ROWS, COLUMNS)
-    tiles, area = (round(n * edges.num_dst / (ROWS * _SAMPLES)) for n in counted)
+    first_rows = (part * step + (part * _GOLDEN % 1 * step).astype(np.int64)) * rows
+    counted = count_blocks(edges.take((first_rows[:, None] + np.arange(rows)).ravel()), rows, columns)
+    tiles, area = (round(n * edges.num_dst / (rows * _SAMPLES)) for n in counted)
     return tiles, area
 
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.tiles import cpu
-from mpnn.backends.tiles.cpu import table
+from mpnn.backends.tiles.cpu import count_tiles, table
 from mpnn.graph import Graph
-from mpnn.graph.blocks import BlockMask, count_blocks
+from mpnn.graph.blocks import BlockMask
 from mpnn.graph.runs import Runs
 from mpnn.kernels import flex
 from mpnn.needs import on_edges
@@ -47,7 +47,7 @@ def counts(round: Round) -> Counts:
     score = round.score
     assert isinstance(score, Dot)
     graph = round.graph
-    _, area = graph.cached("flex counts", lambda: count_blocks(graph.structure, flex.SIDE, flex.SIDE))
+    _, area = graph.cached("flex counts", lambda: count_tiles(graph.structure, flex.SIDE, flex.SIDE))
     pairs = float(area * round.batch.numel() * round.heads)
     return {"pair": pairs, "product": pairs * (score.query.shape[-1] + round.value.shape[-1])}
 

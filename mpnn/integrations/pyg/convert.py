@@ -114,7 +114,8 @@ class ConvOperator(nn.Module):
         ):
             if given and not taken:
                 raise ValueError(f"{type(self.conv).__name__} does not take {argument}")
-        size, typed = (len(x), len(x) if source is None else len(source)), self.edge_input == "edge_type"
+        size, owner = (len(x), len(x) if source is None else len(source)), type(self.conv).__name__
+        typed = owner if self.edge_input == "edge_type" else None
         bound, *of_edges = engine.build_once(_bound, graph, *size, x.device, typed)
         call = self._edge_arguments(edge_attr, *of_edges)
         if among is not None:
@@ -154,8 +155,10 @@ def _edge_input(local: Any) -> str | None:
     return names.pop() if names else None
 
 
-def _bound(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device, typed: bool) -> tuple[Any, ...]:
-    """The graph of these nodes, the number of its edges, their attributes and, if needed, their types."""
+def _bound(
+    graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device, typed: str | None
+) -> tuple[Any, ...]:
+    """The graph of these nodes, the number of its edges, their attributes and, if a convolution is `typed`, types."""
     if active() is not None:
         raise ValueError("a convolution of PyTorch Geometric does not run inside mpnn.distributed.sharded")
     if isinstance(graph, Topology):
@@ -167,7 +170,7 @@ def _bound(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.de
             f"and {num_src}"
         )
     if typed and not graph.has_edge_types:
-        raise ValueError("this convolution needs a graph with edge types: graphs.from_edges(..., edge_type=...)")
+        raise ValueError(f"{typed} needs a graph with edge types: graphs.from_edges(..., edge_type=...)")
     return graph, graph.num_edges, graph.edge_attr, graph.edge_type if typed else None
 
 

@@ -157,7 +157,7 @@ class GraphBert(Model):
             )
         targets = subgraphs.nodes[:, 0]
         raw, logits = self.residual(x, subgraphs.graph), self.residual_logits(x, subgraphs.graph)
-        return raw[targets, None], logits[targets]
+        return raw.index_select(0, targets)[:, None], logits.index_select(0, targets)
 
     def loss(self, x: Tensor, subgraphs: Subgraphs, target: Tensor) -> Tensor:
         """Mean cross-entropy in nats; target int64 [T]."""

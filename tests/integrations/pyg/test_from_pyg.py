@@ -165,7 +165,7 @@ def test_without_torch_geometric_it_says_how_to_get_it(monkeypatch: pytest.Monke
         (pyg.GINEConv(mlp()), {}, "this GINEConv needs edge features: pass edge_attr, or a graph that has edge_attr"),
         (pyg.PNAConv(IN, OUT, ALL, SCALERS, DEGREES, EDGE), {}, "this PNAConv needs edge features"),
         (pyg.GATConv(IN, OUT), {"edge_attr": torch.rand(40, 2)}, "this GATConv does not take edge_attr"),
-        (pyg.RGCNConv(IN, OUT, 2), {}, "needs a graph with edge types"),
+        (pyg.RGCNConv(IN, OUT, 2), {}, "^RGCNConv needs a graph with edge types"),
         (pyg.GCNConv(IN, OUT), {"source": torch.rand(N, IN)}, "GCNConv does not take source"),
         (pyg.GCNConv(IN, OUT), {"return_weights": True}, "GCNConv does not take return_weights"),
         (pyg.GCNConv(IN, OUT), {"graph": graphs.from_edges(EDGES, 20)}, "the graph has 20 destinations and 20 sources"),
