@@ -125,7 +125,7 @@ def test_blocks_that_begin_at_slots_refuse_texts_that_do_not(case: str) -> None:
 @pytest.mark.parametrize("name", ["DeepseekV32ForCausalLM", "MiniMaxM3VLForCausalLM"])
 def test_packed_sequences_are_refused_where_a_layer_chooses_in_the_whole_row(name: str) -> None:
     ends = torch.tensor([0, 10, 20]).int()
-    with pytest.raises(ValueError, match="so packed sequences would get other sources than alone"):
+    with pytest.raises(ValueError, match="so packed sequences would get other numbers than alone"):
         mpnn.hf.use(tiny(name)).model(IDS[:1], cu_seq_lens_q=ends, cu_seq_lens_k=ends, use_cache=False)
 
 

@@ -25,7 +25,7 @@ EACH = "mamba", "mamba2", "qwen3_next", "kimi_linear", "lfm2"  # one of each rec
 OTHERS = (
     *("falcon_mamba", "falcon_h1", "bamba", "zamba2", "jamba", "granitemoehybrid", "nemotron_h", "qwen3_5_text"),
     *("qwen3_5_moe_text", "olmo_hybrid", "bailing_hybrid", "minimax", "lfm2_moe", "lfm3"),
-    "glm5_next",
+    *("glm5_next", "inkling_text", "qwen4_exp_text", "zamba"),
 )
 families = pytest.mark.parametrize("family", [*EACH, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 
@@ -104,8 +104,8 @@ def test_another_recurrence_is_noticed(family: str, monkeypatch: pytest.MonkeyPa
     made = model(family)
     mpnn.hf.use(made)
     expected = logits(made)
-    name = {"lfm2": "short_convolution", "lfm2_moe": "short_convolution", "lfm3": "short_convolution"}.get(family)
-    for changed in [name] if name else ["recurrence", "selective_scan"]:
+    convolves = family in ("lfm2", "lfm2_moe", "lfm3", "inkling_text")
+    for changed in ["short_convolution"] if convolves else ["recurrence", "selective_scan"]:
         exact = getattr(recurrences, changed)
 
         def tilted(*inputs: Any, exact: Any = exact, **options: Any) -> Any:  # not scaled, which a norm would undo
@@ -123,6 +123,10 @@ def test_packed_sequences_are_apart(family: str, monkeypatch: pytest.MonkeyPatch
     """Also in models that drop `seq_idx` on the way to their layers."""
     if family == "glm5_next":  # its attention chooses pools of the whole row; the recurrent layers alone
         monkeypatch.setitem(hf_walk._OWN["Glm5NextTextConfig"], "layer_types", 2 * ["linear_attention"])
+    if family == "qwen4_exp_text":  # as glm5_next
+        monkeypatch.setitem(hf_walk._OWN["Qwen4ExpTextConfig"], "layer_types", 2 * ["linear_attention"])
+    if family == "inkling_text":  # its full attention scales logits by positions in the row
+        monkeypatch.setitem(hf_walk._OWN["InklingTextConfig"], "log_scaling_n_floor", None)
     made = model(family)
     mpnn.hf.use(made)
     ids = IDS[:1]
@@ -131,9 +135,10 @@ def test_packed_sequences_are_apart(family: str, monkeypatch: pytest.MonkeyPatch
     assert not agree(logits(made, ids), alone)  # the pass leaves nothing behind
 
 
+@pytest.mark.parametrize("family", ["glm5_next", "inkling_text"])
 @pytest.mark.parametrize("how", ["seq_idx", "position_ids", "cu_seq_lens_k"])
-def test_packed_sequences_are_refused_where_pools_are_those_of_the_row(how: str) -> None:
-    made, ids = model("glm5_next"), IDS[:1]
+def test_packed_sequences_are_refused_where_pools_or_scales_are_those_of_the_row(family: str, how: str) -> None:
+    made, ids = model(family), IDS[:1]
     mpnn.hf.use(made)
     logits(made, ids, position_ids=torch.arange(13)[None])
     given = packing() if how == "cu_seq_lens_k" else {how: packing()[how]}

@@ -99,6 +99,11 @@ _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names 
         "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "shared_intermediate_size": 24,
         "layer_types": ["mamba", "attention"],
     },
+    "InklingTextConfig": {
+        "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "sliding_window_size": 4,
+        "d_rel": 4, "rel_extent": 6, "log_scaling_n_floor": 3, "layer_types": ["hybrid_sliding", "hybrid"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "GraniteSpeechEncoderConfig": _SPEECH,
     "GraniteSpeechPlusEncoderConfig": _SPEECH,
@@ -109,9 +114,14 @@ _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names 
     },
     "MiniMaxM3VLTextConfig": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "NemotronConfig": {"num_key_value_heads": 2},
+    "Qwen4ExpTextConfig": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4, "hc_count": 2,
+        "indexer_compress_ratio": 2, "hc_lowrank": 8, "layer_types": ["linear_attention", "full_attention"],
+    },
     "RecurrentGemmaConfig": {
         "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 6, "num_key_value_heads": 2,
     },
+    "ZambaConfig": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
     "XmodConfig": {"default_language": "en_XX", "languages": ["en_XX"]},
     "ZayaConfig": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "EsmConfig": {"vocab_size": 60, "mask_token_id": 59, "pad_token_id": 0},

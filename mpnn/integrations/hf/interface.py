@@ -146,12 +146,9 @@ def _attend(
         dense = position_bias
     if indices is not None and isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None:
         indices, mask, is_causal = _allowed(indices, mask[..., :keys]), None, False
-    chooses = indices is not None or block_indices is not None or hasattr(module, "indexer")
-    if chooses and (cu_seq_lens_k is not None or others.get("seq_idx") is not None or recurrences.is_packed()):
-        raise ValueError(
-            f"{type(module).__name__} chooses sources in the whole row, so packed sequences would get other sources "
-            "than alone; pass them as a batch, padded"
-        )
+    if cu_seq_lens_k is not None or others.get("seq_idx") is not None or recurrences.is_packed():
+        chooses = indices is not None or block_indices is not None or hasattr(module, "indexer")
+        _check_packed(module, chooses)
     mask, dense = _mask_and_bias(module, mask, dense, is_causal, (batch, queries, keys))
     if cu_seq_lens_k is not None:
         mask = mask.within(cu_seq_lens_k)
@@ -355,6 +352,20 @@ def _of_blocks(module: nn.Module, chosen: Tensor, mask: Mask, instead: Instead |
     flags.scatter_(-1, torch.where(chosen >= 0, chosen, count).long(), True)
     by_block = graphs.blocks(flags[..., :count], size, keys, num_dst=queries)
     return by_block & _stacked(mask.graph(instead, batch, keys, chosen.device, flat=True)[0], batch, groups)
+
+
+def _check_packed(module: nn.Module, chooses: bool) -> None:
+    """Raises ValueError if a layer computes numbers from the whole row of packed sequences."""
+    does = "chooses sources" if chooses else ""
+    if getattr(getattr(module, "config", None), "log_scaling_n_floor", None) and not getattr(
+        module, "is_sliding", False
+    ):
+        does = "scales logits by positions"  # Inkling
+    if does:
+        raise ValueError(
+            f"{type(module).__name__} {does} in the whole row, so packed sequences would get other numbers than alone; "
+            "pass them as a batch, padded"
+        )
 
 
 def _check_slots(module: nn.Module, mask: Mask, positions: Tensor | None) -> None:

@@ -83,7 +83,11 @@ class Mask:
     def __add__(self, other: Any) -> Any:
         raise TypeError(_COMPUTES)
 
-    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __rand__ = __or__ = __ror__ = __add__
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __rand__ = __or__ = __ror__ = __add__
+
+    def __and__(self, other: Any) -> Any:
+        """The pairs of one new token that an indexer leaves (Qwen4-Exp)."""
+        return self[:] & other if self.sizes.queries == 1 else self + other
 
     def __invert__(self) -> Any:
         raise TypeError(_COMPUTES)
