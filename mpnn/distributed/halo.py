@@ -25,6 +25,7 @@ from mpnn.distributed.groups import Mesh, exchanged, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
 from mpnn.graph.exchange import Exchange, Terms
+from mpnn.kernels import memory
 from mpnn.round import Round
 
 
@@ -215,7 +216,7 @@ class HaloExchange(Exchange):
     def _placed(self, own: Tensor, fetched: Tensor, dim: int) -> Tensor:
         """The rows of all sources."""
         first, last = fetched.tensor_split([self._before], dim)
-        rows = torch.cat([first, own, last], dim)
+        rows = _Join.apply(dim, first, own, last)
         return rows if self._order is None else rows.index_select(dim, self._order)
 
 
@@ -261,6 +262,21 @@ class OwnExchange(Exchange):
         return self.terms(attention.project(dst, src, self._own_nodes), round, graph)
 
 
+class _Join(torch.autograd.Function):
+    """`torch.cat`, in memory of `memory.empty`."""
+
+    @staticmethod
+    def forward(ctx: Any, dim: int, *pieces: Tensor) -> Tensor:
+        ctx.dim, ctx.sizes = dim, [x.shape[dim] for x in pieces]
+        shape = list(pieces[0].shape)
+        shape[dim] = sum(ctx.sizes)
+        return torch.cat(pieces, dim, out=memory.empty(pieces[0], *shape))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, *gradient.split(ctx.sizes, ctx.dim)
+
+
 class _Take(torch.autograd.Function):
     """The own rows, and those that travel."""
 
@@ -280,7 +296,7 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, leaving: Tensor, exchange: HaloExchange) -> Tensor:
         ctx.exchange = exchange
-        total = own.clone()
+        total = memory.empty(own, *own.shape).copy_(own)
         for index, part in zip(exchange.leaving, leaving.split(exchange.sizes), strict=True):
             total.index_add_(0, index, part)  # an index occurs once here, so the order of the sum is that of the ranks
         return total

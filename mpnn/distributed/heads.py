@@ -71,7 +71,7 @@ class HeadsExchange(OwnExchange):
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
         super().__init__(graph, dst, src, group)
         self.own = torch.arange(graph.num_src, device=graph.device)  # of the graph it runs over, all nodes are its own
-        self._dst, self._src = _Rows(dst, graph.device), _Rows(src, graph.device)
+        self._dst, self._src = dst, src
 
     def refusal(self, layer: Layer) -> str | None:
         return refusal(layer, self.ranks)
@@ -116,21 +116,3 @@ class HeadsExchange(OwnExchange):
         arrived = exchanged(rows, arriving, leaving, self.group)
         self.received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - arriving[self.rank])
         return arrived
-
-
-class _Rows:
-    """The order of nodes by owner, in which rows arrive, and that of the graph."""
-
-    def __init__(self, owners: Owners, device: torch.device) -> None:
-        self.ranks, self.sizes = owners.ranks, owners.sizes
-        nodes = [owners.nodes(r).to(device) for r in range(owners.ranks)]
-        order = torch.cat(nodes)
-        ordered = torch.equal(order, torch.arange(len(order), device=device))
-        self._nodes = None if ordered else order
-        self._place = None if ordered else order.argsort()
-
-    def by_owner(self, x: Tensor) -> Tensor:
-        return x if self._nodes is None else x.index_select(0, self._nodes)
-
-    def in_order(self, x: Tensor) -> Tensor:
-        return x if self._place is None else x.index_select(0, self._place)

@@ -21,6 +21,7 @@ class Owners:
 
     def __init__(self, bounds: Tensor, owner: Tensor, ranks: int) -> None:
         self.bounds, self.owner, self.ranks = bounds, owner, ranks
+        self._kept: dict[torch.device, tuple[Tensor, Tensor] | None] = {}
 
     @staticmethod
     def of_sizes(sizes: Sequence[int]) -> "Owners":
@@ -87,8 +88,25 @@ class Owners:
         rows = x.movedim(dim, 0)
         padded = torch.cat([rows, rows.new_zeros(max(self.sizes) - len(rows), *rows.shape[1:])])
         parts = [part[:size] for part, size in zip(every(padded, group), self.sizes, strict=True)]
-        order = torch.cat([self.nodes(rank) for rank in range(self.ranks)]).argsort()
-        return torch.cat(parts)[order.to(x.device)].movedim(0, dim)
+        return self.in_order(torch.cat(parts)).movedim(0, dim)
+
+    def by_owner(self, x: Tensor) -> Tensor:
+        """The rows of all nodes, [num_nodes, ...], those of rank 0 first."""
+        orders = self._orders(x.device)
+        return x if orders is None else x.index_select(0, orders[0])
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """The rows of all nodes in their order; those of rank 0 come first in x."""
+        orders = self._orders(x.device)
+        return x if orders is None else x.index_select(0, orders[1])
+
+    def _orders(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """The nodes by owner, and the place of each node there; None if that is their order."""
+        if device not in self._kept:
+            nodes = torch.cat([self.nodes(rank) for rank in range(self.ranks)])
+            ordered = bool((nodes.diff() > 0).all())
+            self._kept[device] = None if ordered else (nodes.to(device), nodes.argsort().to(device))
+        return self._kept[device]
 
     def __repr__(self) -> str:
         return f"Owners({self.num_nodes:,} nodes: {', '.join(f'{size:,}' for size in self.sizes)})"
