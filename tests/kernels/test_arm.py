@@ -21,6 +21,9 @@ from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import Additive, AdditiveV2
 from mpnn.kernels import row_attention, row_reduce
 from mpnn.kernels.cpu import library
+from mpnn.kernels.feature_dropout import FeatureDropout
+from mpnn.kernels.selective_scan import selective_scan
+from mpnn.kernels.state_update import state_update
 
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 LIBC = Path("/usr/aarch64-linux-gnu")
@@ -60,6 +63,9 @@ def row_attention_calls() -> None:
     for attention in (Additive(12, 8, 4, edge_dim=5), AdditiveV2(12, 8, 2)):
         op, e = MessagePassing(square, "sum", None, attention, backend="csr"), randn(square.num_edges, 5)
         backward(op(randn(40, 12), edge_attr=e if isinstance(attention, Additive) else None))
+    for heads, kv in ((8, 1), (8, 2)):  # enough heads and edges that kernels copy keys
+        q, k, v = (randn(2, n, h, 16) for n, h in ((37, heads), (41, kv), (41, kv)))
+        backward(ops.attend(edges(count=700), q, k, v, dropout=0.2, backend="csr"))
 
 
 def row_reduce_calls() -> None:
@@ -95,7 +101,44 @@ def recurrence_calls() -> None:
                     backward(ops.attend(graph, q, k * 0.2, v, normalize="none", backend="scan", **options))
 
 
-CASES = [row_attention_calls, row_reduce_calls, tile_attention_calls, recurrence_calls]
+def few_nodes_calls() -> None:
+    for dtype in WIDE + NARROW:
+        q, k, v = (randn(2, 3, 2, width, dtype=dtype, grad=False) for width in (16, 16, 24))
+        gate, beta = -torch.rand(2, 3, 2).to(dtype), torch.rand(2, 3, 2).to(dtype)
+        for options in ({}, {"log_gate": gate}, {"log_gate": gate, "beta": beta}):
+            ops.attend(graphs.causal().bind(3), q, k, v, normalize="none", backend="scan", **options)
+
+
+def state_space_calls() -> None:
+    for dtype in WIDE:
+        x, dt, z = (randn(2, 75, 24, dtype=dtype) for _ in range(3))
+        B, C = (randn(2, 75, 16, dtype=dtype) for _ in range(2))
+        A = -torch.arange(1.0, 17).repeat(24, 1).to(dtype)
+        for training in (True, False):
+            with torch.set_grad_enabled(training):
+                y, last = selective_scan(x, dt, A, B, C, documents=[0, 32, 43], softplus=True, z=z)
+                if training:
+                    backward(y + last.sum())
+    x, z, dt, (B, C) = randn(2, 6, 20), randn(2, 6, 20), randn(2, 6), (randn(2, 3, 40) for _ in range(2))
+    with torch.no_grad():
+        options = {"softplus": True, "bias": randn(6), "D": randn(6), "z": z}
+        state_update(randn(2, 6, 20, 40), x, dt, -torch.rand(6), B, C, **options)
+
+
+def feature_dropout_calls() -> None:
+    for dtype in WIDE:
+        backward(FeatureDropout.apply(randn(3, 50, 37, dtype=dtype), 77, 0.3))
+
+
+CASES = [
+    row_attention_calls,
+    row_reduce_calls,
+    tile_attention_calls,
+    recurrence_calls,
+    few_nodes_calls,
+    state_space_calls,
+    feature_dropout_calls,
+]
 
 
 @pytest.fixture(scope="module")

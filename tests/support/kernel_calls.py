@@ -70,7 +70,7 @@ class _Memory:
         frame: Any = sys._getframe()
         while frame is not None:
             if frame.f_globals.get("__name__", "").startswith("mpnn."):
-                for x in _within(list(frame.f_locals.values()), depth=9):
+                for x in _within(list(frame.f_locals.values()), depth=12):
                     numbers = (
                         torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.frombuffer(x, dtype=torch.int64)
                     )
