@@ -31,7 +31,7 @@ class TopK(DotProduct):
         m_i  = DotProduct of i over the k in-neighbors of largest I_ij
 
     The choice costs O(N^2) products of the indexer, some rows at a time; attention reads k sources per destination.
-    The indexer learns by `index_loss` only.
+    The indexer learns by `index_loss` only. A `KVCache` keeps its keys, too: a new node scores all nodes and reads k.
 
     Args:
         k: sources of each destination. index_heads, index_dim: heads of the indexer and their width.
@@ -54,17 +54,24 @@ class TopK(DotProduct):
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         _check(self, dst, graph, edge_attr)
-        return super().forward(dst, src, graphs.chosen(self.choose(dst, src, graph), graph.num_src) & graph)
+        return super().forward(dst, src, self.chosen(dst, self.to_index_key(src), graph))
 
-    @torch.no_grad()
+    def chosen(self, dst: Tensor, index_key: Tensor, graph: Graph) -> Graph:
+        """The graph of the chosen edges, given the indexer's keys of all sources, [..., N_src, index_dim]."""
+        _check(self, dst, graph, None)
+        return graphs.chosen(self._choose(dst, index_key, graph), graph.num_src) & graph
+
     def choose(self, dst: Tensor, src: Tensor, graph: Graph) -> Tensor:
         """The chosen sources, int64 [N_dst, k] or [B, N_dst, k], -1 where a destination has fewer in-neighbors."""
+        return self._choose(dst, self.to_index_key(src), graph)
+
+    @torch.no_grad()
+    def _choose(self, dst: Tensor, index_key: Tensor, graph: Graph) -> Tensor:
         parts = []
-        for rows in rows_at_a_time(dst, src.shape[-2] * self.index_heads):
+        for rows in rows_at_a_time(dst, index_key.shape[-2] * self.index_heads):
             edges = graph.rows(rows.start, rows.stop).dense()
-            scores = self._index(dst[..., rows, :], src).masked_fill(~edges, -torch.inf)
-            best = scores.topk(min(self.k, graph.num_src), -1)
-            parts.append(best.indices.masked_fill(best.values == -torch.inf, -1))
+            scores = self._index(dst[..., rows, :], index_key).masked_fill(~edges, -torch.inf)
+            parts.append(_largest(scores, min(self.k, graph.num_src)))
         return torch.cat(parts, -2) if parts else torch.zeros(*dst.shape[:-1], 0, dtype=torch.int64)
 
     def index_loss(self, dst: Tensor, src: Tensor, graph: Graph) -> Tensor:
@@ -91,15 +98,15 @@ class TopK(DotProduct):
             total = total + (torch.special.xlogy(p, p) - p * scored.log_softmax(-1).masked_fill(at < 0, 0.0)).sum()
         return total / (indices >= 0).any(-1).sum().clamp(min=1)
 
-    def _index(self, dst: Tensor, src: Tensor) -> Tensor:
+    def _index(self, dst: Tensor, index_key: Tensor) -> Tensor:
         query = self.to_index_query(dst).unflatten(-1, (self.index_heads, -1))
-        products = F.relu(torch.einsum("...ihd,...jd->...ihj", query, self.to_index_key(src)))
+        products = F.relu(torch.einsum("...ihd,...jd->...ihj", query, index_key))
         return torch.einsum("...ih,...ihj->...ij", self.to_index_weight(dst), products)
 
     def _scores_at(self, dst: Tensor, src: Tensor, at: Tensor) -> Tensor:
         """The indexer's scores of these sources, -inf for none; 0 in rows without any."""
         absent = (at < 0) & (at >= 0).any(-1, keepdim=True)
-        return self._index(dst, src).gather(-1, at.clamp(min=0)).masked_fill(absent, -torch.inf)
+        return self._index(dst, self.to_index_key(src)).gather(-1, at.clamp(min=0)).masked_fill(absent, -torch.inf)
 
 
 class BlockTopK(DotProduct):
@@ -194,6 +201,17 @@ class BlockTopK(DotProduct):
         inside = np.minimum(runs.stop[:, None], last) - np.maximum(runs.start[:, None], first)
         np.add.at(count, runs.row, np.maximum(inside, 0))
         return torch.from_numpy(count > 0), torch.from_numpy(count == last - first)
+
+
+def _largest(scores: Tensor, k: int) -> Tensor:
+    """The indices of the k largest scores of each row, -1 for -inf. Of equal scores the first ones, which `topk` does
+    not promise: ReLUs make scores of exactly 0, and a cache must choose as over the whole text."""
+    best, at = scores.topk(min(k + 1, scores.shape[-1]), -1)
+    if 0 < k < scores.shape[-1]:
+        tied = (best[..., k - 1] == best[..., k]) & (best[..., k] > -torch.inf)
+        if tied.any():
+            at[tied] = torch.sort(scores[tied], stable=True, dim=-1, descending=True).indices[..., : k + 1]
+    return at[..., :k].masked_fill(best[..., :k] == -torch.inf, -1)
 
 
 def block_means(key: Tensor, size: int) -> Tensor:

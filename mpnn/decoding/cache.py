@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import KeyValue, Recurrent
-from mpnn.attention.choice import block_means
+from mpnn.attention.choice import TopK, block_means
 from mpnn.graph import Graph
 from mpnn.graph.causal import documents
 from mpnn.graph.runs import Runs
@@ -105,8 +105,7 @@ class KVCache:
         Raises:
             ValueError: if the attention or the graph cannot be decoded node by node.
         """
-        if active() is not None:
-            raise ValueError("a cache cannot be used while nodes are sharded over processes: decode on one process")
+        _check_not_divided()
         if edge_attr is not None or layer.mixes_values or (layer.training and layer.edge_dropout):
             raise ValueError("a cache cannot be combined with edge_attr, hops, teleport or edge_dropout")
         attention = layer.attention
@@ -116,10 +115,10 @@ class KVCache:
             )
         if isinstance(attention, Recurrent):
             return self._recurrence(layer, graph, x, source)
-        if not isinstance(attention, KeyValue) or type(attention).forward is not KeyValue.forward:
+        if not isinstance(attention, KeyValue) or type(attention).forward not in (KeyValue.forward, TopK.forward):
             raise ValueError(
-                "only DotProduct, Kernel, Additive, AdditiveV2 and recurrent attention can use a cache; got "
-                f"{type(attention).__name__}"
+                "only DotProduct, TopK, BlockTopK, Kernel, Additive, AdditiveV2 and recurrent attention can use a "
+                f"cache; got {type(attention).__name__}"
             )
         if torch.compiler.is_compiling():
             raise ValueError("torch.compile does not trace cached decoding; call the uncompiled module with a cache")
@@ -141,14 +140,18 @@ class KVCache:
         if attention.num_past is not None and not entry.fixed:
             entry.keep_last(attention.num_past)
         options: Any = {} if attention.block is None else {"means": entry.block_means(attention.block)}
-        return attention.round(query, key, value, step.graph, step.graph.edge_attr, **options)
+        graph = step.graph
+        if isinstance(attention, TopK):
+            index = attention.to_index_key(new)[..., None, :]
+            index, _ = self.append(attention.to_index_key, index, index[..., :0])
+            graph = attention.chosen(x, step.gather(index, 0).squeeze(-2), graph)
+        return attention.round(query, key, value, graph, graph.edge_attr, **options)
 
     def _recurrence(self, layer: Any, graph: Topology | Graph, x: Tensor, source: Tensor | None) -> Round:
         """The round over the new nodes alone, with the state after the nodes before. `keep_state` gets the new one."""
         entry = self._states.setdefault(layer, _State())
         start, stop = entry.count, entry.count + x.shape[-2]
-        if stop > self.length:
-            raise ValueError(f"this cache has a length of {self.length} nodes; with the new ones there would be {stop}")
+        self._check_length(stop)
         if source is not None or not isinstance(graph, Topology) or documents(graph.bind(self.length)) != [self.length]:
             raise ValueError(f"a recurrence decodes node by node over the topology causal() alone; got {graph}")
         new = graph.bind(stop - start).to(x.device)
@@ -165,18 +168,47 @@ class KVCache:
         """Stores the state of a recurrence after so many more nodes."""
         if state.requires_grad:
             raise ValueError("a cache does not store gradients; decode under torch.no_grad()")
-        entry = self._states[layer]
+        entry = self._states.setdefault(layer, _State())
         entry.value, entry.count = state, entry.count + nodes
+
+    def state(self, layer: Any) -> Tensor | None:
+        """What `keep_state` stored last for the layer."""
+        return self._states[layer].value if layer in self._states else None
+
+    def seen(self, layer: Any) -> int:
+        """The number of nodes that the layer has processed."""
+        return self._entries[layer].seen if layer in self._entries else 0
+
+    def append(self, layer: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends keys and values [..., n, H, D] of a layer that makes its own graphs, and returns those of all nodes.
+
+        Raises:
+            ValueError: if there would be more than `length` nodes, or the keys or values require gradients.
+        """
+        _check_not_divided()
+        entry = self._entries.setdefault(layer, _Entry(fixed=False))
+        self._check_length(stop := entry.seen + key.shape[-3])
+        entry.append(key, value, self.length)
+        entry.seen = stop
+        return entry.key[..., :stop, :, :], entry.value[..., :stop, :, :]
+
+    def _check_length(self, stop: int) -> None:
+        if stop > self.length:
+            raise ValueError(f"this cache has a length of {self.length} nodes; with the new ones there would be {stop}")
 
     def _step(self, graph: Graph, start: int, stop: int, num_src: int) -> "_Step":
         """The rows of nodes `start` to `stop`, computed once for all layers with the same graph."""
-        if stop > self.length:
-            raise ValueError(f"this cache has a length of {self.length} nodes; with the new ones there would be {stop}")
+        self._check_length(stop)
         if any((step.start, step.stop) != (start, stop) for step in self._steps.values()):
             self._steps.clear()
         if (graph, num_src) not in self._steps:
             self._steps[graph, num_src] = _Step.of(graph, start, stop, num_src, self.length)
         return self._steps[graph, num_src]
+
+
+def _check_not_divided() -> None:
+    if active() is not None:
+        raise ValueError("a cache cannot be used while nodes are sharded over processes: decode on one process")
 
 
 @dataclass(eq=False)

@@ -133,11 +133,26 @@ def test_blocks_chosen_over_other_graphs_stay_within_them() -> None:
     assert whole.dense()[..., own].all()
 
 
-def test_blocks_are_decoded_from_a_cache() -> None:
-    op, x, cache = layer(BlockTopK(DIM, HEADS, 4, 3, position=Rotary(4))), torch.randn(B, N, DIM).double(), KVCache(N)
+choosers = pytest.mark.parametrize(
+    "attention", [TopK(DIM, HEADS, 3, position=Rotary(4)), BlockTopK(DIM, HEADS, 4, 3, position=Rotary(4))],
+    ids=["TopK", "BlockTopK"],
+)  # fmt: skip
+
+
+@choosers
+def test_chosen_edges_are_decoded_from_a_cache(attention: DotProduct) -> None:
+    op, x, cache = layer(attention), torch.randn(B, N, DIM).double(), KVCache(N)
     with torch.no_grad():
         parts = [op(x[:, a:b], cache=cache) for a, b in ((0, 9), (9, 10), (10, 15), (15, N))]
-        torch.testing.assert_close(torch.cat(parts, 1), op(x))
+        torch.testing.assert_close(torch.cat(parts, 1), op(x), rtol=0, atol=1e-12)
+
+
+def test_top_k_of_a_window_are_decoded_from_a_cache() -> None:
+    op, x, cache = layer(TopK(DIM, HEADS, 3, position=Rotary(4))), torch.randn(B, N, DIM).double(), KVCache(N)
+    near = graphs.causal() & graphs.window(7)
+    with torch.no_grad():
+        parts = [op(x[:, k : k + 1], near, cache=cache) for k in range(N)]
+        torch.testing.assert_close(torch.cat(parts, 1), op(x, near), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (3,)], ids=str)
@@ -159,8 +174,9 @@ def test_a_token_reads_the_means_and_the_chosen_blocks_alone(batch: tuple[int, .
     torch.testing.assert_close(found[..., 0, :], whole[..., -1, :], rtol=0, atol=1e-12)
 
 
-def test_means_of_blocks_follow_what_a_cache_forgets() -> None:
-    op, cache = layer(BlockTopK(DIM, HEADS, 4, 3, position=Rotary(4))), KVCache(N)
+@choosers
+def test_choices_follow_what_a_cache_forgets(attention: DotProduct) -> None:
+    op, cache = layer(attention), KVCache(N)
     x, other = torch.randn(2, 2, N, DIM).double()
     with torch.no_grad():
         op(other[:, :14], cache=cache)
@@ -192,5 +208,3 @@ def test_what_a_choice_cannot_do_is_refused() -> None:
         TopK(DIM, HEADS, 3, position=ALiBi(HEADS)).index_loss(x, x, graph)
     with pytest.raises(ValueError, match="k must be"):
         TopK(DIM, HEADS, 0)
-    with pytest.raises(ValueError, match="can use a cache"):
-        MessagePassing(graphs.causal(), "sum", None, TopK(DIM, HEADS, 3))(x, cache=KVCache(N))

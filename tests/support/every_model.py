@@ -491,7 +491,7 @@ CAUSAL: dict[str, Causal] = {
     "GPT2": Causal(ROWS["GPT2"].make, whole, with_cache),
     "Llama": Causal(ROWS["Llama"].make, whole, with_cache),
     "Mamba2": Causal(ROWS["Mamba2"].make, whole, with_cache, bits=False),
-    "NSA": Causal(ROWS["NSA"].make, whole, bits=False),
+    "NSA": Causal(ROWS["NSA"].make, whole, with_cache, bits=False),
     "Performer": Causal(ROWS["Performer"].make, whole, with_cache, bits=False),
     "RetNet": Causal(ROWS["RetNet"].make, whole, with_cache, bits=False),
     "ReformerLM": Causal(lambda: models.ReformerLM(CHUNKED), whole),

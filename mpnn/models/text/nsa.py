@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, graphs, ops
 from mpnn.attention.choice import rows_at_a_time
+from mpnn.decoding.cache import KVCache
 from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Runs
 from mpnn.maps import Linear
@@ -80,6 +81,7 @@ class NSALayer(nn.Module):
         if config.size % config.stride or config.block % config.stride or config.heads % self.kv_heads:
             raise ValueError(f"stride must divide size and block, and kv_heads heads; got {config}")
         self.config, self.rotary, dim = config, config.rotary(), config.dim
+        self.near = self.graph & graphs.window(config.window - 1)
         width = self.rotary.dim
         self.to_query = Linear(dim, config.heads * width, config.bias)
         self.to_key, self.to_value = (Linear(dim, 3 * self.kv_heads * width, config.bias) for _ in range(2))
@@ -89,29 +91,47 @@ class NSALayer(nn.Module):
         ffn = GatedFeedForward(dim, config.hidden, ACTIVATIONS[config.activation])
         self.update = PreNorm(dim, ffn, norm=norm)
 
-    def forward(self, x: Tensor, graph: Any = None, *, cache: Any = None) -> Tensor:
-        if cache is not None or graph not in (None, self.graph):
-            raise ValueError("NSA chooses its own graphs over whole texts: call it without cache, graph and lengths")
-        config, nodes, h = self.config, x.shape[-2], self.update.prepare(x)
+    def forward(self, x: Tensor, graph: Any = None, *, cache: KVCache | None = None) -> Tensor:
+        if graph not in (None, self.graph):
+            raise ValueError("NSA chooses its own graphs over whole texts: call it without graph and lengths")
+        config, h, start = self.config, self.update.prepare(x), 0 if cache is None else cache.seen(self)
+        nodes, at = start + x.shape[-2], np.arange(start, start + x.shape[-2])
         query = self.to_query(h).unflatten(-1, (config.heads, -1))
-        keys, values = (x(h).unflatten(-1, (3, self.kv_heads, -1)).unbind(-3) for x in (self.to_key, self.to_value))
-        summaries = self.key_summaries(keys[0]), self.value_summaries(values[0])
-        at, causal = np.arange(nodes), self.graph.bind(nodes).to(h.device)
-        ended = Runs.of(nodes, summaries[0].shape[-3], [(at, 0, (at - config.size + 1) // config.stride + 1)])
-        chosen = graphs.blocks(self.choose(query, summaries[0]), config.block, nodes, num_dst=nodes) & causal
-        near = (self.graph & graphs.window(config.window - 1)).bind(nodes).to(h.device)
+        key, value = (x(h).unflatten(-1, (3 * self.kv_heads, -1)) for x in (self.to_key, self.to_value))
+        plain, turned = key.split([self.kv_heads, 2 * self.kv_heads], -2)
+        position = torch.from_numpy(at).to(h.device)
+        new = self.graph.bind(len(at)).to(h.device)
+        rotated, turned = self.rotary.turn(query, turned, new.with_positions(position, position) if start else new)
+        key = torch.cat([plain, turned], -2)
+        if cache is not None:
+            key, value = cache.append(self, key, value)
+        keys, values = key.chunk(3, -2), value.chunk(3, -2)
+        summaries = self.summarize(keys[0], values[0], cache, len(at))
+        ended = Runs.of(len(at), summaries[0].shape[-3], [(at - start, 0, (at - config.size + 1) // config.stride + 1)])
+        causal, near = (x.bind(nodes).rows(start, nodes).to(h.device) for x in (self.graph, self.near))
+        chosen = graphs.blocks(self.choose(query, summaries[0], start), config.block, nodes, num_dst=len(at)) & causal
         attend = partial(ops.attend, dropout=config.attention_dropout if self.training else 0.0)
         parts = [attend(Graph.from_runs(ended).to(h.device), query, *summaries)]
-        query, both = self.rotary.turn(query, torch.cat(keys[1:], -2), causal)
-        for bound, key, value in zip((chosen, near), both.chunk(2, -2), values[1:], strict=True):
-            parts.append(attend(bound, query, key, value))
+        parts += [attend(bound, rotated, *kv) for bound, *kv in zip((chosen, near), keys[1:], values[1:], strict=True)]
         gate = self.to_gate(h).sigmoid().unflatten(-1, (3, -1, 1))
         return self.update(x, self.to_out((gate * torch.stack(parts, -3)).sum(-3).flatten(-2)))
 
+    def summarize(self, key: Tensor, value: Tensor, cache: KVCache | None, new_nodes: int) -> tuple[Tensor, Tensor]:
+        """The summaries of the keys and values of all nodes; a cache keeps those of earlier calls."""
+        held = None if cache is None else cache.state(self)
+        start = 0 if held is None else held.shape[-3] * self.config.stride
+        new = [self.key_summaries(key[..., start:, :, :]), self.value_summaries(value[..., start:, :, :])]
+        both = torch.cat(new, -2)
+        both = both if held is None else torch.cat([held, both], -3)
+        if cache is not None:
+            cache.keep_state(self, both, new_nodes)
+        return both.split(self.kv_heads, -2)
+
     @torch.no_grad()
-    def choose(self, query: Tensor, summaries: Tensor) -> Tensor:
-        """The chosen blocks, bool [B, kv_heads, N, ceil(N / block)], for queries [B, N, H, D] and summaries of keys."""
-        config, (nodes, count) = self.config, (query.shape[-3], summaries.shape[-3])
+    def choose(self, query: Tensor, summaries: Tensor, start: int = 0) -> Tensor:
+        """The chosen blocks, bool [B, kv_heads, N, blocks], for queries [B, N, H, D] of the nodes from `start` on and
+        summaries of keys."""
+        config, nodes, count = self.config, start + query.shape[-3], summaries.shape[-3]
         blocks, summary = (torch.arange(n, device=query.device) for n in (-(-nodes // config.block), count))
         # eq. 9: the number of (m, n) with i = j l'/d + m - n, m < l'/d, n < l/d is that of shared stretches of d nodes
         first = summary[:, None] * config.stride - blocks * config.block
@@ -119,7 +139,7 @@ class NSALayer(nn.Module):
         overlaps = stretches.clamp(min=0).to(query.dtype) / config.stride
         shared, found = query.unflatten(-2, (self.kv_heads, -1)), []
         for rows in rows_at_a_time(query.flatten(-2), config.heads * count):
-            at = torch.arange(rows.start, rows.stop, device=query.device)[:, None]
+            at = torch.arange(start + rows.start, start + rows.stop, device=query.device)[:, None]
             logits = torch.einsum("bighd,bmgd->bghim", shared[:, rows], summaries) * self.rotary.dim**-0.5
             logits = logits.masked_fill(summary * config.stride + config.size > at + 1, -torch.inf)
             importance = logits.softmax(-1).nan_to_num(0.0).sum(2) @ overlaps  # eq. 8, 10
@@ -134,8 +154,8 @@ class NSALayer(nn.Module):
 class NSA(PlainDecoder):
     """Decoder-only language model of natively trainable sparse attention.
 
-    The graphs of chosen blocks are built in each call, so `torch.compile` does not trace it. It has no cache, so it
-    does not generate.
+    The graphs of chosen blocks are built in each call, so `torch.compile` does not trace it. A cache keeps the keys,
+    the values and the summaries; `KVCache.crop` refuses to forget some of them.
 
     Args:
         config: sizes and options.
@@ -144,7 +164,3 @@ class NSA(PlainDecoder):
     def __init__(self, config: NSAConfig) -> None:
         norm = partial(nn.RMSNorm, eps=config.eps)
         super().__init__(config, (NSALayer(config, norm) for _ in range(config.layers)), norm)
-
-    def generate(self, *args: Any, **options: Any) -> Tensor:
-        """Raises NotImplementedError: a new token would compute all."""
-        raise NotImplementedError("NSA has no cache, so it does not generate; model(tokens) scores texts")

@@ -1,5 +1,6 @@
 """NSA: against the paper's formulas, written with masks and loops."""
 
+import copy
 from collections.abc import Callable
 from itertools import product
 
@@ -134,10 +135,41 @@ def test_sizes_must_divide() -> None:
             model(**wrong)
 
 
-def test_graphs_and_caches_are_refused() -> None:
+def test_graphs_are_refused() -> None:
     net, ids = model(), torch.zeros(1, 8, dtype=torch.int64)
-    for options in ({"cache": KVCache(8)}, {"graph": graphs.identity()}, {"lengths": [3, 5]}):
-        with pytest.raises(ValueError, match="without cache, graph and lengths"):
+    for options in ({"graph": graphs.identity()}, {"lengths": [3, 5]}):
+        with pytest.raises(ValueError, match="without graph and lengths"):
             net(ids, **options)
-    with pytest.raises(NotImplementedError, match="NSA has no cache"):
-        net.generate(ids, 4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pieces", [[23], [1] * 23, [2, 9, 1, 1, 10], [7, 16]])
+def test_a_cache_gives_the_logits_of_the_whole_text(pieces: list[int]) -> None:
+    net, ids, cache = model(), torch.randint(30, (2, 23)), KVCache(23)
+    found = torch.cat([net(piece, cache=cache) for piece in ids.split(pieces, 1)], 1)
+    torch.testing.assert_close(found, net(ids), rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match="a length of 23 nodes; with the new ones there would be 24"):
+        net(ids[:, :1], cache=cache)
+
+
+@torch.no_grad()
+def test_a_cache_is_copied_selected_and_cropped_to_nothing_alone() -> None:
+    net, ids, cache = model(), torch.randint(30, (3, 20)), KVCache(20)
+    net(ids[:, :13], cache=cache)
+    other = copy.deepcopy(cache)
+    other.select(torch.tensor([2, 0]))
+    torch.testing.assert_close(net(ids[[2, 0], 13:], cache=other), net(ids)[[2, 0], 13:], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(net(ids[:, 13:], cache=cache), net(ids)[:, 13:], rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match="cannot forget nodes"):
+        cache.crop(12)
+    cache.crop(0)
+    torch.testing.assert_close(net(ids, cache=cache), net(ids), rtol=1e-10, atol=1e-10)
+
+
+def test_generated_tokens_are_the_likeliest_of_the_whole_text() -> None:
+    net, ids = model(), torch.randint(30, (2, 6))
+    found = net.generate(ids, 14, temperature=0)
+    for n in range(6, 20):
+        assert torch.equal(found[:, n], net(found[:, :n])[:, -1].argmax(-1))
+    with pytest.raises(ValueError, match="does not store gradients"):
+        net(ids, cache=KVCache(6))
