@@ -15,7 +15,7 @@ in `OPTIONS`.
 
 import math
 from collections.abc import Sequence
-from functools import cache, wraps
+from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -413,7 +413,7 @@ class EdgeMessages(Replacement):
         conv: Any = self
         x = (inputs["q"], inputs["k"]) if "k" in inputs else inputs["x"]  # ResGatedGraphConv has no x
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
-        reducers, names = _reducers(conv.aggr_module) or [], _arguments(type(conv).message)
+        reducers, names = _reducers(conv.aggr_module) or [], [*conv.inspector.get_param_dict("message")]
         of_sources = all(name.endswith("_j") or inputs.get(name, 0) is None for name in names)
         ours = (of_sources or reducers not in LINEAR or self.mpnn_backend != "auto") and is_edge_list(edge_index)
         if not ours or not self.computes(edge_index, *features, size=size):
@@ -541,11 +541,6 @@ def _reducers(module: Any) -> list[Any] | None:
     if kind not in REDUCERS or filled or (variance is not None and variance.semi_grad):
         return None
     return [REDUCERS[kind]]
-
-
-@cache
-def _arguments(message: Any) -> tuple[str, ...]:
-    return (*signature(message).parameters,)[1:]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
