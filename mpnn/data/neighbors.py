@@ -181,7 +181,7 @@ def sampled_batch(
     before: Tensor | None = None,
 ) -> NeighborBatch:
     """One batch of `neighbor_batches`."""
-    rows, sources, times = whole.rows, nodes, before
+    rows, sources, times = whole.rows, nodes.cpu(), None if before is None else before.cpu()
     layers: list[tuple[Graph, Tensor, Tensor]] = []
     ages: tuple[Tensor, ...] = ()
     for layer in reversed(range(len(fanouts))):

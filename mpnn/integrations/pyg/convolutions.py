@@ -443,7 +443,9 @@ class EdgeConv(EdgeMessages, pyg.EdgeConv):
 
     def propagate(self, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
         layers, x = [*self.nn] if type(self.nn) is Sequential and not is_hooked(self.nn) else [self.nn], inputs["x"]
-        ours = _reducers(self.aggr_module) in LINEAR and is_plain(layers[0]) and self.flow == "source_to_target"
+        ours = (
+            _reducers(self.aggr_module) in LINEAR and any(map(is_plain, layers[:1])) and self.flow == "source_to_target"
+        )
         ours = ours and self.mpnn_backend == "auto" and is_edge_list(edge_index) and not isinstance(edge_index, Graph)
         if not ours or not self.computes(edge_index, *x, size=size):
             return super().propagate(edge_index, size=size, **inputs)
