@@ -137,6 +137,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--data MUTAG --seeds 1 --steps 2",
         ["MUTAG, GIN: ", "(1 seeds; published 89.4 ± 5.6)", "PNA", "Graphormer"],
     ),
+    "events.py": (
+        "--seeds 1 --steps 1",
+        ["generated events, TGN: ", "TGAT", "embeddings", "popularity", "group of the last event"],
+    ),
     "links.py": (
         "--seeds 1 --steps 2",
         ["links of Cora, GAE: ", "AUC (1 seeds; published 0.910", "GraphSAGE", "popularity"],

@@ -139,12 +139,11 @@ def _shares(nodes: Tensor, batch_size: int, rank: int, world: int) -> Sequence[T
 
 @dataclass(frozen=True)
 class _Whole:
-    """The graph that batches are sampled from: its compressed rows; data of its edges in their order; and its nodes'
-    degrees and positions (of destinations, of sources), if they are others than those of the rows."""
+    """The graph that batches are sampled from: its compressed rows; data of its edges in their order; and the positions
+    of its nodes (of destinations, of sources)."""
 
     rows: CompressedGraph
     data: dict[str, Tensor]
-    degrees: Tensor | None = None
     positions: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
@@ -154,11 +153,9 @@ class _Whole:
             return _Whole(graph, {})
         graph = graph.to("cpu")
         data = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type}
-        is_weighted = graph.edge_attr is not None and graph.edge_attr.numel() == graph.num_edges
         return _Whole(
             rows or graph.cached("compressed", partial(compressed, graph)),
             {name: values for name, values in data.items() if values is not None},
-            graph.cached("weighted degrees", partial(_weighted_degrees, graph)) if is_weighted else None,
             graph.node_positions(),
         )
 
@@ -175,13 +172,6 @@ class _Whole:
         return block
 
 
-def _weighted_degrees(graph: Graph) -> Tensor:
-    assert graph.edge_attr is not None
-    weight = graph.edge_attr.detach().reshape(-1)
-    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-    return weight.new_zeros(graph.num_dst).index_add(0, graph.edge_index[1], weight)
-
-
 def sampled_batch(
     whole: _Whole,
     nodes: Tensor,
@@ -191,7 +181,7 @@ def sampled_batch(
     before: Tensor | None = None,
 ) -> NeighborBatch:
     """One batch of `neighbor_batches`."""
-    rows, sources, times = whole.rows, nodes, before
+    rows, sources, times = whole.rows, nodes.cpu(), None if before is None else before.cpu()
     layers: list[tuple[Graph, Tensor, Tensor]] = []
     ages: tuple[Tensor, ...] = ()
     for layer in reversed(range(len(fanouts))):
@@ -202,10 +192,7 @@ def sampled_batch(
         else:
             sources, block, edges = rows.sample(sources, *drawn)
         layers.insert(0, (block, sources, edges))
-    if isinstance(rows, TemporalGraph) and times is not None:
-        degrees = rows.degree_before(sources, times)
-    else:
-        degrees = rows.degree(sources) if whole.degrees is None else whole.degrees[sources]
+    degrees = rows.degree(sources, times)
     graphs = tuple(whole.carried(block, inputs, degrees, edges) for block, inputs, edges in layers)
     x = None if features is None else gather(features, sources)
     return NeighborBatch(nodes, sources, graphs, x, times, ages)

@@ -1,10 +1,10 @@
-"""Degrees, and random features, which distinguish nodes that no other encoding can distinguish."""
+"""Degrees; random features, which distinguish nodes that no other encoding can distinguish; and times."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import not_negative, one_set
+from mpnn.graph.arguments import at_least, not_negative, one_set
 
 
 def degrees(graph: Graph, most: int | None = None) -> Tensor:
@@ -37,3 +37,20 @@ def random_features(num_nodes: int, k: int, seed: int) -> Tensor:
     not_negative("num_nodes", num_nodes)
     not_negative("k", k)
     return torch.randn(num_nodes, k, generator=torch.Generator().manual_seed(seed))
+
+
+class TimeEncoding(nn.Module):
+    """`Phi(t) = cos(w t + b)` of times or differences of times, with learned w and b (TGAT, Xu et al. 2020,
+    arXiv:2002.07962, section 3.1; TGN, Rossi et al. 2020). At first, the frequencies w are 1 to 10^-9, as in the
+    authors' code, and b is 0.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        at_least("dim", dim, 1)
+        self.frequency = nn.Parameter(torch.logspace(0, -9, dim))
+        self.phase = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, t: Tensor) -> Tensor:
+        """t [...], integers or floating point -> [..., dim]. Pass differences of large integers, not the integers."""
+        return torch.cos(t.to(self.frequency.dtype)[..., None] * self.frequency + self.phase)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
@@ -25,12 +26,14 @@ class CompressedGraph:
         columns: int32 [E], the source of each edge.
         num_src: the number of sources.
         edge_ids: int64 [E], the index of each edge in the caller's order, or None if it was not asked for.
+        sums: float64 [E + 1], the sums of the first edges' weights, or None without weights.
     """
 
     offsets: NDArray[np.int64]
     columns: NDArray[np.int32]
     num_src: int
     edge_ids: NDArray[np.int64] | None = None
+    sums: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.num_src >= 2**31:
@@ -59,12 +62,15 @@ class CompressedGraph:
         row = self.columns[self.offsets[node] : self.offsets[node + 1]]
         return torch.from_numpy(row.astype(np.int64))
 
-    def degree(self, nodes: Tensor | None = None) -> Tensor:
-        """The in-degrees of nodes, int64; default: of all."""
-        if nodes is None:
-            return torch.from_numpy(np.diff(self.offsets))
-        at = nodes.numpy()
-        return torch.from_numpy(self.offsets[at + 1] - self.offsets[at])
+    def rows(self, nodes: Tensor, before: Tensor | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the rows of nodes begin and end in `columns`. `before` is for a `TemporalGraph`."""
+        return self.offsets[nodes.numpy()], self.offsets[nodes.numpy() + 1]
+
+    def degree(self, nodes: Tensor | None = None, before: Tensor | None = None) -> Tensor:
+        """The in-degrees of nodes, int64, or float64 sums of weights; default: of all. Those of a `TemporalGraph` count
+        edges before a time, [n]."""
+        first, stop = self.rows(torch.arange(self.num_dst) if nodes is None else nodes, before)
+        return torch.from_numpy(stop - first) if self.sums is None else self.sums[stop] - self.sums[first]
 
     def graph(self) -> Graph:
         """The whole graph in memory, its edges by destination, then source."""
@@ -94,7 +100,7 @@ class CompressedGraph:
         """
         targets = nodes.cpu().numpy()
         check_nodes(targets, min(self.num_dst, self.num_src))
-        first, stop = self.offsets[targets], self.offsets[targets + 1]
+        first, stop = self.rows(nodes.cpu())
         sample = sample_neighbors(first, stop, self.columns, self.num_src, targets, fanout, seed)
         edges = torch.from_numpy(np.stack([sample.source, sample.destination]))
         block = Graph(len(nodes), len(sample.nodes), edges=edges, name=f"sampled({fanout})")
@@ -116,7 +122,15 @@ def compressed(graph: Graph) -> CompressedGraph:
     else:
         order = np.argsort(keys, kind="stable")
         keys, edge_ids = keys[order], order if csr.edge_id is None else csr.edge_id.cpu().numpy()[order]
-    return CompressedGraph(csr.ptr.cpu().numpy(), (keys & 0xFFFFFFFF).astype(np.int32), graph.num_src, edge_ids)
+    columns, sums = (keys & 0xFFFFFFFF).astype(np.int32), sums_of_weights(graph, edge_ids)
+    return CompressedGraph(csr.ptr.cpu().numpy(), columns, graph.num_src, edge_ids, sums)
+
+
+def sums_of_weights(graph: Graph, edge_ids: NDArray[np.int64] | None) -> Tensor | None:
+    """The sums of the first edges' attributes in this order, float64 [E + 1], if these are one number for each edge."""
+    if graph.edge_attr is None or graph.edge_attr.numel() != graph.num_edges:
+        return None
+    return F.pad(graph.edge_attr.detach().cpu().reshape(-1).double()[edge_ids].cumsum(0), (1, 0))
 
 
 def check_nodes(nodes: NDArray[np.int64], num_nodes: int, *, distinct: bool = True) -> None:

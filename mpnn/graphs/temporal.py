@@ -4,10 +4,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from mpnn.graph import Graph
-from mpnn.graphs.compressed import CompressedGraph
+from mpnn.graphs.compressed import CompressedGraph, sums_of_weights
 from mpnn.kernels.sample_neighbors import sample_neighbors
 
 
@@ -35,16 +34,9 @@ class TemporalGraph(CompressedGraph):
         src, dst = self.whole.edge_index.numpy()
         order = np.lexsort((times.numpy(force=True), dst))
         offsets = np.bincount(dst + 1, minlength=graph.num_dst + 1).cumsum()
-        super().__init__(offsets, src[order].astype(np.int32), graph.num_src, order)
-        self.times, weight = times.detach().cpu()[order], self.whole.edge_attr
-        if weight is None or weight.numel() != graph.num_edges:
-            weight = torch.ones(graph.num_edges, dtype=torch.int64)
-        self._sums = F.pad(weight.detach().reshape(-1).double()[order].cumsum(0), (1, 0))
-
-    def degree_before(self, nodes: Tensor, before: Tensor) -> Tensor:
-        """The number of edges into each node before its time, or the sum of their attributes, if these are numbers."""
-        first, stop = self._rows(nodes, before)
-        return self._sums[stop] - self._sums[first]
+        sums = sums_of_weights(self.whole, order)
+        super().__init__(offsets, src[order].astype(np.int32), graph.num_src, order, sums)
+        self.times = times.detach().cpu()[order]
 
     def sample_before(
         self, nodes: Tensor, before: Tensor, fanout: int, seed: int = 0
@@ -52,7 +44,7 @@ class TemporalGraph(CompressedGraph):
         """`sample` of nodes [n], which may repeat, each at a time [n]: sources [m], of which all but `nodes` are
         distinct pairs of node and time; their times [m]; the graph; for each of its edges, the index in `columns`,
         ascending for each destination, and how long before the time of its destination it was, [E]."""
-        first, stop = self._rows(nodes, before)
+        first, stop = self.rows(nodes, before)
         if self.latest and fanout >= 0:
             first = np.maximum(first, stop - fanout)
         sample = sample_neighbors(first, stop, self.columns, self.num_src, nodes.numpy(), fanout, seed)
@@ -68,15 +60,17 @@ class TemporalGraph(CompressedGraph):
         block = Graph(n, int(is_source.sum()), edges=torch.stack([src, dst]), name=f"sampled({fanout})")
         return nodes[is_source], times[is_source], block, edges, asked - happened
 
-    def _rows(self, nodes: Tensor, before: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the edges into each node before its time begin and end, by bisection of all rows at once."""
-        at, moment, times = nodes.numpy(), before.numpy(), self.times.numpy()
-        low, stop = self.offsets[at], self.offsets[at + 1]
+    def rows(self, nodes: Tensor, before: Tensor | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """By bisection of all rows at once."""
+        start, stop = super().rows(nodes)
+        if before is None:
+            return start, stop
+        low, moment, times = start, before.numpy(), self.times.numpy()
         while (low < stop).any():
             middle = (low + stop) // 2
             earlier = (low < stop) & (times[np.minimum(middle, len(times) - 1)] < moment)
             low, stop = np.where(earlier, middle + 1, low), np.where(earlier, stop, middle)
-        return self.offsets[at], low
+        return start, low
 
 
 def check_times(name: str, times: Tensor, count: int, dtype: torch.dtype | None = None) -> None:

@@ -15,7 +15,7 @@ in `OPTIONS`.
 
 import math
 from collections.abc import Sequence
-from functools import cache, wraps
+from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -413,7 +413,7 @@ class EdgeMessages(Replacement):
         conv: Any = self
         x = (inputs["q"], inputs["k"]) if "k" in inputs else inputs["x"]  # ResGatedGraphConv has no x
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
-        reducers, names = _reducers(conv.aggr_module) or [], _arguments(type(conv).message)
+        reducers, names = _reducers(conv.aggr_module) or [], [*conv.inspector.get_param_dict("message")]
         of_sources = all(name.endswith("_j") or inputs.get(name, 0) is None for name in names)
         ours = (of_sources or reducers not in LINEAR or self.mpnn_backend != "auto") and is_edge_list(edge_index)
         if not ours or not self.computes(edge_index, *features, size=size):
@@ -443,7 +443,9 @@ class EdgeConv(EdgeMessages, pyg.EdgeConv):
 
     def propagate(self, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
         layers, x = [*self.nn] if type(self.nn) is Sequential and not is_hooked(self.nn) else [self.nn], inputs["x"]
-        ours = _reducers(self.aggr_module) in LINEAR and is_plain(layers[0]) and self.flow == "source_to_target"
+        ours = (
+            _reducers(self.aggr_module) in LINEAR and any(map(is_plain, layers[:1])) and self.flow == "source_to_target"
+        )
         ours = ours and self.mpnn_backend == "auto" and is_edge_list(edge_index) and not isinstance(edge_index, Graph)
         if not ours or not self.computes(edge_index, *x, size=size):
             return super().propagate(edge_index, size=size, **inputs)
@@ -541,11 +543,6 @@ def _reducers(module: Any) -> list[Any] | None:
     if kind not in REDUCERS or filled or (variance is not None and variance.semi_grad):
         return None
     return [REDUCERS[kind]]
-
-
-@cache
-def _arguments(message: Any) -> tuple[str, ...]:
-    return (*signature(message).parameters,)[1:]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

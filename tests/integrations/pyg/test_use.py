@@ -557,7 +557,13 @@ def test_sums_of_edge_convolutions_map_each_node_once(aggr: str) -> None:
         patch.setattr(convolutions, "linear", lambda z, *more: last.append(len(z)) or first(z, *more))
         agree(conv, ours, x, EDGES)
         agree(conv, ours, torch.randn(2, N, IN, dtype=torch.float64), EDGES)
+        agree(conv, ours, x, EdgeIndex(EDGES.contiguous(), sparse_size=(N, N)))
+        agree(conv, ours, (x, x[: N - 1]), EDGES[:, EDGES[1] < N - 1])
     assert last[:3] == [N, N, N]
+    agree(*pair_of(lambda: pyg.EdgeConv(nn.Sequential(), aggr=aggr)), x, EDGES)
+    for module in (conv, ours):
+        module.nn[2].forward = lambda z: z[..., :OUT].square()  # as other libraries wrap it
+    torch.testing.assert_close(ours(x, EDGES), conv(x, EDGES))
     hook.remove()
     assert {shape[-2] for shape in rows} == {EDGES.shape[1]}
 
