@@ -107,7 +107,8 @@ def manual() -> str:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes to classify, their default graph, and the settings of the GAT; `digest` identifies the user's files."""
+    """Nodes to classify, their default graph, and the settings of the GAT; `digest` identifies the user's files and how
+    they are read."""
 
     name: str
     data: data.PointClassification
@@ -134,7 +135,10 @@ class Nodes:
         content = data.node_tables(nodes, edges=edges, seed=seed, **tables)
         paths = [nodes, tables.get("labels"), None if edges is None else edges.path, tables.get("split")]
         digests = [sha256(path.read_bytes()).digest() for path in paths if path is not None]
-        digest = sha256(b"".join(digests)).hexdigest()[:8]
+        how = {} if edges is None else {"columns": edges.columns, "weights": edges.weights, "directed": edges.directed}
+        how |= {name: value for name, value in tables.items() if not isinstance(value, Path)}
+        read = " ".join(f"{name}={value}" for name, value in how.items() if value)
+        digest = f"{sha256(b''.join(digests)).hexdigest()[:8]} {read}"
         own = "knn(8)" if edges is None else "edges"
         return Nodes("edges", content, own, dropout=0.5, lr=0.01, patience=None, digest=digest)
 

@@ -92,9 +92,10 @@ class Part:
         nodes, halo, edges = (mapped(name) for name in ("nodes", "halo", "edges"))
         sources = torch.cat([nodes, halo])
         graph = Graph(len(nodes), len(sources), edges=edges, name=f"rank {rank} of {folder.name}").validate()
+        graph = graph.with_positions(nodes, sources)
         graph.node_ids = nodes, sources
         data = {name: mapped(name) for name in facts["data"]}
-        part = Part(graph, sources.long(), torch.arange(len(nodes)), mapped("arriving").tolist(), data)
+        part = Part(graph, graph.node_positions()[1], torch.arange(len(nodes)), mapped("arriving").tolist(), data)
         if group is not None:
             agreement.gather(f"the cut {facts['sha256']} in {folder}", group)
             leaving = torch.from_numpy(np.load(folder / f"leaving-{rank}.npy")).long()

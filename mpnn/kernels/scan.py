@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty, zeros
@@ -243,7 +244,7 @@ def recurrence(
         inputs = [x for x in (query, key, value, log_gate, beta, state) if x is not None]
         nothing = torch.stack([x.flatten()[:0].sum(dtype=wide) for x in inputs]).sum()  # so that autograd knows them
         return nothing.expand(batch, nodes, heads, deep), last + nothing
-    if not on_gpu and not torch.is_grad_enabled():
+    if not on_gpu and not is_differentiated():
         return _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
     if unit:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
@@ -254,6 +255,11 @@ def recurrence(
         function = in_triton.Recurrence
     out, last = function.apply(query, key, value, log_gate, beta, state, scale, heads, ends)
     return out, last
+
+
+def is_differentiated() -> bool:
+    """Whether there may be derivatives: gradients, or tangents, which only an autograd function refuses."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0
 
 
 def check_shape(name: str, x: Tensor | None, *shape: int) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from mpnn.kernels.cpu import library
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import once_differentiable
-from mpnn.kernels.scan import check_device, check_shape, ends_of
+from mpnn.kernels.scan import check_device, check_shape, ends_of, is_differentiated
 
 _CHANNELS, _STATES = 8, 16  # of a block of the kernel: others are padded
 _PARTS = 4  # least number of work items of a backward pass, for any number of threads
@@ -89,7 +89,7 @@ def selective_scan(
     x, dt, A, B, C = (tensor.to(wide) for tensor in (x, dt, A, B, C))
     bias, D, z = (None if tensor is None else tensor.to(wide) for tensor in (bias, D, z))
     more_channels, more_states = -channels % _CHANNELS, -states % _STATES
-    if torch.is_grad_enabled() or more_channels:
+    if is_differentiated() or more_channels:
         dt = dt if bias is None else dt + bias
         step = F.softplus(dt) if softplus else dt
         scanned = _padded(x, more_channels), _padded(step, more_channels)

@@ -124,4 +124,6 @@ def test_labels_and_numbers_are_predicted(tmp_path: Path, monkeypatch: pytest.Mo
     assert [*first] == ["id", "low", "odd", "p_low", "p_odd"]
     assert (first["low"], last["low"]) == ("1", "0")
     assert "F1 " in run("eval labels")
+    other = f"{common} --target odd --ignore y,low --problem multilabel --out labels --resume"
+    assert "other settings: data was" in refusal(other), "the files are the same, and what is learned is not"
     assert "classes of nodes, and labels has multilabel" in refusal("view labels --node 1 -o page.html")

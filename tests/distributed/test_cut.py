@@ -41,6 +41,7 @@ def test_parts_are_those_of_a_partition(tmp_path, whole, edges, monkeypatch):
         part = Part.open(tmp_path / "parts", rank)
         assert torch.equal(part.nodes, torch.from_numpy(np.flatnonzero(owners == rank)))
         assert np.array_equal(part.data["x"], x[owners == rank])
+        assert all(map(torch.equal, part.graph.node_positions(), (part.nodes, part.sources))), "for relative positions"
         assert part.fetched == np.bincount(owners[part.sources[len(part.nodes) :]], minlength=RANKS).tolist()
         src, dst = part.graph.stored_edges.long()
         assert bool((dst.diff() >= 0).all())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from row_cases import TRITON, on_triton, poisoned
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.scan import recurrence
@@ -203,6 +204,18 @@ def test_strides_and_gradients_of_one_result() -> None:
             for f in (recurrence, twin.recurrence)
         ]
         torch.testing.assert_close(*grads)
+
+
+@torch.no_grad()
+def test_tangents_are_refused_and_not_lost() -> None:
+    query, key, value, *rest = inputs("KDA", (4, 4, 4))
+    x, dt, *more = selective(8, 16)
+    for f, primal in (
+        (lambda y: recurrence(y, key, value, *rest)[0], query),
+        (lambda y: selective_scan(y, dt, *more)[0], x),
+    ):
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+            f(forward_ad.make_dual(primal, primal))
 
 
 def test_what_does_not_fit_is_named() -> None:

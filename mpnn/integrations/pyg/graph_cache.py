@@ -37,8 +37,8 @@ def graph_of(edges: Any, num_src: int, num_dst: int, flow: str, edge_type: Tenso
         ends = ends if flow == "source_to_target" else ends.flip(0)
         return Graph.from_edges(ends, num_dst, num_src, edge_type=None if edge_type is None else edge_type.detach())
 
-    owner = edges.storage.col() if _is_sparse_tensor(edges) else edges
-    tensors = [tensor for tensor in (owner, edge_type) if tensor is not None]
+    owners = [edges.storage.rowptr(), edges.storage.col()] if _is_sparse_tensor(edges) else [edges]
+    tensors = owners if edge_type is None else [*owners, edge_type]
     return _kept((flow, num_src, num_dst), tensors, build)
 
 

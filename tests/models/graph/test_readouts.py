@@ -59,6 +59,9 @@ def test_top_k_pooling_is_pygs(ratio: float, measured: Callable[..., None]) -> N
 
 
 def test_equal_scores_keep_the_lower_number_and_ratios_are_shares() -> None:
+    fifty = graphs.from_edges([[*range(50)], [0] * 50], num_src=50, num_dst=1)
+    few, *_ = TopKPooling(DIM, 0.3)(torch.randn(50, DIM), graphs.identity().bind(50), fifty)
+    assert len(few) == 15, "0.3 * 50 is more than 15 in float32"
     layer, complete = TopKPooling(DIM, 0.5), graphs.from_edges(torch.cartesian_prod(*[torch.arange(10)] * 2).T, 10)
     _, graph, left = layer(torch.ones(10, DIM), complete, pool())
     assert left.edge_index[1].tolist() == [0, 0, 0, 1, 2, 2]
