@@ -5,6 +5,7 @@ A `Graph` holds 8 bytes an edge in the caller's order, and what kernels derive f
 """
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +14,22 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
-from mpnn.kernels.sample_neighbors import sample_neighbors
+from mpnn.kernels.sample_neighbors import Sample, sample_neighbors
+
+
+class Sampled(Protocol):
+    """What sampled batches are drawn from. `processes`: the rank and the number of the processes that must call the
+    methods together, or None; `num_own`: the number of nodes whose features `gather` takes."""
+
+    @property
+    def num_dst(self) -> int: ...
+    @property
+    def num_own(self) -> int: ...
+    @property
+    def processes(self) -> tuple[int, int] | None: ...
+    def degree(self, nodes: Tensor) -> Tensor: ...
+    def gather(self, features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor: ...
+    def sample(self, nodes: Tensor, fanout: int, seed: int = 0) -> tuple[Tensor, Graph, Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +51,14 @@ class CompressedGraph:
     @property
     def num_dst(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def num_own(self) -> int:
+        return self.num_src
+
+    @property
+    def processes(self) -> None:
+        return None
 
     @property
     def num_edges(self) -> int:
@@ -93,9 +117,29 @@ class CompressedGraph:
         targets = nodes.cpu().numpy()
         check_nodes(targets, min(self.num_dst, self.num_src))
         sample = sample_neighbors(self.offsets, self.columns, self.num_src, targets, fanout, seed)
-        edges = torch.from_numpy(np.stack([sample.source, sample.destination]))
-        block = Graph(len(nodes), len(sample.nodes), edges=edges, name=f"sampled({fanout})")
-        return torch.from_numpy(sample.nodes.astype(np.int64)), block, torch.from_numpy(sample.position)
+        return block_of(sample, len(nodes), fanout)
+
+    def gather(self, features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
+        """The rows of nodes, [n, ...], of features [num_src, ...]."""
+        return gather(features, nodes)
+
+
+def block_of(sample: Sample, num_dst: int, fanout: int) -> tuple[Tensor, Graph, Tensor]:
+    """The sources, the graph and the positions of a sample."""
+    edges = torch.from_numpy(np.stack([sample.source, sample.destination]))
+    block = Graph(num_dst, len(sample.nodes), edges=edges, name=f"sampled({fanout})")
+    return torch.from_numpy(sample.nodes.astype(np.int64)), block, torch.from_numpy(sample.position)
+
+
+def gather(features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
+    """`features[nodes]` as a tensor. Rows of an array, which may be a memory map, are read in ascending order, so that
+    a disk is read in one direction and every page once."""
+    if isinstance(features, Tensor):
+        return features.index_select(0, nodes)
+    order = np.argsort(nodes.numpy(), kind="stable")
+    rows = np.empty((len(nodes), *features.shape[1:]), features.dtype)
+    rows[order] = features[nodes.numpy()[order]]
+    return torch.from_numpy(rows)
 
 
 def compressed(graph: Graph) -> CompressedGraph:
@@ -116,6 +160,15 @@ def compressed(graph: Graph) -> CompressedGraph:
         order = np.argsort(keys, kind="stable")
         keys, edge_ids = keys[order], order if csr.edge_id is None else csr.edge_id.cpu().numpy()[order]
     return CompressedGraph(csr.ptr.cpu().numpy(), (keys & 0xFFFFFFFF).astype(np.int32), graph.num_src, edge_ids)
+
+
+def weighted_degrees(weight: Tensor | None, dst: Tensor, num_dst: int) -> Tensor | None:
+    """The sum of the weights, [E] or [E, 1], of the edges into each node, in float32 or more; None for other data."""
+    if weight is None or weight.shape[1:].numel() != 1:
+        return None
+    weight = weight.detach().reshape(-1)
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    return weight.new_zeros(num_dst).index_add(0, dst, weight)
 
 
 def check_nodes(nodes: NDArray[np.int64], num_nodes: int) -> None:

@@ -40,7 +40,13 @@ class _Parameters(Structure):
 
 
 def sample_neighbors(
-    offsets: NDArray[np.int64], columns: NDArray[np.int32], num_src: int, targets: Ints, fanout: int, seed: int
+    offsets: NDArray[np.int64],
+    columns: NDArray[np.int32],
+    num_src: int,
+    targets: Ints,
+    fanout: int,
+    seed: int,
+    rows: Ints | None = None,
 ) -> Sample:
     """Samples at most `fanout` in-neighbors of each target, without replacement; -1 takes all.
 
@@ -48,11 +54,14 @@ def sample_neighbors(
         offsets, columns: row i of the graph is `columns[offsets[i]:offsets[i + 1]]`.
         targets: int64 [n], distinct nodes, which are not checked.
         seed: seed and node decide which edges are kept.
+        rows: int64 [n], the row of each target, if it is not the one of its number. Where `columns` do not hold numbers
+            of nodes either, `nodes` and `source` mean nothing.
 
     Raises:
         ValueError: the offsets descend, or a column is no node.
     """
-    first, degree = offsets[targets], offsets[targets + 1]
+    rows = targets if rows is None else rows
+    first, degree = offsets[rows], offsets[rows + 1]
     if ((first < 0) | (degree < first) | (degree > len(columns))).any():
         node = int(targets[(first < 0) | (degree < first) | (degree > len(columns))][0])
         raise ValueError(
