@@ -97,3 +97,15 @@ def test_damaged_offsets_are_refused() -> None:
     offsets[5] = 10**12
     with pytest.raises(ValueError, match=r"row of node 4 .* damaged"):
         sample_neighbors(offsets, graph.columns, 300, np.array([4]), 3, 0)
+
+
+def test_rows_in_another_order_give_the_same_sample() -> None:
+    graph = some_graph()
+    targets = np.arange(0, 300, 7)
+    expected = sample_neighbors(graph.offsets, graph.columns, 300, targets, 5, 2)
+    columns = [graph.columns[graph.offsets[i] : graph.offsets[i + 1]] for i in targets[::-1]]
+    offsets = np.append(0, np.cumsum([len(row) for row in columns]))
+    rows = np.arange(len(targets))[::-1].copy()
+    found = sample_neighbors(offsets, np.concatenate(columns), 300, targets, 5, 2, rows)
+    for name in ("nodes", "ptr", "source", "destination"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
