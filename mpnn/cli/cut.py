@@ -21,13 +21,13 @@ def cut(
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE.npy", help="Rows of nodes that are divided too; repeat it for more."),
+        typer.Option(metavar="NAME=FILE.npy", help="Rows of nodes, edge_attr or edge_type; repeat it for more."),
     ] = None,
 ) -> None:
     """Divide a graph on the disk, so that each process of a training maps its own part.
 
     No process holds the whole graph: memory is about 16 bytes a node. A cut that was killed continues with the same
-    command.
+    command. edge_attr and edge_type are in the order of the edges, and need [bold]mpnn graph convert --edge-ids[/bold].
 
     Examples:
     \b

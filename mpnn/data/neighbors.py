@@ -18,8 +18,8 @@ from torch import Tensor
 from mpnn import Graph
 from mpnn.graph.arguments import one_set
 from mpnn.graph.derive import renumbered
-from mpnn.graphs import CompressedGraph, TemporalGraph, compressed
-from mpnn.graphs.compressed import check_nodes
+from mpnn.graphs import TemporalGraph, compressed
+from mpnn.graphs.compressed import Sampled, check_nodes
 from mpnn.graphs.temporal import check_times
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class NeighborBatch:
 
 
 def neighbor_batches(
-    graph: Graph | CompressedGraph,
+    graph: Graph | Sampled,
     nodes: Tensor,
     fanouts: Sequence[int],
     features: Tensor | NDArray[Any] | None = None,
@@ -82,10 +82,13 @@ def neighbor_batches(
     graph and the features are in memory or on disk.
 
     Args:
-        graph: its sources and destinations must be one set of nodes. A `Graph` is compressed first, once.
+        graph: its sources and destinations must be one set of nodes. A `Graph` is compressed first, once. `whole` of a
+            `mpnn.distributed.Part` asks other processes for the rows and features of their nodes, so all must take each
+            batch together, and none is prepared in advance.
         nodes: int64 [n], distinct; with `before`, they may repeat.
         fanouts: the number of in-neighbors that the first, second, ... layer receives from; -1 for all of them.
-        features: [num_nodes, ...], a tensor or an array; of a memory map, rows are read in ascending order.
+        features: [num_nodes, ...], a tensor or an array; of a memory map, rows are read in ascending order. Those of
+            the part's own nodes with `part.whole`.
         batch_size: the number of nodes of a batch; the last may have fewer.
         before: [n], the time of each node, for a `TemporalGraph`: it receives along edges before this time only, and
             degrees count these.
@@ -103,8 +106,14 @@ def neighbor_batches(
     for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}")
-    if features is not None and len(features) != graph.num_src:
-        raise ValueError(f"features must have a row for each of the {graph.num_src} nodes; got {len(features)}")
+    whole = _Whole.of(graph)
+    together, own = whole.rows.processes, whole.rows.num_own
+    if features is not None and len(features) != own:
+        raise ValueError(f"features must have a row for each of the {own} nodes; got {len(features)}")
+    if together is not None and together != (rank, world):
+        raise ValueError(
+            f"this is the graph of rank {together[0]} of world {together[1]}; got rank {rank} of world {world}"
+        )
     if isinstance(graph, TemporalGraph) != (before is not None):
         raise ValueError(f"before= and a graphs.TemporalGraph need each other; got {graph} and before={before}")
     check_nodes(nodes.cpu().numpy(), graph.num_dst, distinct=before is None)
@@ -114,12 +123,11 @@ def neighbor_batches(
     if shuffle:
         order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(seed))
     parts = _shares(order, batch_size, rank, world) if len(nodes) else ()
-    whole = _Whole.of(graph)
     prepared = (
         sampled_batch(whole, nodes[part], fanouts, features, seed, None if before is None else before[part])
         for part in parts
     )
-    return in_advance(prepared, prefetch) if prefetch else prepared
+    return in_advance(prepared, prefetch) if prefetch and together is None else prepared
 
 
 def _shares(nodes: Tensor, batch_size: int, rank: int, world: int) -> Sequence[Tensor]:
@@ -139,31 +147,34 @@ def _shares(nodes: Tensor, batch_size: int, rank: int, world: int) -> Sequence[T
 
 @dataclass(frozen=True)
 class _Whole:
-    """The graph that batches are sampled from: its compressed rows; data of its edges in their order; and the positions
-    of its nodes (of destinations, of sources)."""
+    """The graph that batches are sampled from: its compressed rows; data of its edges in their order, and their
+    numbers; and the positions of its nodes (of destinations, of sources), if they are others than those of the rows."""
 
-    rows: CompressedGraph
+    rows: Sampled
     data: dict[str, Tensor]
+    edge_ids: NDArray[np.int64] | None = None
     positions: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def of(graph: Graph | CompressedGraph) -> "_Whole":
-        rows, graph = (graph, graph.whole) if isinstance(graph, TemporalGraph) else (None, graph)
-        if isinstance(graph, CompressedGraph):
+    def of(graph: Graph | Sampled) -> "_Whole":
+        of_times, graph = (graph, graph.whole) if isinstance(graph, TemporalGraph) else (None, graph)
+        if not isinstance(graph, Graph):
             return _Whole(graph, {})
         graph = graph.to("cpu")
         data = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type}
+        rows = of_times or graph.cached("compressed", partial(compressed, graph))
         return _Whole(
-            rows or graph.cached("compressed", partial(compressed, graph)),
+            rows,
             {name: values for name, values in data.items() if values is not None},
+            rows.edge_ids,
             graph.node_positions(),
         )
 
     def carried(self, block: Graph, nodes: Tensor, degrees: Tensor, edges: Tensor) -> Graph:
         """The block with the data of its sources `nodes`, and of its edges, which stand at `edges` in the rows."""
         data = {}
-        if self.rows.edge_ids is not None and self.data:
-            edges = torch.from_numpy(self.rows.edge_ids)[edges]
+        if self.edge_ids is not None and self.data:
+            edges = torch.from_numpy(self.edge_ids)[edges]
             data = {name: values[edges] for name, values in self.data.items()}
         dst, src = (nodes, nodes) if self.positions is None else (at[nodes] for at in self.positions)
         n = block.num_dst
@@ -194,19 +205,8 @@ def sampled_batch(
         layers.insert(0, (block, sources, edges))
     degrees = rows.degree(sources, times)
     graphs = tuple(whole.carried(block, inputs, degrees, edges) for block, inputs, edges in layers)
-    x = None if features is None else gather(features, sources)
+    x = None if features is None else rows.gather(features, sources)
     return NeighborBatch(nodes, sources, graphs, x, times, ages)
-
-
-def gather(features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
-    """`features[nodes]` as a tensor. Rows of an array, which may be a memory map, are read in ascending order, so that
-    a disk is read in one direction and every page once."""
-    if isinstance(features, Tensor):
-        return features.index_select(0, nodes)
-    order = np.argsort(nodes.numpy(), kind="stable")
-    rows = np.empty((len(nodes), *features.shape[1:]), features.dtype)
-    rows[order] = features[nodes.numpy()[order]]
-    return torch.from_numpy(rows)
 
 
 def in_advance(values: Iterator[T], count: int) -> Iterator[T]:

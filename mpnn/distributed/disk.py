@@ -5,7 +5,9 @@ rank-R/nodes.npy     int32: the nodes of rank R, ascending
 rank-R/halo.npy      int32: the sources that it fetches, by owner, then ascending
 rank-R/arriving.npy  int64 [ranks]: how many of them each rank owns
 rank-R/edges.npy     int32 [2, E]: sources, numbered as nodes.npy and then halo.npy, and destinations, by destination
+rank-R/edge_attr.npy, edge_type.npy  of these edges, if they were passed
 rank-R/NAME.npy      the rows of the rank's nodes, of data that was passed
+owners.npy           int32: the rank of each node
 leaving-R.npy        int32: the number of rows that each rank fetches from R, and then these rows of nodes.npy
 
 Memory is O(nodes) and chunks of edges. Each part appears under its name when all of it is on the disk, so a cut that
@@ -25,7 +27,8 @@ from numpy.typing import NDArray
 from mpnn.files import atomic_path, remove_abandoned
 from mpnn.graphs.compressed import CompressedGraph
 
-FORMAT, VERSION = "mpnn cut", 1
+FORMAT, VERSION = "mpnn cut", 2
+EDGE_DATA = {"edge_attr", "edge_type"}
 _CHUNK = 1 << 22  # edges that are read at once
 _BLOCK = 4096  # nodes that `ldg` assigns at once, at most
 _PASSES = 8  # over a block
@@ -50,7 +53,8 @@ def cut(
         folder: a new one, or one of the same cut, which was not completed.
         owners: the rank of each node, integers [num_nodes], as METIS and ParMETIS write it (`read_owners`) or `ldg`
             computes it. ranks: their number.
-        data: arrays [num_nodes, ...], such as features and labels, whose rows are divided too.
+        data: arrays [num_nodes, ...], such as features and labels, whose rows are divided too. "edge_attr" [E, ...] and
+            "edge_type", int64 [E], are of the edges in the caller's order; for a graph with `edge_ids`.
 
     Raises:
         ValueError: if `owners` or `data` do not fit, or the folder holds another cut.
@@ -59,7 +63,8 @@ def cut(
     owners = _checked(graph, owners, ranks, data)
     facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, "ranks": ranks, "data": sorted(data)}
     facts |= {"num_nodes": graph.num_dst, "num_edges": graph.num_edges}
-    facts["sha256"] = _digest([graph.offsets, graph.columns, owners, *(data[name] for name in sorted(data))])
+    ids = [cast(Ints, graph.edge_ids)] if data.keys() & EDGE_DATA else []
+    facts["sha256"] = _digest([graph.offsets, graph.columns, owners, *ids, *(data[name] for name in sorted(data))])
     folder.mkdir(exist_ok=True)
     if (folder / "cut.json").exists():
         if json.loads((folder / "cut.json").read_text()) != facts:
@@ -72,6 +77,8 @@ def cut(
             with atomic_path(part, folder=True) as temporary:
                 _write_part(temporary, graph, owners, rank, ranks, data)
         remove_abandoned(part)
+    with atomic_path(folder / "owners.npy") as file, file.open("wb") as opened:
+        np.save(opened, owners)
     for rank in range(ranks):
         with atomic_path(folder / f"leaving-{rank}.npy") as file:
             _write_leaving(file, folder, rank, ranks)
@@ -106,7 +113,8 @@ def ldg(graph: CompressedGraph, ranks: int) -> Ints:
     for first in range(0, graph.num_dst, block):
         stop = min(first + block, graph.num_dst)
         degree = np.diff(graph.offsets[first : stop + 1])
-        row, columns = np.repeat(np.arange(stop - first), degree), _columns(graph, np.arange(first, stop))[0]
+        row = np.repeat(np.arange(stop - first), degree)
+        columns = graph.columns[graph.offsets[first] : graph.offsets[stop]]
         for _ in range(_PASSES):
             owner = owners[columns]
             near = owner >= 0
@@ -136,10 +144,19 @@ def _checked(graph: CompressedGraph, owners: Ints, ranks: int, data: Mapping[str
         got = f"{owners.dtype} of shape {list(owners.shape)}"
         raise ValueError(f"owners must hold the rank of each of the {n} nodes, below {ranks}; got {got}")
     for name, rows in data.items():
-        if len(rows) != n or not name.isidentifier() or name in ("nodes", "halo", "arriving", "edges"):
+        expected, what = (graph.num_edges, "edges") if name in EDGE_DATA else (n, "nodes")
+        if len(rows) != expected or not name.isidentifier() or name in ("nodes", "halo", "arriving", "edges"):
             raise ValueError(
-                f"data must have a row for each of the {n} nodes, under its own name; got {name!r} with {len(rows)}"
+                f"data must have a row for each of the {expected} {what}, under its own name; got {name!r} with "
+                f"{len(rows)}"
             )
+        if what == "edges" and graph.edge_ids is None:
+            raise ValueError(
+                f"{name} is in the order of the edges that were passed, which this graph does not know: write it with "
+                "edge_ids (mpnn graph convert --edge-ids)"
+            )
+        if name == "edge_type" and (rows.dtype != np.int64 or rows.ndim != 1):
+            raise ValueError(f"edge_type must be int64 [{expected}]; got {rows.dtype} {list(rows.shape)}")
     return np.ascontiguousarray(owners, np.int32)
 
 
@@ -150,7 +167,7 @@ def _write_part(
     nodes = np.flatnonzero(owners == rank)
     is_halo = np.zeros(graph.num_src, np.bool_)
     for rows in _chunks(graph, nodes):
-        is_halo[_columns(graph, rows)[0]] = True
+        is_halo[graph.columns[_places(graph, rows)[0]]] = True
     is_halo[nodes] = False
     halo = np.flatnonzero(is_halo)
     del is_halo
@@ -159,24 +176,35 @@ def _write_part(
     local[nodes], local[halo] = np.arange(len(nodes)), np.arange(len(nodes), len(nodes) + len(halo))
     num_edges = int((graph.offsets[nodes + 1] - graph.offsets[nodes]).sum())
     edges, done, first = create(folder / "edges.npy", "w+", np.int32, (2, num_edges)), 0, 0
+    counts = {name: num_edges if name in EDGE_DATA else len(nodes) for name in data}
+    mine = {
+        name: create(folder / f"{name}.npy", "w+", x.dtype, (counts[name], *x.shape[1:])) for name, x in data.items()
+    }
     for rows in _chunks(graph, nodes):
-        columns, degree = _columns(graph, rows)
-        edges[0, done : done + len(columns)] = local[columns]
-        edges[1, done : done + len(columns)] = np.repeat(np.arange(first, first + len(rows), dtype=np.int32), degree)
-        done, first = done + len(columns), first + len(rows)
-    edges.flush()
+        places, degree = _places(graph, rows)
+        stop = done + int(degree.sum())
+        edges[0, done:stop] = local[graph.columns[places]]
+        edges[1, done:stop] = np.repeat(np.arange(first, first + len(rows), dtype=np.int32), degree)
+        for name in data.keys() & EDGE_DATA:
+            _copy(mine[name][done:stop], data[name], cast(Ints, graph.edge_ids)[places])
+        done, first = stop, first + len(rows)
+    for name in data.keys() - EDGE_DATA:
+        _copy(mine[name], data[name], nodes)
+    for written in (edges, *mine.values()):
+        written.flush()
     for name, array in (
         ("nodes", nodes.astype(np.int32)),
         ("halo", halo.astype(np.int32)),
         ("arriving", np.bincount(owners[halo], minlength=ranks)),
     ):
         np.save(folder / f"{name}.npy", array)
-    for name, rows in data.items():
-        mine = create(folder / f"{name}.npy", "w+", rows.dtype, (len(nodes), *rows.shape[1:]))
-        step = max(1, _CHUNK // max(1, rows[:1].size))
-        for at in range(0, len(nodes), step):
-            mine[at : at + step] = rows[nodes[at : at + step]]
-        mine.flush()
+
+
+def _copy(out: Ints, rows: Ints, index: Ints) -> None:
+    """Writes `rows[index]`, a chunk of numbers at once."""
+    step = max(1, _CHUNK // max(1, rows[:1].size))
+    for at in range(0, len(index), step):
+        out[at : at + step] = rows[index[at : at + step]]
 
 
 def _write_leaving(file: Path, folder: Path, rank: int, ranks: int) -> None:
@@ -202,11 +230,10 @@ def _chunks(graph: CompressedGraph, nodes: Ints) -> Iterator[Ints]:
         first = stop
 
 
-def _columns(graph: CompressedGraph, rows: Ints) -> tuple[Ints, Ints]:
-    """The sources of these rows, one after the other, and their numbers."""
+def _places(graph: CompressedGraph, rows: Ints) -> tuple[Ints | slice, Ints]:
+    """Where the edges of these rows stand in the columns, one row after the other, and their numbers."""
     start, stop = graph.offsets[rows], graph.offsets[rows + 1]
     degree = stop - start
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
-        return graph.columns[start[0] : stop[-1]], degree
-    index = np.repeat(start - (np.cumsum(degree) - degree), degree) + np.arange(degree.sum())
-    return graph.columns[index], degree
+        return slice(int(start[0]), int(stop[-1])), degree
+    return np.repeat(start - (np.cumsum(degree) - degree), degree) + np.arange(degree.sum()), degree

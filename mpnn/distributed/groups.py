@@ -40,9 +40,10 @@ def group_of(mesh: Mesh) -> dist.ProcessGroup:
 def all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
     """One `all_to_all_single` along dimension 0. Numbers travel as bytes, which every transport takes."""
     plain = x.reshape(len(x), math.prod(x.shape[1:])).contiguous().view(torch.uint8)
+    plain = plain.cuda() if dist.get_backend(group) == "nccl" and not x.is_cuda else plain
     out = plain.new_empty(sum(arriving), plain.shape[1])
     dist.all_to_all_single(out, plain, arriving, leaving, group=group)
-    return out.view(x.dtype).view(sum(arriving), *x.shape[1:])
+    return out.to(x.device).view(x.dtype).view(sum(arriving), *x.shape[1:])
 
 
 def every(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -52,6 +53,13 @@ def every(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     found = mine.new_empty(dist.get_world_size(group), len(mine))
     dist.all_gather(list(found), mine, group)
     return found.to(x.device).view(x.dtype).view(len(found), *x.shape)
+
+
+def ask(numbers: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
+    """Sends each process so many of the numbers, one process after the other. Returns those that others send to this
+    one, and how many each sends."""
+    arriving = every(torch.tensor(sizes), group)[:, dist.get_rank(group)].tolist()
+    return all_to_all(numbers, arriving, sizes, group), arriving
 
 
 def exchanged(rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:

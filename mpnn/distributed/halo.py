@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from torch import Tensor
 from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import agreement, disk
-from mpnn.distributed.groups import Mesh, exchanged, group_of
+from mpnn.distributed.divided import DividedGraph
+from mpnn.distributed.groups import Mesh, ask, exchanged, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
 from mpnn.graph.exchange import Exchange, Terms
@@ -41,6 +42,7 @@ class Part:
         own: which of the sources are the rank's own nodes.
         fetched: the number of sources that it fetches from each rank; 0 from itself.
         data: of a part that was opened: rows of its own nodes, by name, mapped from the disk.
+        whole: of a part that was opened by its process: the graph of all, which `mpnn.data.neighbor_batches` samples.
     """
 
     graph: Graph
@@ -48,6 +50,7 @@ class Part:
     own: Tensor
     fetched: list[int]
     data: dict[str, Tensor] = field(default_factory=dict)
+    whole: DividedGraph | None = None
 
     @property
     def nodes(self) -> Tensor:
@@ -91,10 +94,10 @@ class Part:
 
         nodes, halo, edges = (mapped(name) for name in ("nodes", "halo", "edges"))
         sources = torch.cat([nodes, halo])
-        graph = Graph(len(nodes), len(sources), edges=edges, name=f"rank {rank} of {folder.name}").validate()
-        graph = graph.with_positions(nodes, sources)
-        graph.node_ids = nodes, sources
-        data = {name: mapped(name) for name in facts["data"]}
+        data: dict[str, Any] = {name: mapped(name) for name in facts["data"]}
+        edge_data = {name: data.pop(name) for name in sorted(data.keys() & disk.EDGE_DATA)}
+        graph = Graph(len(nodes), len(sources), edges=edges, **edge_data).validate().with_positions(nodes, sources)
+        graph.name, graph.node_ids = f"rank {rank} of {folder.name}", (nodes, sources)
         part = Part(graph, graph.node_positions()[1], torch.arange(len(nodes)), mapped("arriving").tolist(), data)
         if group is not None:
             agreement.gather(f"the cut {facts['sha256']} in {folder}", group)
@@ -102,6 +105,10 @@ class Part:
             sizes, rows = leaving[:ranks].tolist(), leaving[ranks:]
             fetched = torch.arange(len(nodes), len(sources))
             graph.exchange = HaloExchange(part, fetched, list(rows.split(sizes)), group)
+            on_disk, owners = (
+                np.load(folder / name, mmap_mode="c") for name in (f"rank-{rank}/edges.npy", "owners.npy")
+            )
+            part = replace(part, whole=DividedGraph(nodes.long(), part.sources, on_disk, owners, group, edge_data))
         return part
 
     @staticmethod
@@ -129,7 +136,20 @@ def rows_of(graph: Graph, rank: int, dst: Owners) -> Graph:
     return graph.rows(*block) if block is not None else subgraphs.take(graph, dst.nodes(rank).to(graph.device))
 
 
-class HaloExchange(Exchange):
+class Transport(Exchange):
+    """An exchange between the processes of a group."""
+
+    group: dist.ProcessGroup
+
+    def travel(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
+        """Sends rows, those of each process after those of the ones before. So many arrive from each."""
+        arrived = exchanged(rows, arriving, leaving, self.group)
+        here = arriving[dist.get_rank(self.group)]
+        self.received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - here)
+        return arrived
+
+
+class HaloExchange(Transport):
     """`exchange(x)` maps features of a process's own nodes to those of all sources of its part: x [..., own, d] ->
     [..., sources, d], or another `dim`. All processes of the group must call it together. See
     `mpnn.graph.exchange.Exchange`.
@@ -206,8 +226,7 @@ class HaloExchange(Exchange):
         kept, leaving = zip(*(_Take.apply(x.movedim(dim, 0), self) for x in own), strict=True)
         widths = [math.prod(x.shape[1:]) for x in leaving]
         packed = torch.cat([x.reshape(len(x), width) for x, width in zip(leaving, widths, strict=True)], 1)
-        arrived = exchanged(packed, self.arriving, self.sizes, self.group)
-        self.received += arrived.nbytes
+        arrived = self.travel(packed, self.arriving, self.sizes)
         fetched = [
             rows.to(x.dtype).reshape(len(rows), *x.shape[1:]).movedim(0, dim)
             for rows, x in zip(arrived.split(widths, 1), leaving, strict=True)
@@ -229,11 +248,7 @@ def lists(part: Part, owners: Owners, group: dist.ProcessGroup) -> tuple[Tensor,
     remote[part.own] = False
     wanted = part.sources[remote].cpu()
     by_owner = owners.of(wanted).argsort(stable=True)
-    leaving = torch.empty(owners.ranks, dtype=torch.int64, device=device)
-    dist.all_to_all_single(leaving, torch.tensor(part.fetched, device=device), group=group)
-    sizes = leaving.tolist()
-    asked = torch.empty(sum(sizes), dtype=torch.int64, device=device)
-    dist.all_to_all_single(asked, wanted[by_owner].to(device), sizes, part.fetched, group=group)
+    asked, sizes = ask(wanted[by_owner].to(device), part.fetched, group)
     mine = owners.nodes(dist.get_rank(group)).to(device)
     return remote.nonzero().squeeze(1)[by_owner.to(device)], list(torch.searchsorted(mine, asked).split(sizes))
 
@@ -244,7 +259,7 @@ def nodes_at(of_dst: Tensor, of_src: Tensor) -> Graph:
     return Graph.from_edges(none, len(of_dst), len(of_src)).with_positions(of_dst, of_src)
 
 
-class OwnExchange(Exchange):
+class OwnExchange(Transport):
     """Computes queries, keys and values of the own nodes before anything travels."""
 
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:

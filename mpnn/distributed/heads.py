@@ -16,7 +16,6 @@ from torch import Tensor
 from mpnn.aggregate import Sum
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
-from mpnn.distributed.groups import exchanged
 from mpnn.distributed.halo import OwnExchange
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
@@ -77,17 +76,14 @@ class HeadsExchange(OwnExchange):
         return refusal(layer, self.ranks)
 
     def terms(self, terms: Terms, round: Callable[..., Round], graph: Graph) -> tuple[Round, ...]:
-        return (self._divided(round(*terms, graph)),)
-
-    def _divided(self, round: Round) -> Round:
         """From all heads of the own nodes to the own heads of all nodes."""
-        round = round.lowered()
-        if type(round.score) not in BUILT_IN:
+        whole = round(*terms, graph).lowered()
+        if type(whole.score) not in BUILT_IN:
             raise ValueError(
-                f'transport="heads" cannot run this layer: {type(round.score).__name__} does not lower to a built-in '
+                f'transport="heads" cannot run this layer: {type(whole.score).__name__} does not lower to a built-in '
                 'score, so its parameters cannot be divided by heads; take transport="halo"'
             )
-        heads = round.heads
+        heads = whole.heads
         mine = share(heads, self.ranks, self.rank)
 
         def visit(x: Tensor, kind: pieces.Kind, trailing: int) -> Tensor:
@@ -96,11 +92,11 @@ class HeadsExchange(OwnExchange):
             # a single row of heads serves all of them
             return x.narrow(-trailing, mine.start, mine.stop - mine.start) if x.shape[-trailing] == heads else x
 
-        return replace(pieces.mapped(round, visit), head_ids=(mine.start, heads))
+        return (replace(pieces.mapped(whole, visit), head_ids=(mine.start, heads)),)
 
     def run(self, rounds: tuple[Round, ...], run: Callable[[Round], Any]) -> tuple[Tensor, None]:
         out, size = run(rounds[0])[0], self.rows[0]  # the own heads of all destinations, [..., N_dst, H / ranks, D]
-        arrived = self._exchange(self._dst.by_owner(out.movedim(-3, 0)), [size] * self.ranks, self._dst.sizes)
+        arrived = self.travel(self._dst.by_owner(out.movedim(-3, 0)), [size] * self.ranks, self._dst.sizes)
         heads = arrived.unflatten(0, (self.ranks, size)).movedim(0, -3)  # [own, batch..., ranks, H / ranks, D]
         return heads.flatten(-3, -2).movedim(0, -3), None
 
@@ -109,10 +105,5 @@ class HeadsExchange(OwnExchange):
         nodes = self._dst if of == "dst" else self._src
         shares = [x[..., share(x.shape[-2], nodes.ranks, rank), :] for rank in range(nodes.ranks)]
         leaving = torch.cat([heads.movedim(-3, 0) for heads in shares])
-        arrived = self._exchange(leaving, nodes.sizes, [x.shape[-3]] * nodes.ranks)
+        arrived = self.travel(leaving, nodes.sizes, [x.shape[-3]] * nodes.ranks)
         return nodes.in_order(arrived).movedim(0, -3)
-
-    def _exchange(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
-        arrived = exchanged(rows, arriving, leaving, self.group)
-        self.received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - arriving[self.rank])
-        return arrived

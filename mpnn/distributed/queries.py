@@ -14,7 +14,6 @@ from mpnn import ops, rng
 from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
-from mpnn.distributed.groups import exchanged
 from mpnn.distributed.halo import HaloExchange, Part, lists
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
@@ -78,11 +77,9 @@ class QueriesExchange(HaloExchange):
         super().__init__(part, *lists(part, src, group), group)
         rank, device, self.ranks = dist.get_rank(group), graph.device, dst.ranks
         nodes = hubs.nonzero().squeeze(1)
-        owner = dst.of(nodes)
-        by_owner = owner.argsort(stable=True)
-        self._counts = torch.bincount(owner, minlength=self.ranks).tolist()
-        self._by_owner, self._ascending = by_owner.to(device), by_owner.argsort().to(device)
-        self._mine = torch.searchsorted(dst.nodes(rank), nodes[owner == rank]).to(device)
+        self._owners = Owners.of_nodes(dst.of(nodes), self.ranks)
+        self._mine = torch.searchsorted(dst.nodes(rank), nodes[self._owners.nodes(rank)]).to(device)
+        self._own_counts = [len(self._mine)] * self.ranks
         sources = src.nodes(rank).to(device)
         self._hubs = subgraphs.take(graph, nodes.to(device)).columns(sources)
         self._hubs.node_ids = nodes.int().to(device), sources.int()
@@ -110,8 +107,8 @@ class QueriesExchange(HaloExchange):
         self, query: Tensor, key: Tensor, value: Tensor, round: Callable[..., Round], graph: Graph
     ) -> tuple[Round, ...]:
         mine = query.index_select(-3, self._mine).movedim(-3, 0)
-        arrived = self._travel(mine.repeat(self.ranks, *[1] * (mine.dim() - 1)), self._counts, self._own_counts)
-        queries = arrived.index_select(0, self._ascending).movedim(0, -3)
+        arrived = self.travel(mine.repeat(self.ranks, *[1] * (mine.dim() - 1)), self._owners.sizes, self._own_counts)
+        queries = self._owners.in_order(arrived).movedim(0, -3)
         own_key, own_value = (x.index_select(-3, self.own) for x in (key, value))
         hubs = round(queries, own_key, own_value, self._hubs)
         return round(query, key, value, graph), replace(hubs, return_lse=True)
@@ -123,18 +120,8 @@ class QueriesExchange(HaloExchange):
             rounds = tuple(replace(round, seed=seed) for round in rounds)
         (out, _), (part, lse) = map(run, rounds)
         assert lse is not None
-        rows = torch.cat([part.to(lse.dtype), lse[..., None]], -1).movedim(-3, 0).index_select(0, self._by_owner)
-        arrived = self._travel(rows, self._own_counts, self._counts)
+        rows = self._owners.by_owner(torch.cat([part.to(lse.dtype), lse[..., None]], -1).movedim(-3, 0))
+        arrived = self.travel(rows, self._own_counts, self._owners.sizes)
         results = arrived.unflatten(0, (self.ranks, len(self._mine))).movedim(1, -3)  # [ranks, ..., hubs, H, D + 1]
         merged, _ = ops.merge((partial[..., :-1], partial[..., -1]) for partial in results)
         return out.index_copy(-3, self._mine, merged.to(out.dtype)), None
-
-    @property
-    def _own_counts(self) -> list[int]:
-        return [len(self._mine)] * self.ranks
-
-    def _travel(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
-        arrived = exchanged(rows, arriving, leaving, self.group)
-        here = arriving[dist.get_rank(self.group)]
-        self.received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - here)
-        return arrived

@@ -5,6 +5,7 @@ A `Graph` holds 8 bytes an edge in the caller's order, and what kernels derive f
 """
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,22 @@ from torch.nn import functional as F
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
-from mpnn.kernels.sample_neighbors import sample_neighbors
+from mpnn.kernels.sample_neighbors import Sample, sample_neighbors
+
+
+class Sampled(Protocol):
+    """What sampled batches are drawn from. `processes`: the rank and the number of the processes that must call the
+    methods together, or None; `num_own`: the number of nodes whose features `gather` takes."""
+
+    @property
+    def num_dst(self) -> int: ...
+    @property
+    def num_own(self) -> int: ...
+    @property
+    def processes(self) -> tuple[int, int] | None: ...
+    def degree(self, nodes: Tensor, before: Tensor | None = None) -> Tensor: ...
+    def gather(self, features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor: ...
+    def sample(self, nodes: Tensor, fanout: int, seed: int = 0) -> tuple[Tensor, Graph, Tensor]: ...
 
 
 @dataclass(eq=False)
@@ -42,6 +58,14 @@ class CompressedGraph:
     @property
     def num_dst(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def num_own(self) -> int:
+        return self.num_src
+
+    @property
+    def processes(self) -> None:
+        return None
 
     @property
     def num_edges(self) -> int:
@@ -102,9 +126,29 @@ class CompressedGraph:
         check_nodes(targets, min(self.num_dst, self.num_src))
         first, stop = self.rows(nodes.cpu())
         sample = sample_neighbors(first, stop, self.columns, self.num_src, targets, fanout, seed)
-        edges = torch.from_numpy(np.stack([sample.source, sample.destination]))
-        block = Graph(len(nodes), len(sample.nodes), edges=edges, name=f"sampled({fanout})")
-        return torch.from_numpy(sample.nodes.astype(np.int64)), block, torch.from_numpy(sample.position)
+        return block_of(sample, len(nodes), fanout)
+
+    def gather(self, features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
+        """The rows of nodes, [n, ...], of features [num_src, ...]."""
+        return gather(features, nodes)
+
+
+def block_of(sample: Sample, num_dst: int, fanout: int) -> tuple[Tensor, Graph, Tensor]:
+    """The sources, the graph and the positions of a sample."""
+    edges = torch.from_numpy(np.stack([sample.source, sample.destination]))
+    block = Graph(num_dst, len(sample.nodes), edges=edges, name=f"sampled({fanout})")
+    return torch.from_numpy(sample.nodes.astype(np.int64)), block, torch.from_numpy(sample.position)
+
+
+def gather(features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
+    """`features[nodes]` as a tensor. Rows of an array, which may be a memory map, are read in ascending order, so that
+    a disk is read in one direction and every page once."""
+    if isinstance(features, Tensor):
+        return features.index_select(0, nodes)
+    order = np.argsort(nodes.numpy(), kind="stable")
+    rows = np.empty((len(nodes), *features.shape[1:]), features.dtype)
+    rows[order] = features[nodes.numpy()[order]]
+    return torch.from_numpy(rows)
 
 
 def compressed(graph: Graph) -> CompressedGraph:
@@ -122,15 +166,15 @@ def compressed(graph: Graph) -> CompressedGraph:
     else:
         order = np.argsort(keys, kind="stable")
         keys, edge_ids = keys[order], order if csr.edge_id is None else csr.edge_id.cpu().numpy()[order]
-    columns, sums = (keys & 0xFFFFFFFF).astype(np.int32), sums_of_weights(graph, edge_ids)
+    columns, sums = (keys & 0xFFFFFFFF).astype(np.int32), sums_of_weights(graph.edge_attr, edge_ids)
     return CompressedGraph(csr.ptr.cpu().numpy(), columns, graph.num_src, edge_ids, sums)
 
 
-def sums_of_weights(graph: Graph, edge_ids: NDArray[np.int64] | None) -> Tensor | None:
-    """The sums of the first edges' attributes in this order, float64 [E + 1], if these are one number for each edge."""
-    if graph.edge_attr is None or graph.edge_attr.numel() != graph.num_edges:
+def sums_of_weights(weight: Tensor | None, edge_ids: NDArray[np.int64] | slice | None) -> Tensor | None:
+    """The sums of the first edges' weights [E] or [E, 1] in this order, float64 [E + 1]; None for other data."""
+    if weight is None or weight.shape[1:].numel() != 1:
         return None
-    return F.pad(graph.edge_attr.detach().cpu().reshape(-1).double()[edge_ids].cumsum(0), (1, 0))
+    return F.pad(weight.detach().cpu().reshape(-1).double()[edge_ids].cumsum(0), (1, 0))
 
 
 def check_nodes(nodes: NDArray[np.int64], num_nodes: int, *, distinct: bool = True) -> None:

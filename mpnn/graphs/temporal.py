@@ -34,7 +34,7 @@ class TemporalGraph(CompressedGraph):
         src, dst = self.whole.edge_index.numpy()
         order = np.lexsort((times.numpy(force=True), dst))
         offsets = np.bincount(dst + 1, minlength=graph.num_dst + 1).cumsum()
-        sums = sums_of_weights(self.whole, order)
+        sums = sums_of_weights(self.whole.edge_attr, order)
         super().__init__(offsets, src[order].astype(np.int32), graph.num_src, order, sums)
         self.times = times.detach().cpu()[order]
 

@@ -45,7 +45,8 @@ def sample_neighbors(
     """Samples at most `fanout` in-neighbors of each target, without replacement; -1 takes all.
 
     Args:
-        first, stop: int64 [n], the in-neighbors of target i are `columns[first[i]:stop[i]]`.
+        first, stop: int64 [n], the in-neighbors of target i are `columns[first[i]:stop[i]]`. Where these are no numbers
+            of nodes, `nodes` and `source` of the sample mean nothing.
         targets: int64 [n], nodes, which are not checked.
         seed: seed and node decide which edges are kept.
 

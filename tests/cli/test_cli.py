@@ -141,6 +141,12 @@ def test_graph_cut_writes_parts_that_processes_map(tmp_path: Path) -> None:
     assert part.sources.tolist() == [3, 4, 5, 2]
     assert "holds another cut" in refusal(*cut, "--owners", owners, "--data", f"x={x}", "--data", f"y={x}")
     assert "--data takes NAME=FILE.npy, a file that exists" in refusal(*cut, "--data", "x=nowhere.npy")
+    assert "write it with edge_ids" in refusal(*cut, "--data", f"edge_attr={x}")
+    run("graph", "convert", edges, tmp_path / "numbered", "--edge-ids")
+    result = run("graph", "cut", tmp_path / "numbered", tmp_path / "data", "--ranks", "2", "--data", f"edge_attr={x}")
+    assert result.exit_code == 0, result.output
+    attributes = [Part.open(tmp_path / "data", rank).graph.edge_attr for rank in range(2)]
+    assert sorted(torch.cat(attributes).tolist()) == [0, 1, 2, 3, 4, 5]
     owners.write_text("0\n0\n0\n1\n1\n2\n")
     assert "the rank of each of the 6 nodes, below 2" in refusal(*cut, "--owners", owners)
 

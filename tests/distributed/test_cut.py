@@ -49,6 +49,40 @@ def test_parts_are_those_of_a_partition(tmp_path, whole, edges, monkeypatch):
     assert sorted(map(tuple, torch.cat(every, 1).T.tolist())) == sorted(map(tuple, edges.T.tolist()))
 
 
+def test_data_of_edges_go_with_them(tmp_path, edges, monkeypatch):
+    monkeypatch.setattr(disk, "_CHUNK", 7)
+    whole = graphs.write_csr(tmp_path / "csr", edges, N, edge_ids=True)
+    draw = np.random.default_rng(1)
+    data = {"edge_attr": draw.random((400, 3)), "edge_type": draw.integers(0, 5, 400), "x": np.arange(60.0)}
+    disk.cut(whole, tmp_path / "parts", draw.integers(0, RANKS, N), RANKS, data=data)
+    found = []
+    for rank in range(RANKS):
+        part = Part.open(tmp_path / "parts", rank)
+        assert part.data.keys() == {"x"}
+        src, dst = part.sources[part.graph.edge_index[0]], part.nodes[part.graph.edge_index[1]]
+        rows = torch.column_stack([src, dst, part.graph.edge_type, part.graph.edge_attr])
+        found += map(tuple, rows.tolist())
+    expected = np.column_stack([*edges, data["edge_type"], data["edge_attr"]])
+    assert sorted(found) == sorted(map(tuple, expected.tolist()))
+
+
+def test_data_of_edges_that_do_not_fit_are_refused(tmp_path, whole, edges):
+    owners, types = np.arange(N) % RANKS, np.zeros(400, np.int64)
+    with pytest.raises(ValueError, match=r"edge_type is in the order of the edges .* write it with edge_ids"):
+        disk.cut(whole, tmp_path / "parts", owners, RANKS, data={"edge_type": types})
+    numbered = graphs.write_csr(tmp_path / "numbered", edges, N, edge_ids=True)
+    with pytest.raises(
+        ValueError, match="a row for each of the 400 edges, under its own name; got 'edge_attr' with 60"
+    ):
+        disk.cut(numbered, tmp_path / "parts", owners, RANKS, data={"edge_attr": np.zeros((60, 2))})
+    for wrong in (types.astype(np.int32), types[:, None]):
+        with pytest.raises(ValueError, match=r"edge_type must be int64 \[400\]; got int"):
+            disk.cut(numbered, tmp_path / "parts", owners, RANKS, data={"edge_type": wrong})
+    disk.cut(numbered, tmp_path / "parts", owners, RANKS, data={"edge_type": types})
+    with pytest.raises(ValueError, match="holds another cut"):
+        disk.cut(numbered, tmp_path / "parts", owners, RANKS, data={"edge_type": types + 1})
+
+
 def test_a_rank_may_have_no_nodes(tmp_path, whole):
     disk.cut(whole, tmp_path / "parts", np.zeros(N, np.int64), 2)
     assert Part.open(tmp_path / "parts", 1).graph.num_edges == 0

@@ -98,3 +98,16 @@ def test_damaged_offsets_are_refused() -> None:
     offsets[5] = 10**12
     with pytest.raises(ValueError, match=r"row of node 4 .* damaged"):
         sample_neighbors(offsets[[4]], offsets[[5]], graph.columns, 300, np.array([4]), 3, 0)
+
+
+def test_rows_in_another_order_give_the_same_sample() -> None:
+    graph = some_graph()
+    targets = np.arange(0, 300, 7)
+    first, stop = graph.offsets[targets], graph.offsets[targets + 1]
+    expected = sample_neighbors(first, stop, graph.columns, 300, targets, 5, 2)
+    columns = [graph.columns[a:b] for a, b in zip(first[::-1], stop[::-1], strict=True)]
+    offsets = np.append(0, np.cumsum([len(row) for row in columns]))
+    first, stop = offsets[:-1][::-1].copy(), offsets[1:][::-1].copy()
+    found = sample_neighbors(first, stop, np.concatenate(columns), 300, targets, 5, 2)
+    for name in ("nodes", "ptr", "source", "destination"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name

@@ -37,6 +37,7 @@ from mpnn.attention import (
     Near,
     Typed,
 )
+from mpnn.data import NeighborBatch, neighbor_batches
 from mpnn.distributed import Owners, Part, disk, node_mean, partition, sharded, sum_gradients
 from mpnn.dropout import Dropout
 from mpnn.edge_tables import BiasTable
@@ -672,6 +673,92 @@ def check_cut() -> None:
             assert largest(here, there) < EXACT, name
 
 
+def check_cut_of_edge_data() -> None:
+    """Attributes and types of edges travel with the parts of a cut."""
+    folder, ranks = Path(f"{sys.argv[1]}.attributes"), dist.get_world_size()
+    whole = explicit(60, 400, attributes=3, types=4)
+    owners = torch.arange(60) % ranks
+    if dist.get_rank() == 0:
+        data = {"edge_attr": whole.edge_attr.numpy(), "edge_type": whole.edge_type.numpy()}
+        disk.cut(graphs.compressed(whole), folder, owners.numpy(), ranks, data=data)
+    dist.barrier()
+    part = Part.open(folder)
+    x = torch.randn(60, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for name, attention in {
+        "attributes": Additive(WIDTH, 8, 2, edge_dim=3),
+        "types": Typed(WIDTH, 2, 4),
+    }.items():
+        op = MessagePassing(None, "sum", None, attention).double()
+        found, expected = op(x[part.nodes], part.graph), op(x, whole)[part.nodes]
+        assert largest(found.detach(), expected.detach()) < EXACT, name
+
+
+def check_sampled() -> None:
+    """Batches sampled over parts are those of one process that has the whole graph, and GraphSAGE trains on them with
+    the same losses, gradients and weights."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    draw = torch.Generator().manual_seed(1)
+    x, labels = torch.randn(60, WIDTH, dtype=torch.float64, generator=draw), torch.randint(3, (60,), generator=draw)
+    nodes, fanouts, options = torch.arange(0, 60, 2), [3, -1, 2], {"batch_size": 7, "seed": 3, "world": ranks}
+    of = {"no data": explicit(60, 400), "data": explicit(60, 400, attributes=3, types=4)}
+    of["weights"] = explicit(60, 400, attributes=1)
+    for kind, whole in of.items():
+        folder = Path(f"{sys.argv[1]}.sampled {kind}")
+        if rank == 0:
+            data = {name: values.numpy() for name, values in whole.edge_data.items() if values is not None}
+            owners = torch.randint(ranks, (60,), generator=torch.Generator().manual_seed(2)).numpy()
+            disk.cut(graphs.compressed(whole), folder, owners, ranks, data=data | {"x": x.numpy()})
+        dist.barrier()
+        part = Part.open(folder)
+        here = [*neighbor_batches(part.whole, nodes, fanouts, part.data["x"], rank=rank, **options)]
+        there = [[*neighbor_batches(whole, nodes, fanouts, x, rank=r, **options)] for r in range(ranks)]
+        for batch, expected in zip(here, there[rank], strict=True):
+            check_batch(batch, expected)
+        torch.manual_seed(0)
+        alone = GraphSAGE(WIDTH, 3, layers=3, dropout=0.0).double()
+        divided = deepcopy(alone)
+        for batch, *every in zip(here, *there, strict=True):
+            expected = torch.cat([losses_of(alone, each, labels) for each in every]).mean()
+            loss = node_mean(losses_of(divided, batch, labels), averaged=False)
+            alone.zero_grad()
+            divided.zero_grad()
+            expected.backward()
+            loss.backward()
+            sum_gradients(divided.parameters())
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            assert largest(total, expected.detach()) < EXACT
+            for mine, other in zip(divided.parameters(), alone.parameters(), strict=True):
+                assert largest(mine.grad, other.grad) < EXACT
+                mine.data -= 0.1 * mine.grad
+                other.data -= 0.1 * other.grad
+    with pytest.raises(ValueError, match=f"this is the graph of rank {rank} of world {ranks}; got rank 0 of world 1"):
+        neighbor_batches(part.whole, nodes, fanouts, batch_size=7)
+    with pytest.raises(ValueError, match=f"a row for each of the {len(part.nodes)} nodes; got 60"):
+        neighbor_batches(part.whole, nodes, fanouts, x, rank=rank, **options)
+
+
+def check_batch(batch: NeighborBatch, expected: NeighborBatch) -> None:
+    assert torch.equal(batch.nodes, expected.nodes)
+    assert torch.equal(batch.sources, expected.sources)
+    assert torch.equal(batch.x, expected.x)
+    for here, there in zip(batch.graphs, expected.graphs, strict=True):
+        assert torch.equal(here.edge_index, there.edge_index)
+        for name, values in there.edge_data.items():
+            assert here.edge_data[name] is values is None or torch.equal(here.edge_data[name], values), name
+        for mine, other in zip(
+            (*here.degrees, *here.node_positions()), (*there.degrees, *there.node_positions()), strict=True
+        ):
+            torch.testing.assert_close(mine, other)
+
+
+def losses_of(model: Any, batch: NeighborBatch, labels: torch.Tensor) -> torch.Tensor:
+    h = batch.x
+    for layer, graph in zip(model.layers, batch.graphs, strict=True):
+        h = layer(h[: graph.num_dst], graph, source=h)
+    return F.cross_entropy(model.head(h), labels[batch.nodes], reduction="none")
+
+
 def check_kept_parts() -> None:
     """A partition keeps its parts, and those of other graphs, from one `sharded` to the next."""
     part = partition(graphs.causal().bind(40))
@@ -726,6 +813,7 @@ def main() -> None:
         check_second_derivatives,
     ]
     checks += [check_several_lengths, check_disagreement, check_kept_parts, check_encoders, check_attend, check_cut]
+    checks += [check_cut_of_edge_data, check_sampled]
     for check in checks:
         check()
         print(f"0.0e+00 {check.__name__}", flush=True)
