@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a condition on the score": (lambda s, b, h, q, kv: torch.where(s > 0, s, -math.inf), r"because of aten\.gt"),
     "scaling after a mask": (lambda s, b, h, q, kv: -torch.where(q >= kv, s, -math.inf), r"because of aten\.neg"),
     "factor of both ends": (lambda s, b, h, q, kv: s * (q - kv), "multiplies by a function of both q_idx and kv_idx"),
-    "no gradient": (lambda s, b, h, q, kv: s.detach(), r"because of aten\.detach"),
+    "no gradient": (lambda s, b, h, q, kv: s.detach(), r"because of aten\.(detach|alias)"),
     "a branch": (lambda s, b, h, q, kv: s if q > kv else -s, r"score_mod must .* \(score, b, h.* reads no numbers"),
     "three arguments": (lambda s, b, h: s, r"score_mod must be a function of \(score, b, h, q_idx, kv_idx\)"),
     "written to": (lambda s, b, h, q, kv: s + (q * 1.0).mul_(2), "must not write to tensors"),

@@ -126,9 +126,7 @@ def _topology(node: ast.expr, text: str) -> Topology:
 def _name(node: ast.expr) -> str | None:
     """The name of a builder, written `causal`, `graphs.causal` or `mpnn.graphs.causal`."""
     match node:
-        case ast.Name(name) | ast.Attribute(ast.Name("graphs"), name):
-            return name
-        case ast.Attribute(ast.Attribute(ast.Name("mpnn"), "graphs"), name):
+        case ast.Name(name) | ast.Attribute(ast.Name("graphs") | ast.Attribute(ast.Name("mpnn"), "graphs"), name):
             return name
     return None
 
@@ -140,6 +138,8 @@ def _chain(node: ast.BinOp, text: str) -> Topology:
     while isinstance(first, ast.BinOp) and type(first.op) in _OPERATORS:
         chain.append(first)
         first = first.left
+        if len(chain) > 2500:  # about as many as Python's parser reads from 3.11 on; more take minutes
+            raise RecursionError
     joined = _topology(first, text)
     for link in reversed(chain):
         joined = _OPERATORS[type(link.op)](joined, _topology(link.right, text))

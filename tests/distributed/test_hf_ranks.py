@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hf_families import tiny
+from hf_families import recompute, tiny
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 from mpnn import hf
@@ -170,7 +170,7 @@ def test_layers_are_computed_again_in_the_backward_pass(one_process):
             model(tokens, labels=tokens).loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
         model.zero_grad()
-        model.activation_checkpointing_enable()
+        recompute(model)
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 

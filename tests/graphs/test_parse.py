@@ -138,11 +138,11 @@ def test_hostile_text_is_refused_and_nothing_is_run(text: str, monkeypatch: pyte
     def forbidden(*_: Any, **__: Any) -> None:
         raise AssertionError("text was run")
 
-    for name in ("eval", "exec", "__import__"):
-        monkeypatch.setattr(builtins, name, forbidden)
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  the sentences differ with Python's version
-        graphs.parse(text)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        for name in ("eval", "exec", "__import__"):
+            patch.setattr(builtins, name, forbidden)
+        with pytest.raises(ValueError) as caught:  # noqa: PT011  the sentences differ with Python's version
+            graphs.parse(text)
     assert len(str(caught.value)) < 500
 
 

@@ -10,6 +10,7 @@ import hf_walk
 import pytest
 import torch
 import transformers
+from hf_families import recompute
 from hf_walk import tiny
 from torch import Tensor
 from transformers.models.auto.modeling_auto import (
@@ -35,7 +36,12 @@ PADDED[1, :4] = 0
 LENGTHS = [5, 1, 7]
 
 
+OLD = tuple(map(int, transformers.__version__.split(".")[:2])) <= (5, 20)
+
+
 def model(family: str) -> Any:
+    if OLD and family == "qwen3_next":
+        pytest.skip("the gated delta rule of transformers 5.20 does not share keys, and is not known here")
     transformers.logging.set_verbosity_error()
     return tiny(getattr(transformers, CAUSAL_LM.get(family) or WITH_IMAGES[family]))
 
@@ -91,7 +97,7 @@ def test_gradients_with_checkpointing(family: str) -> None:
 
     expected = gradients()
     mpnn.hf.use(made)
-    made.activation_checkpointing_enable()
+    recompute(made)
     # both are rounded to float32, and each may be off by 1e-5 of the largest gradient
     bar = 2e-5 * max(float(known.abs().max()) for known in expected)
     for found, known in zip(gradients(), expected, strict=True):
@@ -121,6 +127,8 @@ def test_another_recurrence_is_noticed(family: str, monkeypatch: pytest.MonkeyPa
 @families
 def test_packed_sequences_are_apart(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in models that drop `seq_idx` on the way to their layers."""
+    if OLD and family in ("kimi_linear", "lfm2", "lfm2_moe", "lfm3"):
+        pytest.skip("layers of transformers 5.20 are not told where sequences begin")
     if family == "glm5_next":  # its attention chooses pools of the whole row; the recurrent layers alone
         monkeypatch.setitem(hf_walk._OWN["Glm5NextTextConfig"], "layer_types", 2 * ["linear_attention"])
     if family == "qwen4_exp_text":  # as glm5_next
@@ -217,7 +225,7 @@ def test_wrong_lengths_of_packed_sequences(wrong: dict[str, Tensor], sentence: s
 def test_packing_that_a_recomputation_would_lose_is_refused() -> None:
     made = model("mamba2").train()
     mpnn.hf.use(made)
-    made.activation_checkpointing_enable()
+    recompute(made)
     with pytest.raises(ValueError, match="train on packed sequences without gradient checkpointing"):
         made(IDS[:1], use_cache=False, **packing())
     assert recurrences._PASS.packing == {}

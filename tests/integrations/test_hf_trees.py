@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from hf_families import DECODER, MIXED
+from hf_families import DECODER, MIXED, recompute
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -148,7 +148,7 @@ def test_checkpointing_computes_the_same_gradients() -> None:
     model = decoder("mistral").train()
     mpnn.hf.use(model)
     _, expected = with_gradients(model, in_one_row(model, GROUPS))
-    model.activation_checkpointing_enable()
+    recompute(model)
     _, found = with_gradients(model, in_one_row(model, GROUPS))
     for key, gradient in expected.items():
         torch.testing.assert_close(found[key], gradient, rtol=0, atol=1e-10)

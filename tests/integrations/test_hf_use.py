@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from hf_families import DECODER, DECODERS, ENCODER, ENCODERS, IDS, LEFT, RIGHT, VISION, output, tiny
+from hf_families import DECODER, DECODERS, ENCODER, ENCODERS, IDS, LEFT, RIGHT, VISION, output, recompute, tiny
 from torch import Tensor
 
 import mpnn.hf
@@ -109,7 +109,7 @@ def test_gradients_with_checkpointing(name: str) -> None:
         for rate in ("attention_dropout", "dropout", "dropout_prob"):
             if isinstance(getattr(module, rate, None), float):
                 setattr(module, rate, 0.0)
-    model.activation_checkpointing_enable()
+    recompute(model)
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
     def gradients() -> dict[str, Tensor]:

@@ -99,6 +99,12 @@ def tiny(name: str) -> Any:
     return (DECODERS | ENCODERS)[name]().eval()
 
 
+def recompute(model: Any) -> None:
+    """Turns checkpointing on. Transformers 5.20, the last one for Python 3.10, knows only the older name."""
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    (newer or model.gradient_checkpointing_enable)()
+
+
 def output(model: Any) -> Tensor:
     """Logits or hidden states of all tokens that are not padding."""
     if model.main_input_name == "pixel_values":
