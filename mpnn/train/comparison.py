@@ -81,7 +81,10 @@ class Result:
 
     @property
     def seconds_per_step(self) -> float:
-        return float(np.median([curve.seconds[-1] / curve.steps[-1] for curve in self.curves.values()]))
+        """Up to the last finite error; infinite without one."""
+        curves = [[*zip(c.seconds, c.steps, c.errors, strict=True)] for c in self.curves.values()]
+        lasts = [[s / n for s, n, error in curve if math.isfinite(error)][-1:] for curve in curves]
+        return float(np.median([x for last in lasts for x in last] or [math.inf]))
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,13 @@ def test_halving_leaves_two_graphs_for_the_last_round(graphs: int, rounds: int) 
     assert num_rounds(graphs) == rounds
 
 
+def test_a_step_costs_what_it_did_before_training_diverged() -> None:
+    """`mpnn compare` ends such a curve with more steps than any other has."""
+    diverged = Curve([10, 20, 1 << 40], [1.0, 2.0, 5.0], [0.5, 0.4, math.inf])
+    assert Result("a", 0.1, {0: diverged}).seconds_per_step == 0.1
+    assert Result("a", 0.1, {0: Curve([1 << 40], [5.0], [math.inf])}).seconds_per_step == math.inf
+
+
 def test_a_training_that_diverges_loses() -> None:
     def train(graph: str, rate: float, seed: int, seconds: float) -> Curve:
         if rate > 1 or graph == "unstable":
