@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.models.mamba2 import modeling_mamba2
 
 import mpnn.hf
-from mpnn.integrations.hf import recurrences
+from mpnn.integrations.hf import compat, recurrences
 
 EACH = "mamba", "mamba2", "qwen3_next", "kimi_linear", "lfm2"  # one of each recurrence
 OTHERS = (
@@ -36,11 +36,11 @@ PADDED[1, :4] = 0
 LENGTHS = [5, 1, 7]
 
 
-OLD = tuple(map(int, transformers.__version__.split(".")[:2])) <= (5, 20)
+packs = pytest.mark.skipif(compat.IS_OLDER, reason="older transformers do not tell all layers where sequences begin")
 
 
 def model(family: str) -> Any:
-    if OLD and family == "qwen3_next":
+    if compat.IS_OLDER and family == "qwen3_next":
         pytest.skip("the gated delta rule of transformers 5.20 does not share keys, and is not known here")
     transformers.logging.set_verbosity_error()
     return tiny(getattr(transformers, CAUSAL_LM.get(family) or WITH_IMAGES[family]))
@@ -124,11 +124,10 @@ def test_another_recurrence_is_noticed(family: str, monkeypatch: pytest.MonkeyPa
     assert (logits(made) - expected).abs().max() > 1e-3 * expected.abs().max()
 
 
+@packs
 @families
 def test_packed_sequences_are_apart(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in models that drop `seq_idx` on the way to their layers."""
-    if OLD and family in ("kimi_linear", "lfm2", "lfm2_moe", "lfm3"):
-        pytest.skip("layers of transformers 5.20 are not told where sequences begin")
     if family == "glm5_next":  # its attention chooses pools of the whole row; the recurrent layers alone
         monkeypatch.setitem(hf_walk._OWN["Glm5NextTextConfig"], "layer_types", 2 * ["linear_attention"])
     if family == "qwen4_exp_text":  # as glm5_next
@@ -143,6 +142,16 @@ def test_packed_sequences_are_apart(family: str, monkeypatch: pytest.MonkeyPatch
     assert not agree(logits(made, ids), alone)  # the pass leaves nothing behind
 
 
+def test_older_transformers_do_not_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model("lfm2")
+    mpnn.hf.use(made)
+    monkeypatch.setattr(compat, "IS_OLDER", True)
+    logits(made)
+    with pytest.raises(ValueError, match="are not told where packed sequences begin; install transformers"):
+        logits(made, IDS[:1], **packing())
+
+
+@packs
 @pytest.mark.parametrize("family", ["glm5_next", "inkling_text"])
 @pytest.mark.parametrize("how", ["seq_idx", "position_ids", "cu_seq_lens_k"])
 def test_packed_sequences_are_refused_where_pools_or_scales_are_those_of_the_row(family: str, how: str) -> None:
@@ -155,6 +164,7 @@ def test_packed_sequences_are_refused_where_pools_or_scales_are_those_of_the_row
     assert not recurrences.is_packed()
 
 
+@packs
 @pytest.mark.parametrize("family", ["qwen3_next", "lfm2"])
 def test_positions_that_restart_are_packed_sequences(family: str) -> None:
     """As for the attention layers of these models, which transformers packs by positions alone."""
@@ -208,6 +218,7 @@ def test_a_layer_whose_forward_another_library_has_wrapped_stays() -> None:
     assert repr(handle) == "Handle of Mamba2ForCausalLM: 1 x Mamba2Mixer over causal(), as a recurrence"
 
 
+@packs
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
@@ -222,6 +233,7 @@ def test_wrong_lengths_of_packed_sequences(wrong: dict[str, Tensor], sentence: s
         logits(made, IDS[:1], **wrong)
 
 
+@packs
 def test_packing_that_a_recomputation_would_lose_is_refused() -> None:
     made = model("mamba2").train()
     mpnn.hf.use(made)

@@ -8,6 +8,8 @@ import transformers
 from torch import nn
 
 TESTED = "5.23"
+VERSION = transformers.__version__
+IS_OLDER = tuple(map(int, VERSION.split(".")[:2])) < tuple(map(int, TESTED.split(".")))
 
 _ADVICE = (
     f"mpnn.hf was tested with transformers {TESTED}, and transformers {transformers.__version__} is installed, which "

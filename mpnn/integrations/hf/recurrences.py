@@ -25,6 +25,7 @@ from transformers.activations import ACT2FN
 
 from mpnn.graph.sharding import active
 from mpnn.graphs import causal, window
+from mpnn.integrations.hf import compat
 from mpnn.kernels.cpu import library
 from mpnn.kernels.scan import recurrence
 from mpnn.kernels.selective_scan import selective_scan
@@ -281,6 +282,11 @@ def _packing(model: Any, args: Any, options: Mapping[str, Any]) -> dict[str, Ten
 def _enter(model: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
     packing = _packing(model, args, options)
     if packing:
+        if compat.IS_OLDER:
+            raise ValueError(
+                f"some recurrent layers of transformers {compat.VERSION} are not told where packed sequences "
+                f"begin; install transformers {compat.TESTED}, or pass the sequences as a batch, padded"
+            )
         _PASS.model, _PASS.packing = model, packing
         trained = (module for module in model.modules() if module.training)
         _PASS.is_recomputed = any(getattr(module, "gradient_checkpointing", False) for module in trained)
