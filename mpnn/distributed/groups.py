@@ -1,7 +1,8 @@
 """The processes that share a graph, however the caller names them."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -38,12 +39,32 @@ def group_of(mesh: Mesh) -> dist.ProcessGroup:
 
 
 def all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
-    """One `all_to_all_single` along dimension 0. Numbers travel as bytes, which every transport takes."""
-    plain = x.reshape(len(x), math.prod(x.shape[1:])).contiguous().view(torch.uint8)
-    plain = plain.cuda() if dist.get_backend(group) == "nccl" and not x.is_cuda else plain
-    out = plain.new_empty(sum(arriving), plain.shape[1])
-    dist.all_to_all_single(out, plain, arriving, leaving, group=group)
-    return out.to(x.device).view(x.dtype).view(sum(arriving), *x.shape[1:])
+    """One `all_to_all_single` along dimension 0, without gradient."""
+    trip = _Trip(arriving, leaving, group)
+    return trip.end(trip.begin(x.detach()))
+
+
+class _Trip:
+    """Rows on their way between processes: so many arrive from each, and leave for each. Numbers travel as bytes, which
+    every transport takes."""
+
+    def __init__(self, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> None:
+        self.arriving, self.leaving, self.group = arriving, leaving, group
+        self.back: tuple[Tensor, _Trip] | None = None
+
+    def begin(self, x: Tensor) -> Tensor:
+        """Begins the all-to-all of x. The result holds what arrives when `end` has waited for it."""
+        plain = x.reshape(len(x), math.prod(x.shape[1:])).contiguous().view(torch.uint8)
+        plain = plain.cuda() if dist.get_backend(self.group) == "nccl" and not x.is_cuda else plain
+        out = plain.new_empty(sum(self.arriving), plain.shape[1])
+        self._device, sizes = x.device, (self.arriving, self.leaving)
+        self._sent, self._work = plain, dist.all_to_all_single(out, plain, *sizes, group=self.group, async_op=True)
+        return out.view(x.dtype).view(len(out), *x.shape[1:])
+
+    def end(self, out: Tensor) -> Tensor:
+        self._work.wait()
+        del self._sent, self._work
+        return out.to(self._device)
 
 
 def every(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -62,19 +83,42 @@ def ask(numbers: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Te
     return all_to_all(numbers, arriving, sizes, group), arriving
 
 
-def exchanged(rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
-    """`all_to_all`, whose gradient travels back by the reverse one, to any order."""
-    return _Exchange.apply(rows, arriving, leaving, group)
+def depart(
+    rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Begins one all-to-all. Returns a tensor like the rows that arrive, and a function that waits for them. Gradients
+    travel by the reverse one, to any order, while gradients of what was computed in between are."""
+    trip = _Trip(arriving, leaving, group)
+    flying: Tensor = _Depart.apply(rows, trip)
+    return flying, lambda: cast(Tensor, _Arrive.apply(flying, trip))
 
 
-class _Exchange(torch.autograd.Function):
-    """One all-to-all. Its gradient is the reverse one, itself an exchange that can be differentiated."""
+class _Depart(torch.autograd.Function):
+    """`_Trip.begin`, whose gradient ends the trip back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> Tensor:
-        ctx.back = leaving, arriving, group
-        return all_to_all(rows, arriving, leaving, group)
+    def forward(ctx: Any, rows: Tensor, trip: _Trip) -> Tensor:
+        ctx.trip = trip
+        return trip.begin(rows)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        (flying, trip), ctx.trip.back = ctx.trip.back, None
+        return _Arrive.apply(flying, trip), None
+
+
+class _Arrive(torch.autograd.Function):
+    """`_Trip.end`, whose gradient begins the trip back. What flies has another shape than a gradient must have, so the
+    trip holds it, and autograd passes on a stand-in."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, trip: _Trip) -> Tensor:
+        ctx.trip, ctx.device = trip, rows.device
+        return trip.end(rows.view_as(rows))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return exchanged(gradient, *ctx.back), None, None, None
+        trip = ctx.trip
+        back = _Trip(trip.leaving, trip.arriving, trip.group)
+        trip.back = _Depart.apply(gradient, back), back
+        return gradient.detach().to(ctx.device), None

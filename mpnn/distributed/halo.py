@@ -22,7 +22,7 @@ from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import agreement, disk
 from mpnn.distributed.divided import DividedGraph
-from mpnn.distributed.groups import Mesh, ask, exchanged, group_of
+from mpnn.distributed.groups import Mesh, ask, depart, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, subgraphs
 from mpnn.graph.exchange import Exchange, Terms
@@ -141,12 +141,17 @@ class Transport(Exchange):
 
     group: dist.ProcessGroup
 
-    def travel(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
-        """Sends rows, those of each process after those of the ones before. So many arrive from each."""
-        arrived = exchanged(rows, arriving, leaving, self.group)
+    def depart(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Callable[[], Tensor]:
+        """Sends rows, those of each process after those of the ones before. So many arrive from each. Returns a
+        function that waits for them."""
+        flying, arrive = depart(rows, arriving, leaving, self.group)
         here = arriving[dist.get_rank(self.group)]
-        self.received += arrived.nbytes // max(len(arrived), 1) * (len(arrived) - here)
-        return arrived
+        self.received += flying.nbytes // max(len(flying), 1) * (len(flying) - here)
+        return arrive
+
+    def travel(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
+        """Sends rows, as `depart`, and waits for those that arrive."""
+        return self.depart(rows, arriving, leaving)()
 
 
 class HaloExchange(Transport):
@@ -155,7 +160,8 @@ class HaloExchange(Transport):
     `mpnn.graph.exchange.Exchange`.
 
     An attention whose keys and values depend on single nodes computes those of the own nodes once. Then either they
-    travel, or the features, of which keys and values are computed again: whichever are fewer bytes.
+    travel, or the features, of which keys and values are computed again: whichever are fewer bytes. Features travel
+    while those of the own nodes are projected, and so do their gradients.
 
     Attributes:
         leaving: which of the own rows travel to each rank, int64. arriving: the numbers of rows from each rank.
@@ -201,8 +207,9 @@ class HaloExchange(Transport):
             _, key, value = attention.project(dst[..., :0, :], src[..., :0, :], self._nothing)
         if sum(math.prod(x.shape[-2:]) * x.itemsize for x in (key, value)) <= src.shape[-1] * src.itemsize:
             return self.placed(attention.project(dst, src, self._own_nodes))
-        (own,), (fetched,) = self.share([src], -2)
+        (own,), arrive = self.share([src], -2)
         query, *terms = attention.project(own if dst is src else dst, own, self._own_nodes)
+        (fetched,) = arrive()
         _, *others = attention.project(dst[..., :0, :], fetched, self._halo)
         key, value = (self._placed(x, more, -3) for x, more in zip(terms, others, strict=True))
         return query, key, value
@@ -213,24 +220,29 @@ class HaloExchange(Transport):
     def placed(self, terms: Terms) -> Terms:
         """The queries, and the keys and values of all sources for those of the own nodes."""
         query, *own = terms
-        key, value = (self._placed(*x, -3) for x in zip(*self.share(own, -3), strict=True))
+        own, arrive = self.share(own, -3)
+        key, value = (self._placed(*x, -3) for x in zip(own, arrive(), strict=True))
         return query, key, value
 
     def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
-        (own,), (fetched,) = self.share([x], dim)
+        (own,), arrive = self.share([x], dim)
+        (fetched,) = arrive()
         return self._placed(own, fetched, dim)
 
-    def share(self, own: list[Tensor], dim: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The tensors [..., own, ...], to be used in place of the given ones, and the rows along `dim` that other
-        processes own, [..., fetched, ...], in the order of their owners. They travel in one all-to-all."""
+    def share(self, own: list[Tensor], dim: int) -> tuple[list[Tensor], Callable[[], list[Tensor]]]:
+        """The tensors [..., own, ...], to be used in place of the given ones; and a function that waits for the rows
+        along `dim` that other processes own, [..., fetched, ...], in the order of their owners. They travel in one
+        all-to-all, which has begun."""
         kept, leaving = zip(*(_Take.apply(x.movedim(dim, 0), self) for x in own), strict=True)
         widths = [math.prod(x.shape[1:]) for x in leaving]
         packed = torch.cat([x.reshape(len(x), width) for x, width in zip(leaving, widths, strict=True)], 1)
-        arrived = self.travel(packed, self.arriving, self.sizes)
-        fetched = [
-            rows.to(x.dtype).reshape(len(rows), *x.shape[1:]).movedim(0, dim)
-            for rows, x in zip(arrived.split(widths, 1), leaving, strict=True)
-        ]
+        arrive = self.depart(packed, self.arriving, self.sizes)
+
+        def fetched() -> list[Tensor]:
+            rows = arrive().split(widths, 1)
+            each = zip(rows, leaving, strict=True)
+            return [y.to(x.dtype).reshape(len(y), *x.shape[1:]).movedim(0, dim) for y, x in each]
+
         return [x.movedim(0, dim) for x in kept], fetched
 
     def _placed(self, own: Tensor, fetched: Tensor, dim: int) -> Tensor:

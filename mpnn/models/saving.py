@@ -309,8 +309,8 @@ def safe_globals() -> list[Any]:
 
 _LAYERS = (
     "torch.nn.modules.",
-    *("mpnn.aggregate", "mpnn.attention", "mpnn.dropout", "mpnn.maps", "mpnn.message_passing", "mpnn.models"),
-    *("mpnn.position", "mpnn.propagation", "mpnn.scores", "mpnn.update"),
+    *("mpnn.aggregate", "mpnn.attention", "mpnn.dropout", "mpnn.encodings", "mpnn.maps", "mpnn.message_passing"),
+    *("mpnn.models", "mpnn.position", "mpnn.propagation", "mpnn.scores", "mpnn.update"),
 )
 
 # ---------------------------------------------------------------------------------------------------- arguments
