@@ -54,20 +54,18 @@ class TopK(DotProduct):
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         _check(self, dst, graph, edge_attr)
-        return super().forward(dst, src, self.chosen(dst, self.to_index_key(src), graph))
+        return super().forward(dst, src, self.chosen(dst, src, graph))
 
-    def chosen(self, dst: Tensor, index_key: Tensor, graph: Graph) -> Graph:
-        """The graph of the chosen edges, given the indexer's keys of all sources, [..., N_src, index_dim]."""
+    def chosen(self, dst: Tensor, src: Tensor, graph: Graph, index_key: Tensor | None = None) -> Graph:
+        """The graph of the chosen edges; see `choose`."""
         _check(self, dst, graph, None)
-        return graphs.chosen(self._choose(dst, index_key, graph), graph.num_src) & graph
-
-    def choose(self, dst: Tensor, src: Tensor, graph: Graph) -> Tensor:
-        """The chosen sources, int64 [N_dst, k] or [B, N_dst, k], -1 where a destination has fewer in-neighbors."""
-        return self._choose(dst, self.to_index_key(src), graph)
+        return graphs.chosen(self.choose(dst, src, graph, index_key), graph.num_src) & graph
 
     @torch.no_grad()
-    def _choose(self, dst: Tensor, index_key: Tensor, graph: Graph) -> Tensor:
-        parts = []
+    def choose(self, dst: Tensor, src: Tensor, graph: Graph, index_key: Tensor | None = None) -> Tensor:
+        """The chosen sources, int64 [N_dst, k] or [B, N_dst, k], -1 where a destination has fewer in-neighbors.
+        `index_key`: the indexer's keys of all sources, [..., N_src, index_dim], if they are known; else of `src`."""
+        index_key, parts = self.to_index_key(src) if index_key is None else index_key, []
         for rows in rows_at_a_time(dst, index_key.shape[-2] * self.index_heads):
             edges = graph.rows(rows.start, rows.stop).dense()
             scores = self._index(dst[..., rows, :], index_key).masked_fill(~edges, -torch.inf)

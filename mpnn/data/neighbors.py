@@ -203,7 +203,7 @@ def sampled_batch(
         else:
             sources, block, edges = rows.sample(sources, *drawn)
         layers.insert(0, (block, sources, edges))
-    degrees = rows.degree(sources, times)
+    degrees = rows.degree(sources, times) if isinstance(rows, TemporalGraph) else rows.degree(sources)
     graphs = tuple(whole.carried(block, inputs, degrees, edges) for block, inputs, edges in layers)
     x = None if features is None else rows.gather(features, sources)
     return NeighborBatch(nodes, sources, graphs, x, times, ages)

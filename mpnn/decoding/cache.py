@@ -144,7 +144,7 @@ class KVCache:
         if isinstance(attention, TopK):
             index = attention.to_index_key(new)[..., None, :]
             index, _ = self.append(attention.to_index_key, index, index[..., :0])
-            graph = attention.chosen(x, step.gather(index, 0).squeeze(-2), graph)
+            graph = attention.chosen(x, new, graph, step.gather(index, 0).squeeze(-2))
         return attention.round(query, key, value, graph, graph.edge_attr, **options)
 
     def _recurrence(self, layer: Any, graph: Topology | Graph, x: Tensor, source: Tensor | None) -> Round:

@@ -58,6 +58,7 @@ def cut(
 
     Raises:
         ValueError: if `owners` or `data` do not fit, or the folder holds another cut.
+        TypeError: if `graph` is a subclass, such as a `TemporalGraph`.
     """
     folder, data = Path(folder), dict(data or {})
     owners = _checked(graph, owners, ranks, data)
@@ -138,6 +139,8 @@ def read_owners(path: str | os.PathLike[str]) -> Ints:
 
 def _checked(graph: CompressedGraph, owners: Ints, ranks: int, data: Mapping[str, Ints]) -> Ints:
     n = graph.num_dst
+    if type(graph) is not CompressedGraph:
+        raise TypeError(f"a cut would lose what a {type(graph).__name__} adds to its rows; pass a CompressedGraph")
     if graph.num_src != n:
         raise ValueError(f"a cut needs one set of nodes; got {graph!r}")
     if owners.shape != (n,) or owners.dtype.kind not in "iu" or (n and not 0 <= owners.min() <= owners.max() < ranks):

@@ -65,7 +65,7 @@ class DividedGraph:
         sums = sums_of_weights(self.edge_data.get("edge_attr"), slice(None))
         return torch.from_numpy(np.diff(self._offsets)) if sums is None else sums[self._offsets].diff()
 
-    def degree(self, nodes: Tensor, before: None = None) -> Tensor:
+    def degree(self, nodes: Tensor) -> Tensor:
         """The in-degrees of nodes, int64, or float64 sums of weights."""
         return self.gather(self._degrees, nodes)
 

@@ -28,7 +28,7 @@ class Sampled(Protocol):
     def num_own(self) -> int: ...
     @property
     def processes(self) -> tuple[int, int] | None: ...
-    def degree(self, nodes: Tensor, before: Tensor | None = None) -> Tensor: ...
+    def degree(self, nodes: Tensor) -> Tensor: ...
     def gather(self, features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor: ...
     def sample(self, nodes: Tensor, fanout: int, seed: int = 0) -> tuple[Tensor, Graph, Tensor]: ...
 
@@ -87,7 +87,9 @@ class CompressedGraph:
         return torch.from_numpy(row.astype(np.int64))
 
     def rows(self, nodes: Tensor, before: Tensor | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the rows of nodes begin and end in `columns`. `before` is for a `TemporalGraph`."""
+        """Where the rows of nodes begin and end in `columns`. `before` is for a `TemporalGraph`; ValueError here."""
+        if before is not None:
+            raise ValueError("the edges of this graph have no times; before= needs a graphs.TemporalGraph")
         return self.offsets[nodes.numpy()], self.offsets[nodes.numpy() + 1]
 
     def degree(self, nodes: Tensor | None = None, before: Tensor | None = None) -> Tensor:

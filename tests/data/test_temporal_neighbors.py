@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Degree, DotProduct
 from mpnn.data import NeighborBatch, neighbor_batches
+from mpnn.distributed import disk
 from mpnn.graphs import TemporalGraph
 
 N, E, L = 20, 300, 2
@@ -181,3 +184,11 @@ def test_refusals() -> None:
         TemporalGraph(GRAPH, TIMES, as_of="now")
     with pytest.raises(ValueError, match="fanout must be"):
         past.sample_before(nodes, torch.tensor([3, 4]), -2)
+
+
+def test_times_are_not_ignored_where_there_are_none(tmp_path: Path) -> None:
+    graph = graphs.from_edges(torch.randint(6, (2, 12)), 6)
+    with pytest.raises(ValueError, match="the edges of this graph have no times"):
+        graphs.compressed(graph).degree(torch.arange(2), torch.zeros(2))
+    with pytest.raises(TypeError, match="a cut would lose what a TemporalGraph adds"):
+        disk.cut(graphs.TemporalGraph(graph, torch.rand(12)), tmp_path / "cut", np.zeros(6, np.int32), 1)

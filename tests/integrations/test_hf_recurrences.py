@@ -147,7 +147,7 @@ def test_older_transformers_do_not_pack(monkeypatch: pytest.MonkeyPatch) -> None
     mpnn.hf.use(made)
     monkeypatch.setattr(compat, "IS_OLDER", True)
     logits(made)
-    with pytest.raises(ValueError, match="are not told where packed sequences begin; install transformers"):
+    with pytest.raises(ValueError, match="do not see where packed sequences begin; install transformers"):
         logits(made, IDS[:1], **packing())
 
 

@@ -284,7 +284,7 @@ def _enter(model: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
     if packing:
         if compat.IS_OLDER:
             raise ValueError(
-                f"some recurrent layers of transformers {compat.VERSION} are not told where packed sequences "
+                f"some recurrent layers of transformers {compat.VERSION} do not see where packed sequences "
                 f"begin; install transformers {compat.TESTED}, or pass the sequences as a batch, padded"
             )
         _PASS.model, _PASS.packing = model, packing

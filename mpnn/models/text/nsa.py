@@ -108,7 +108,9 @@ class NSALayer(nn.Module):
         keys, values = key.chunk(3, -2), value.chunk(3, -2)
         summaries = self.summarize(keys[0], values[0], cache, len(at))
         ended = Runs.of(len(at), summaries[0].shape[-3], [(at - start, 0, (at - config.size + 1) // config.stride + 1)])
-        causal, near = (x.bind(nodes).rows(start, nodes).to(h.device) for x in (self.graph, self.near))
+        causal, near = (x.bind(nodes).to(h.device) for x in (self.graph, self.near))
+        if start:  # else the bound graphs, which keep their plans
+            causal, near = causal.rows(start, nodes), near.rows(start, nodes)
         chosen = graphs.blocks(self.choose(query, summaries[0], start), config.block, nodes, num_dst=len(at)) & causal
         attend = partial(ops.attend, dropout=config.attention_dropout if self.training else 0.0)
         parts = [attend(Graph.from_runs(ended).to(h.device), query, *summaries)]
