@@ -357,9 +357,8 @@ def _of_blocks(module: nn.Module, chosen: Tensor, mask: Mask, instead: Instead |
 def _check_packed(module: nn.Module, chooses: bool) -> None:
     """Raises ValueError if a layer computes numbers from the whole row of packed sequences."""
     does = "chooses sources" if chooses else ""
-    if getattr(getattr(module, "config", None), "log_scaling_n_floor", None) and not getattr(
-        module, "is_sliding", False
-    ):
+    scales = getattr(getattr(module, "config", None), "log_scaling_n_floor", None) is not None
+    if scales and not getattr(module, "is_sliding", False):
         does = "scales logits by positions"  # Inkling
     if does:
         raise ValueError(
