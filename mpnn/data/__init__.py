@@ -10,12 +10,13 @@
 | `multi30k(split)` | English-German sentence pairs |
 | `neighbor_batches(graph, nodes, fanouts, features)` | sampled batches for training on graphs of any size |
 | `split_links(graph)` | links for training, validation and test, and pairs without a link |
+| `split_relation(graph, relation)` | the same for a relation of a graph of several kinds |
 | `sentences()` | sentences for semantic search |
 """
 
 from mpnn.data.digits import PointClassification as PointClassification, digits as digits
 from mpnn.data.errors import DamagedFile as DamagedFile, DatasetNotFound as DatasetNotFound
-from mpnn.data.links import LinkSplit as LinkSplit, split_links as split_links
+from mpnn.data.links import LinkSplit as LinkSplit, split_links as split_links, split_relation as split_relation
 from mpnn.data.locate import locate as locate
 from mpnn.data.neighbors import NeighborBatch as NeighborBatch, neighbor_batches as neighbor_batches
 from mpnn.data.planetoid import (

@@ -64,6 +64,7 @@ class GraphData(Handled):
         self.degrees: tuple[Tensor, Tensor] | None = None
         self.order: Tensor | None = None
         self.node_ids: tuple[Tensor, Tensor] | None = None
+        self.batch_sizes: tuple[int, ...] | None = None
 
     @classmethod
     def from_runs(cls: type[G], runs: Runs | Strips, *, relation: Relation | None = None, shift: int = 0) -> G:
@@ -372,6 +373,7 @@ class GraphData(Handled):
         sizes, device = (self.num_dst, self.num_src), device or self.device
         graph = type(self)(*sizes, runs=self._given_runs, labels=self._labels, name=self.name, device=device)
         graph.relation, graph.shift, graph.order = self.relation, self.shift, self.order
+        graph.batch_sizes = self.batch_sizes
         for name in ("_edges", "edge_attr", "_edge_type", "positions", "degrees", "node_ids"):
             x = getattr(self, name)
             setattr(graph, name, tuple(map(convert, x)) if isinstance(x, tuple) else x if x is None else convert(x))

@@ -25,7 +25,7 @@ class Graph(Algebra, Subgraphs, Transforms):
     destinations among sources: destination i is source i + shift. It only affects relative positions. `positions`,
     int64 [num_dst] and [num_src], are the sequence positions of the nodes if they differ from the node numbers.
     `degrees`, [num_dst] and [num_src], are those in the larger graph that this one was sampled from, or the sums of the
-    weights of incoming edges there.
+    weights of incoming edges there. `batch_sizes` are the numbers of nodes of the graphs that `graphs.batch` joined.
 
     A part of a larger graph that one process computes (`mpnn.distributed`) has two more attributes. `exchange` maps
     the features of the process's own nodes to those of all sources. `node_ids`, int32 [num_dst] and [num_src], are the

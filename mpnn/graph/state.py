@@ -16,7 +16,7 @@ from mpnn.graph.runs import Runs
 FORMS = ("_given_runs", "_labels", "_edges")
 FIELDS = {"num_dst", "num_src", "device", "name", "shift", "relation", "positions", "order", "node_ids", "degrees"} | {
     *FORMS,
-    *("edge_attr", "_edge_type", "edge_ids"),
+    *("edge_attr", "_edge_type", "edge_ids", "batch_sizes"),
 }
 MAX_POSITION = 2**61  # so that differences of positions, and a shift, stay within int64
 
@@ -71,6 +71,7 @@ def _tests(
     yield "edge_attr", f"a tensor on {device}, of explicit edges", is_per_edge
     yield "_edge_type", f"a tensor on {device}, of explicit edges", is_per_edge
     yield "edge_ids", "int64, one for each edge", lambda x: is_per_edge(x) and _is_integers(x, edges.shape[1:], device)
+    yield "batch_sizes", f"numbers of nodes, {num_dst} in all", lambda x: num_dst == num_src and _are_sizes(x, num_dst)
     yield (
         *("order", f"a permutation of {num_dst} rows, int64"),
         lambda x: _is_integers(x, (num_dst,)) and torch.equal(x.cpu().sort().values, torch.arange(num_dst)),
@@ -95,6 +96,10 @@ def _is_integers(
     """Whether the memory of x holds exactly these integers, one after the other; on any device by default."""
     is_plain = isinstance(x, Tensor) and x.layout == torch.strided and x.is_contiguous()
     return is_plain and x.shape == shape and x.dtype == dtype and device in (None, x.device)
+
+
+def _are_sizes(x: Any, total: int) -> bool:
+    return type(x) is tuple and all(type(n) is int and n >= 0 for n in x) and sum(x) == total
 
 
 def _is_in_range(x: Tensor) -> bool:

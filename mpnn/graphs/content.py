@@ -7,10 +7,9 @@ from torch import Tensor
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer, at_least
 from mpnn.graph.derive import selected
-from mpnn.graphs.geometry import nearest
+from mpnn.graphs.geometry import nearest, smallest
 
 _CHUNK = 1 << 24
-_FEW_POINTS, _FEW_DIMENSIONS = 4096, 8  # from which on, and up to which, a tree is faster than all pairs
 
 
 @torch.no_grad()
@@ -103,14 +102,14 @@ def knn(x: Tensor, k: int, labels: Tensor | None = None) -> Graph:
                                                                ..#.
 
     Args:
-        x: features [N, d]. Few dimensions of many finite points are searched by a tree, in float64.
+        x: features [N, d]. On a CPU, finite ones are compared in float64.
         labels: integers [N]; points with different labels, as of different clouds of a batch, are no neighbors.
 
     Raises:
         ValueError: if x is not a matrix or contains NaN, or there are fewer than k other nodes (of a label).
     """
     _check_features("knn", x)
-    if labels is not None or (len(x) > _FEW_POINTS and x.shape[1] <= _FEW_DIMENSIONS and bool(x.isfinite().all())):
+    if labels is not None or (x.is_cpu and x.numel() and bool(x.isfinite().all())):
         src = torch.from_numpy(nearest(x, at_least("k", k, 0), labels)).to(x.device).reshape(-1)
         dst = torch.arange(len(x), device=x.device).repeat_interleave(k)
         return Graph.from_edges(torch.stack([src, dst]), len(x), len(x), name=f"knn({k})")
@@ -127,22 +126,10 @@ def knn(x: Tensor, k: int, labels: Tensor | None = None) -> Graph:
         distance = torch.cdist(x[rows], x, compute_mode="donot_use_mm_for_euclid_dist")
         distance.nan_to_num_(nan=far, posinf=far)  # farther than any other node, but nearer than the node itself
         distance[torch.arange(len(rows), device=x.device), rows] = float("inf")
-        sources.append(_smallest(distance, k))
+        sources.append(smallest(distance, k))
     src = torch.cat(sources).reshape(-1) if sources else torch.zeros(0, dtype=torch.int64, device=x.device)
     dst = torch.arange(n, device=x.device).repeat_interleave(k)
     return Graph.from_edges(torch.stack([src, dst]), n, n, name=f"knn({k})")
-
-
-def _smallest(x: Tensor, k: int) -> Tensor:
-    """The columns of the k smallest values of each row, [rows, k], in ascending order. Ties go to the first column."""
-    if not 0 < k <= x.shape[1] // 8:
-        return x.sort(dim=1, stable=True).indices[:, :k]
-    # equals a stable sort, but sorts only the values up to the k-th smallest
-    row, column = (x <= x.topk(k, dim=1, largest=False).values[:, -1:]).nonzero(as_tuple=True)
-    order = x[row, column].argsort(stable=True)
-    order = order[row[order].argsort(stable=True)]
-    first = torch.searchsorted(row, torch.arange(len(x), device=x.device))
-    return column[order[first[:, None] + torch.arange(k, device=x.device)]]
 
 
 def _first(bad: Tensor) -> int:

@@ -106,7 +106,7 @@ def batch(graphs: Sequence[Graph]) -> Graph:
 
     Structured graphs stay structured if one edge type rule, or none, holds for the whole batch; a batch of packed
     sentences then costs only their runs. Otherwise the edges are materialized, graph by graph. Edge attributes and
-    types must be present on all graphs or on none.
+    types must be present on all graphs or on none. `batch_sizes` of the result holds their numbers of nodes.
 
     ::
 
@@ -150,6 +150,8 @@ def batch(graphs: Sequence[Graph]) -> Graph:
     if any(g.positions is not None for g in graphs):
         dst, src = (torch.cat(ends) for ends in zip(*(g.node_positions() for g in graphs), strict=True))
         joined.positions = (dst, src)
+    if all(g.num_dst == g.num_src for g in graphs):
+        joined.batch_sizes = tuple(n for g in graphs for n in g.batch_sizes or (g.num_dst,))
     return joined
 
 

@@ -1,6 +1,8 @@
 """Graphs of points in space: neighbors within a radius, periodic cells, line graphs, farthest points."""
 
 import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +12,21 @@ from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least, one_set
 from mpnn.graph.runs import Ints
 
+_FEW_DIMENSIONS = 8  # up to which a tree is faster than all pairs
+_SMALL_CLOUD = 256  # points of a label, on average, up to which all pairs are faster than a tree
+_PAIRS_AT_ONCE = 1 << 22
+_A_LITTLE_MORE = 1 + 1e-12  # so that rounding in a tree loses no pair; what it adds is compared again
+
 
 @torch.no_grad()
-def radius(positions: Tensor, r: float, *, cell: Tensor | None = None, labels: Tensor | None = None) -> Graph:
+def radius(
+    positions: Tensor,
+    r: float,
+    *,
+    cell: Tensor | None = None,
+    periodic: Sequence[bool] | None = None,
+    labels: Tensor | None = None,
+) -> Graph:
     """i receives from all other points within distance r. Edges are sorted by destination, then source.
 
     In a periodic cell, i also receives from images of points, its own included: an edge for each image, with the
@@ -28,7 +42,9 @@ def radius(positions: Tensor, r: float, *, cell: Tensor | None = None, labels: T
     Args:
         positions: floating point [N, d].
         r: a positive number. Distances are computed in float64 and compared by <=.
-        cell: [d, d], its rows are the vectors of the lattice, of any shape and smaller than r too.
+        cell: [d, d], its rows are the vectors of the lattice, of any shape and smaller than r too; or [G, d, d], one
+            for each of G labels, which then are 0 to G - 1.
+        periodic: d booleans, the vectors of the lattice along which the cell repeats; default: all.
         labels: integers [N]; points with different labels, as of different molecules of a batch, are no neighbors.
 
     Raises:
@@ -38,35 +54,61 @@ def radius(positions: Tensor, r: float, *, cell: Tensor | None = None, labels: T
     if not (isinstance(r, (int, float)) and 0 < r < float("inf")):
         raise ValueError(f"r must be a positive number; got {r!r}")
     if cell is None:
-        clouds = _apart(at, label, 2 * r)
-        dst, src = _pairs(clouds, clouds, r)
+        if periodic is not None:
+            raise ValueError("periodic says along which vectors of a cell it repeats: pass cell, too")
+        dst, src = _pairs(at, at, r, label, label)
         other = dst != src
         return _sorted(positions, dst[other], src[other], None, f"radius({r:g})")
-    lattice = _lattice(cell, at)
+    lattices = _lattices(cell, at, None if labels is None else labels.cpu().numpy())
+    repeats = _repeats(periodic, at.shape[1])
+    if len(lattices) == 1:
+        dst, src, shift = _periodic_pairs(at, r, lattices[0], repeats, label)
+    else:
+        assert label is not None
+        of_label = [np.flatnonzero(label == k) for k in range(len(lattices))]
+        found = [
+            _periodic_pairs(at[own], r, *one, None)
+            for own, one in zip(of_label, ((c, repeats) for c in lattices), strict=True)
+        ]
+        dst, src = (np.concatenate([own[x[k]] for own, x in zip(of_label, found, strict=True)]) for k in (0, 1))
+        shift = np.concatenate([x[2] for x in found])
+    return _sorted(positions, dst, src, shift, f"radius({r:g}), periodic")
+
+
+def _periodic_pairs(
+    at: np.ndarray, r: float, lattice: np.ndarray, repeats: np.ndarray, label: Ints | None
+) -> tuple[Ints, Ints, np.ndarray]:
+    """Destinations, sources and shifts of all pairs of a point and an image within r, but a point and itself."""
     inverse = np.linalg.inv(lattice)
-    wrap = np.floor(at @ inverse)
+    wrap = np.where(repeats, np.floor(at @ inverse), 0.0)
     inside = at - wrap @ lattice
     reach = r * np.linalg.norm(inverse, axis=0)  # of the radius, in units of the distance between lattice planes
-    ranges = [range(-k, k + 1) for k in np.ceil(reach).astype(int)]
+    ranges = [
+        range(-k, k + 1) if again else range(1) for k, again in zip(np.ceil(reach).astype(int), repeats, strict=True)
+    ]
     shifts = np.array(list(itertools.product(*ranges)), np.float64)
     places = (at @ inverse - wrap)[None] + shifts[:, None]
-    near = ((places >= -reach - 1e-9) & (places <= 1 + reach + 1e-9)).all(-1)
+    near = ((places >= -reach - 1e-9) & (places <= 1 + reach + 1e-9) | ~repeats).all(-1)
     which, node = near.nonzero()
     images = inside[node] + shifts[which] @ lattice
-    of_image = None if label is None else label[node]
-    dst, image = _pairs(_apart(inside, label, 2 * r), _apart(images, of_image, 2 * r), r)
+    dst, image = _pairs(inside, images, r, label, None if label is None else label[node])
     src = node[image]
     shift = shifts[which[image]] - wrap[src] + wrap[dst]
     other = (dst != src) | shift.any(1)
-    return _sorted(positions, dst[other], src[other], shift[other], f"radius({r:g}), periodic")
+    return dst[other], src[other], shift[other]
 
 
-def edge_vectors(graph: Graph, positions: Tensor, cell: Tensor | None = None) -> Tensor:
+def edge_vectors(graph: Graph, positions: Tensor, cell: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
     """The vector from the destination of each edge to its source, [E, d]: `p_j - p_i`, plus `edge_attr @ cell` in a
     periodic graph of `radius`. It has gradients by positions and cell, of which forces and stresses are made.
 
     Args:
-        positions: [N, d]. cell: [d, d], for a graph with shifts as edge_attr.
+        positions: [N, d].
+        cell: [d, d], for a graph with shifts as edge_attr; or [G, d, d], a cell for each graph of a batch.
+        labels: int64 [N], the graph of each node, for cells of several graphs. Default: those of `graphs.batch`.
+
+    Raises:
+        ValueError: the graph has no shifts, or cells of several graphs do not fit it.
     """
     src, dst = graph.ends
     vectors = positions.index_select(0, src) - positions.index_select(0, dst)
@@ -74,7 +116,26 @@ def edge_vectors(graph: Graph, positions: Tensor, cell: Tensor | None = None) ->
         return vectors
     if graph.edge_attr is None:
         raise ValueError("the graph has no shifts: build it by graphs.radius(positions, r, cell=cell)")
-    return vectors + graph.edge_attr.to(vectors.dtype) @ cell
+    shifts = graph.edge_attr.to(vectors.dtype)
+    if cell.dim() == 2:
+        return vectors + shifts @ cell
+    if labels is None:
+        labels = _graph_of_node(graph, len(cell))
+    of_edge = cell.index_select(0, labels.index_select(0, dst))
+    return vectors + (shifts[:, None] @ of_edge).squeeze(1)
+
+
+def _graph_of_node(graph: Graph, count: int) -> Tensor:
+    """The number of the graph of a batch that each node is in, int64 [N]."""
+    sizes = graph.batch_sizes
+    if sizes is None or len(sizes) != count:
+        known = "one graph" if sizes is None else f"a batch of {len(sizes)} graphs"
+        raise ValueError(
+            f"cell has {count} cells, and the graph is {known}: pass labels, the number of the graph of each node, or "
+            "join the graphs by graphs.batch"
+        )
+    sizes_of = torch.tensor(sizes, device=graph.device)
+    return torch.arange(count, device=graph.device).repeat_interleave(sizes_of, output_size=graph.num_dst)
 
 
 def line_graph(graph: Graph, backtrack: bool = True) -> Graph:
@@ -87,7 +148,9 @@ def line_graph(graph: Graph, backtrack: bool = True) -> Graph:
                                                          #..
 
     Args:
-        backtrack: whether j -> i receives from i -> j. DimeNet's angles are without them.
+        backtrack: whether j -> i receives from i -> j. DimeNet's angles are without them. In a periodic graph, where
+            every edge with the shift s as edge_attr has a reverse with the shift -s, only that one is the way back:
+            an edge from another image of i makes an angle.
 
     Raises:
         ValueError: if the graph has two sets of nodes.
@@ -101,53 +164,208 @@ def line_graph(graph: Graph, backtrack: bool = True) -> Graph:
     sender = sender if csr.edge_id is None else csr.edge_id[sender]
     if not backtrack:
         forward = src[sender] != dst[receiver]
+        if (shift := graph.edge_attr) is not None and _are_shifts(graph, shift):
+            forward |= (shift[sender] != -shift[receiver]).any(1)
         sender, receiver = sender[forward], receiver[forward]
     return Graph.from_edges(torch.stack([sender, receiver]), num_edges, num_edges, name="line graph")
 
 
+def _are_shifts(graph: Graph, attr: Tensor) -> bool:
+    """Whether each edge has a reverse of the negative attribute, as edges to images in a periodic cell have."""
+    if attr.dim() != 2 or not attr.is_floating_point():
+        return False
+    src, dst = graph.ends.cpu().numpy()
+    shift = attr.detach().double().cpu().numpy() + 0.0  # no negative zeros
+    edges = np.concatenate([src[:, None], dst[:, None], shift], 1)
+    back = np.concatenate([dst[:, None], src[:, None], 0.0 - shift], 1)
+    edges, back = (x[np.lexsort(x.T)] for x in (edges, back))
+    return np.array_equal(edges, back)
+
+
 @torch.no_grad()
-def farthest(positions: Tensor, n: int) -> Tensor:
+def farthest(positions: Tensor, n: int, labels: Tensor | None = None) -> Tensor:
     """n points that lie far apart, int64 [n]: point 0, then each time the point farthest from those before (Qi et al.
     2017, PointNet++, section 3.2). Ties go to the lower index. O(N n).
 
+    Args:
+        positions: floating point [N, d].
+        labels: integers [N]; then n points of each label, from its first point on: int64 [labels * n], label by label.
+
     Raises:
-        ValueError: if there are fewer than n points.
+        ValueError: if there are fewer than n points (of a label).
     """
-    at, _ = _points("farthest", positions, None)
-    if not 0 <= at_least("n", n, 0) <= len(at):
-        raise ValueError(f"n must be at most the number of points, {len(at)}; got {n}")
-    chosen, distance = np.zeros(n, np.int64), np.full(len(at), np.inf)
+    at, label = _points("farthest", positions, labels)
+    order = np.arange(len(at)) if label is None else np.argsort(label, kind="stable")
+    sizes = np.array([len(at)]) if label is None else np.bincount(label)
+    if not 0 <= at_least("n", n, 0) <= sizes.min(initial=len(at)):
+        of = "" if label is None else " of each label"
+        raise ValueError(f"n must be at most the number of points{of}, {sizes.min(initial=len(at))}; got {n}")
+    if not n or not len(at):
+        return torch.zeros(0, dtype=torch.int64, device=positions.device)
+    at, stop = at[order], np.cumsum(sizes)
+    start, group = stop - sizes, np.repeat(np.arange(len(sizes)), sizes)
+    chosen, distance = np.zeros((len(sizes), n), np.int64), np.full(len(at), np.inf)
+    chosen[:, 0] = start
     for k in range(1, n):
-        np.minimum(distance, np.square(at - at[chosen[k - 1]]).sum(1), out=distance)
-        distance[chosen[k - 1]] = -1.0  # also where all others lie upon it
-        chosen[k] = distance.argmax()
-    return torch.from_numpy(chosen).to(positions.device)
+        last = chosen[:, k - 1]
+        offset = at - (at[last] if len(sizes) == 1 else at[last][group])
+        np.minimum(distance, np.square(offset).sum(1), out=distance)
+        distance[last] = -1.0  # also where all others lie upon it
+        chosen[:, k] = _first_maxima(distance, start, group)
+    return torch.from_numpy(order[chosen.ravel()]).to(positions.device)
+
+
+def _first_maxima(x: np.ndarray, start: Ints, group: Ints) -> Ints:
+    """The index of the first largest element of each group of x, which begin at `start`."""
+    if len(start) == 1:
+        return x.argmax(keepdims=True)
+    is_largest = np.flatnonzero(x == np.maximum.reduceat(x, start)[group])
+    return is_largest[np.searchsorted(group[is_largest], np.arange(len(start)))]
 
 
 def nearest(positions: Tensor, k: int, labels: Tensor | None) -> Ints:
     """The k nearest other points of each, [N, k], nearest first, ties by index; those of the same label."""
-    from scipy.spatial import cKDTree
-
     at, label = _points("knn", positions, labels)
     fewest = len(at) if label is None else np.bincount(label).min(initial=len(at))
     if k and k >= fewest:
-        raise ValueError(f"k must be less than the number of nodes of each label, at least {fewest}; got {k}")
+        of_label = "" if label is None else " of each label, at least"
+        raise ValueError(f"k must be less than the number of nodes{of_label or ','} {fewest}; got {k}")
     if not k or not len(at):
         return np.zeros((len(at), 0), np.int64)
+    if at.shape[1] <= _FEW_DIMENSIONS and not _has_small_clouds(label):
+        return _nearest_by_tree(at, k, label)
+    return _nearest_of_all(at, k, label)
+
+
+def _nearest_by_tree(at: np.ndarray, k: int, label: Ints | None) -> Ints:
+    from scipy.spatial import cKDTree
+
     span = float(np.ptp(at, axis=0).max(initial=0.0)) * at.shape[1] ** 0.5
     clouds = _apart(at, label, 2 * span + 1)
-    distance, index = cKDTree(clouds).query(clouds, min(k + 2, len(at)))
-    own = index == np.arange(len(at))[:, None]
-    distance = np.where(own, -1.0, distance)  # first
-    order = np.lexsort((index, distance))
-    found, distance = (np.take_along_axis(x, order, 1) for x in (index, distance))
-    found = found[:, 1 : k + 1]
-    tied = ~own.any(1) | (distance[:, k] == distance[:, -1]) & (distance.shape[1] > k + 1)
-    for row in tied.nonzero()[0]:  # more points at the distance of the last one
-        exact = np.linalg.norm(clouds - clouds[row], axis=1)
-        exact[row] = np.inf
-        found[row] = exact.argsort(kind="stable")[:k]
+    tree = cKDTree(clouds)
+    _, index = tree.query(clouds, min(k + 2, len(at)))
+    found, (tied, radii) = _ranked(at, label, np.arange(len(at)), index, k, len(at))
+    if len(upon := tied[radii <= 0]):
+        found[upon] = _at_the_same_place(clouds, upon, k)
+    for rows, columns in _within(tree, clouds, tied[radii > 0], radii[radii > 0] * _A_LITTLE_MORE):
+        found[rows], _ = _ranked(at, label, rows, columns, k)
     return found
+
+
+def _at_the_same_place(at: np.ndarray, rows: Ints, k: int) -> Ints:
+    """The first k others at the place of each of these points, [rows, k]; there are as many."""
+    place = np.unique(at, axis=0, return_inverse=True)[1].ravel()
+    order = np.argsort(place, kind="stable")
+    first = np.searchsorted(place[order], place[rows])
+    same = order[first[:, None] + np.arange(k)]
+    after = order[np.minimum(first + k, len(order) - 1)]
+    is_before = same < rows[:, None]
+    return np.where(is_before, same, np.concatenate([same[:, 1:], after[:, None]], 1))
+
+
+def _nearest_of_all(at: np.ndarray, k: int, label: Ints | None) -> Ints:
+    """From squared distances by one product in float32, of which a few more than k are computed exactly."""
+    found = np.empty((len(at), k), np.int64)
+    for nodes, cloud in _clouds(at - at.mean(0), label):
+        squares = cloud.square().sum(-1)
+        missing, size = torch.from_numpy(nodes < 0), nodes.shape[1]
+        error = (cloud.shape[2] + 4) * 2.0**-23 * float(squares.max())
+        candidates = min(k + 1 + max(4, k // 4), size)
+        for rows in torch.arange(size).split(max(1, _PAIRS_AT_ONCE // nodes.size)):
+            distance = torch.baddbmm(squares[:, None], cloud[:, rows], cloud.mT, alpha=-2)
+            distance.masked_fill_(missing[:, None], torch.inf)
+            column = distance.topk(candidates, dim=2, largest=False, sorted=False).indices.numpy()
+            for own, row, index in zip(nodes, nodes[:, rows], column, strict=True):
+                exists = row >= 0
+                found[row[exists]], (tied, _) = _ranked(at, None, row[exists], own[index[exists]], k, size, error)
+                for some in np.array_split(tied, -(-len(tied) * size * at.shape[1] // _PAIRS_AT_ONCE) or 1):
+                    found[some] = _nearest_exactly(at, some, own[own >= 0], k)
+    return found
+
+
+def _nearest_exactly(at: np.ndarray, rows: Ints, nodes: Ints, k: int) -> Ints:
+    """The k nearest others of `rows` among ascending `nodes`, [rows, k], from all distances."""
+    distance = _lengths(at[nodes] - at[rows][:, None])
+    distance[nodes == rows[:, None]] = np.inf
+    return nodes[smallest(torch.from_numpy(distance), k).numpy()]
+
+
+def smallest(x: Tensor, k: int) -> Tensor:
+    """The columns of the k smallest values of each row, [rows, k], in ascending order. Ties go to the first column."""
+    if not 0 < k <= x.shape[1] // 8:
+        return x.sort(dim=1, stable=True).indices[:, :k]
+    # Equals a stable sort, but sorts only the values up to the k-th smallest.
+    row, column = (x <= x.topk(k, dim=1, largest=False).values[:, -1:]).nonzero(as_tuple=True)
+    order = x[row, column].argsort(stable=True)
+    order = order[row[order].argsort(stable=True)]
+    first = torch.searchsorted(row, torch.arange(len(x), device=x.device))
+    return column[order[first[:, None] + torch.arange(k, device=x.device)]]
+
+
+def _ranked(
+    at: np.ndarray, label: Ints | None, rows: Ints, index: Ints, k: int, size: int = 0, error: float = 0.0
+) -> tuple[Ints, tuple[Ints, np.ndarray]]:
+    """The k nearest others of each row among its candidates `index` [rows, m], -1 for none; and those rows, with the
+    distance of the k-th, for which one of the `size` points that is no candidate could be as near: the candidates
+    are nearest by squares of distances that are off by at most `error`."""
+    distance = _lengths(at[index] - at[rows][:, None])
+    distance[index < 0] = np.inf
+    if label is not None:
+        distance[label[index] != label[rows][:, None]] = np.inf
+    own = index == rows[:, None]
+    distance[own] = -1.0
+    order = np.lexsort((index, distance))
+    index, distance = (np.take_along_axis(x, order, 1) for x in (index, distance))
+    others = own.any(1).astype(np.int64)[:, None] + np.arange(k)
+    found = np.take_along_axis(index, np.minimum(others, index.shape[1] - 1), 1)
+    if index.shape[1] >= size:
+        return found, (rows[:0], distance[:0, 0])
+    last = distance[:, k]
+    tied = (distance[:, -1] ** 2 <= last**2 * _A_LITTLE_MORE + 2 * error) | ~own.any(1)
+    return found, (rows[tied], last[tied])
+
+
+def _within(tree: Any, at: np.ndarray, rows: Ints, radii: np.ndarray) -> Iterator[tuple[Ints, Ints]]:
+    """Some of these rows, and the points within their radii, [rows, m], -1 behind the last."""
+    if not len(rows):
+        return
+    counts = tree.query_ball_point(at[rows], radii, return_length=True)
+    by_count = np.argsort(counts, kind="stable")
+    for some in _in_groups(counts[by_count], _PAIRS_AT_ONCE):
+        own = by_count[some]
+        near = tree.query_ball_point(at[rows[own]], radii[own], return_sorted=False)
+        columns = np.full((len(own), counts[own].max()), -1)
+        columns[np.arange(columns.shape[1]) < counts[own][:, None]] = np.concatenate(near)
+        yield rows[own], columns
+
+
+def _in_groups(sizes: Ints, most: int) -> Iterator[slice]:
+    """Slices of consecutive elements whose sizes add up to at most `most`, or of one element."""
+    begin, total = 0, np.cumsum(sizes)
+    while begin < len(sizes):
+        before = total[begin - 1] if begin else 0
+        end = max(int(np.searchsorted(total, before + most, side="right")), begin + 1)
+        yield slice(begin, end)
+        begin = end
+
+
+def _clouds(at: np.ndarray, label: Ints | None, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Ints, Tensor]]:
+    """The points of each label, labels of about the same size together: their numbers [G, n], -1 behind the last, and
+    their positions [G, n, d]."""
+    order = np.arange(len(at)) if label is None else np.argsort(label, kind="stable")
+    sizes = np.array([len(at)]) if label is None else np.bincount(label)
+    start = np.cumsum(sizes) - sizes
+    by_size = np.argsort(-sizes, kind="stable")
+    while len(by_size):
+        size = int(sizes[by_size[0]])
+        many = int((sizes[by_size] > size // 2).sum())
+        together = by_size[: min(many, max(1, _PAIRS_AT_ONCE // max(size * size, 1)))]
+        by_size = by_size[len(together) :]
+        column = np.arange(size)
+        index = start[together][:, None] + column
+        exists = column < sizes[together][:, None]
+        nodes = np.where(exists, order[np.minimum(index, len(order) - 1)], -1)
+        yield nodes, torch.from_numpy(at[nodes]).to(dtype)
 
 
 def _points(name: str, positions: Tensor, labels: Tensor | None) -> tuple[np.ndarray, Ints | None]:
@@ -167,12 +385,29 @@ def _points(name: str, positions: Tensor, labels: Tensor | None) -> tuple[np.nda
     return at, np.unique(labels.cpu().numpy(), return_inverse=True)[1]
 
 
-def _lattice(cell: Tensor, at: np.ndarray) -> np.ndarray:
+def _lattices(cell: Tensor, at: np.ndarray, labels: Ints | None) -> np.ndarray:
+    """The cells, [1, d, d] or [G, d, d] for labels from 0 to G - 1."""
     d = at.shape[1]
-    lattice: np.ndarray = torch.as_tensor(cell).detach().double().cpu().numpy()
-    if lattice.shape != (d, d) or not np.isfinite(lattice).all() or not abs(np.linalg.det(lattice)) > 0:
-        raise ValueError(f"cell must be an invertible matrix [{d}, {d}] of lattice vectors; got {lattice.tolist()}")
-    return lattice
+    lattices: np.ndarray = torch.as_tensor(cell).detach().double().cpu().numpy()
+    is_matrix = lattices.ndim in (2, 3) and lattices.shape[-2:] == (d, d)
+    if not is_matrix or not np.isfinite(lattices).all() or not (np.abs(np.linalg.det(lattices)) > 0).all():
+        raise ValueError(f"cell must be an invertible matrix [{d}, {d}] of lattice vectors; got {lattices.tolist()}")
+    if lattices.ndim == 2:
+        return lattices[None]
+    if labels is None or not np.array_equal(np.unique(labels), np.arange(len(lattices))):
+        raise ValueError(
+            f"cell has {len(lattices)} cells: pass labels from 0 to {len(lattices) - 1}, one for each point"
+        )
+    return lattices
+
+
+def _repeats(periodic: Sequence[bool] | None, d: int) -> np.ndarray:
+    if periodic is None:
+        return np.ones(d, bool)
+    repeats = [bool(one) for one in periodic]
+    if len(repeats) != d:
+        raise ValueError(f"periodic must hold {d} booleans, one for each vector of the cell; got {list(periodic)}")
+    return np.array(repeats)
 
 
 def _apart(at: np.ndarray, label: Ints | None, distance: float) -> np.ndarray:
@@ -180,14 +415,41 @@ def _apart(at: np.ndarray, label: Ints | None, distance: float) -> np.ndarray:
     return at if label is None else np.concatenate([at, label[:, None] * distance], 1)
 
 
-def _pairs(dst: np.ndarray, src: np.ndarray, r: float) -> tuple[Ints, Ints]:
-    """All pairs within r."""
+def _has_small_clouds(label: Ints | None) -> bool:
+    """Whether all pairs of points of one label are so few that no tree is needed."""
+    return label is not None and np.square(np.bincount(label)).sum() <= _SMALL_CLOUD * len(label)
+
+
+def _pairs(
+    dst: np.ndarray, src: np.ndarray, r: float, dst_label: Ints | None, src_label: Ints | None
+) -> tuple[Ints, Ints]:
+    """All pairs of one label within r."""
     from scipy.spatial import cKDTree
 
     if not len(dst) or not len(src):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    pairs = cKDTree(dst).sparse_distance_matrix(cKDTree(src), r, output_type="ndarray")
-    return pairs["i"], pairs["j"]
+    if dst is src and _has_small_clouds(dst_label):
+        found = [_pairs_of_clouds(nodes, cloud, r) for nodes, cloud in _clouds(dst, dst_label, torch.float64)]
+        i, j = (np.concatenate(ends) for ends in zip(*found, strict=True))
+    else:
+        trees = [cKDTree(_apart(x, label, 2 * r)) for x, label in ((dst, dst_label), (src, src_label))]
+        pairs = trees[0].sparse_distance_matrix(trees[1], r * _A_LITTLE_MORE, output_type="ndarray")
+        i, j = pairs["i"], pairs["j"]
+    near = _lengths(dst[i] - src[j]) <= r
+    return i[near], j[near]
+
+
+def _pairs_of_clouds(nodes: Ints, cloud: Tensor, r: float) -> tuple[Ints, Ints]:
+    near = torch.cdist(cloud, cloud) <= r * (1 + 1e-6) + 1e-9 * float(cloud.abs().max())
+    group, i, j = near.numpy().nonzero()
+    i, j = nodes[group, i], nodes[group, j]
+    both = (i >= 0) & (j >= 0)
+    return i[both], j[both]
+
+
+def _lengths(x: np.ndarray) -> np.ndarray:
+    """The lengths of vectors x [..., d]."""
+    return np.sqrt(np.square(x).sum(-1))
 
 
 def _sorted(positions: Tensor, dst: Ints, src: Ints, shift: np.ndarray | None, name: str) -> Graph:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import as_integer, at_least
+from mpnn.graph.arguments import as_integer, at_least, one_set
 from mpnn.graph.runs import Runs
 
 _MAX_DRAWS = 1 << 22  # maximum number of pairs drawn at once
@@ -58,46 +58,79 @@ def random_walk_neighbors(graph: Graph, k: int, walks: int = 100, length: int = 
     return neighbors.to(graph.device)
 
 
-def absent_edges(graph: Graph, count: int, generator: torch.Generator | None = None) -> Tensor:
+def absent_edges(
+    graph: Graph,
+    count: int,
+    generator: torch.Generator | None = None,
+    *,
+    distinct: bool = False,
+    undirected: bool = False,
+) -> Tensor:
     """Negative sampling for link prediction: `count` pairs that are not edges, int64 [2, count].
 
-    Row 0 holds the sources and row 1 the destinations. Pairs are drawn independently and uniformly, so they may
-    repeat. Self-loops are excluded if sources and destinations are one set of nodes.
+    Row 0 holds the sources and row 1 the destinations. Pairs are drawn uniformly. Self-loops are excluded if sources
+    and destinations are one set of nodes.
+
+    Args:
+        distinct: draw no pair twice. By default pairs are drawn independently, so they may repeat.
+        undirected: draw pairs from the lower number to the higher, with an edge in neither direction.
 
     Raises:
-        ValueError: if every pair is an edge.
+        ValueError: if every pair is an edge, or fewer pairs than `distinct` asks for are none.
     """
     at_least("count", count, 0)
     square = graph.num_dst == graph.num_src
-    loops = int(graph.runs.contains(*2 * (np.arange(graph.num_dst),)).sum()) if square else 0
+    present = graph.runs
+    if undirected:
+        one_set("undirected=True", graph)
+        present = present | present.transpose()
+    if square:
+        node = np.arange(graph.num_dst)
+        stop = np.full_like(node, graph.num_src) if undirected else node + 1
+        present = present | Runs.of(graph.num_dst, graph.num_src, [(node, node, stop)])
     pairs = graph.num_dst * graph.num_src
-    num_absent = pairs - graph.runs.num_edges - (graph.num_dst - loops if square else 0)
+    num_absent = pairs - present.num_edges
     if count and not num_absent:
         raise ValueError(f"every pair of {graph} is an edge already")
-    if num_absent * _NEARLY_FULL < pairs:
-        return _sample_complement(graph, num_absent, count, generator).to(graph.device)
-    samples: list[Tensor] = []
-    missing = count
-    while missing:
-        draws = min(missing * pairs // num_absent + 16, _MAX_DRAWS)
-        pair = torch.randint(pairs, (draws,), generator=generator)
-        src, dst = pair % graph.num_src, pair // graph.num_src
-        absent = ~torch.from_numpy(graph.runs.contains(dst.numpy(), src.numpy()))
-        if square:
-            absent &= src != dst
-        samples.append(torch.stack([src, dst])[:, absent][:, :missing])
-        missing -= samples[-1].shape[1]
-    empty = torch.zeros(2, 0, dtype=torch.int64)
-    return torch.cat([empty, *samples], 1).to(graph.device)
+    if distinct and count > num_absent:
+        raise ValueError(f"count={count} distinct pairs without an edge; {graph} has {num_absent}")
+    is_scarce = num_absent * _NEARLY_FULL < pairs or (distinct and 2 * count > num_absent)
+    draw = _from_complement if is_scarce else _by_rejection
+    return draw(present, num_absent, count, generator, distinct).to(graph.device)
 
 
-def _sample_complement(graph: Graph, num_absent: int, count: int, generator: torch.Generator | None) -> Tensor:
-    """Draws `count` of the `num_absent` absent pairs from the complement of the graph, [2, count], in O(runs)."""
-    absent = graph.runs.complement()
-    if graph.num_dst == graph.num_src:
-        node = np.arange(graph.num_dst)
-        absent = absent - Runs.of(graph.num_dst, graph.num_src, [(node, node, node + 1)])
-    number = torch.randint(num_absent, (count,), generator=generator).numpy()
+def _by_rejection(
+    present: Runs, num_absent: int, count: int, generator: torch.Generator | None, distinct: bool
+) -> Tensor:
+    """Draws pairs of all, [2, count], until enough of them are absent."""
+    pairs = present.num_dst * present.num_src
+    pair = torch.zeros(0, dtype=torch.int64)
+    while len(pair) < count:
+        draws = min((count - len(pair)) * pairs // num_absent + 16, _MAX_DRAWS)
+        drawn = torch.randint(pairs, (draws,), generator=generator)
+        dst, src = drawn.numpy() // present.num_src, drawn.numpy() % present.num_src
+        pair = torch.cat([pair, drawn[~torch.from_numpy(present.contains(dst, src))]])
+        if distinct:
+            pair = pair[_first_occurrences(pair)]
+    pair = pair[:count]
+    return torch.stack([pair % present.num_src, pair // present.num_src])
+
+
+def _first_occurrences(x: Tensor) -> Tensor:
+    """The indices of the first occurrence of each number of x [n], ascending."""
+    _, first = np.unique(x.numpy(), return_index=True)
+    return torch.from_numpy(np.sort(first))
+
+
+def _from_complement(
+    present: Runs, num_absent: int, count: int, generator: torch.Generator | None, distinct: bool
+) -> Tensor:
+    """Draws `count` of the `num_absent` absent pairs by their numbers, [2, count], in O(runs)."""
+    absent = present.complement()
+    if distinct:
+        number = torch.randperm(num_absent, generator=generator)[:count].numpy()
+    else:
+        number = torch.randint(num_absent, (count,), generator=generator).numpy()
     stops = np.cumsum(absent.stop - absent.start)
     run = np.searchsorted(stops, number, side="right")
     src = absent.stop[run] - (stops[run] - number)

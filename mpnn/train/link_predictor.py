@@ -43,7 +43,7 @@ def fit_link_predictor(
     return fit(
         model,
         optimizer,
-        lambda k: model.loss(x, known, links.train),
+        lambda k: model.loss(x, known, links.train, links.draw_absent(links.train.shape[1]).to(x.device)),
         Settings(epochs, keep="best", validate_every=validate_every),
         validate=lambda: {"AUC": auc(*link_scores(model, x, known, links.val, links.val_absent))},
         progress=progress,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpnn import graphs
-from mpnn.data import split_links
+from mpnn import Graph, graphs
+from mpnn.data import LinkSplit, split_links, split_relation
+from mpnn.train.link_predictor import auc
 
 
 def pairs(edges: torch.Tensor) -> set[tuple[int, ...]]:
@@ -33,15 +34,113 @@ def test_no_held_out_link_is_in_the_training_graph_in_either_direction() -> None
     assert not absent & pairs(edges)
 
 
-def test_a_directed_graph_keeps_the_reverse_of_a_link() -> None:
-    edges = torch.cat([ring(20), ring(20).flip(0)], 1)
+def test_a_directed_graph_holds_out_a_link_and_its_reverse_together() -> None:
+    edges = torch.cat([ring(20), ring(20).flip(0), torch.tensor([[3], [7]])], 1)  # 3 -> 7 has no reverse
     split = split_links(graphs.from_edges(edges), 0.1, 0.2, directed=True)
-    assert split.train.shape[1] + split.val.shape[1] + split.test.shape[1] == 40
-    assert pairs(split.graph.edge_index) == pairs(split.train) == pairs(edges) - pairs(split.val) - pairs(split.test)
+    parts = [pairs(part) for part in (split.train, split.val, split.test)]
+    assert set.union(*parts) == pairs(edges)
+    assert sum(map(len, parts)) == 41
+    assert pairs(split.graph.edge_index) == parts[0]
+    for part in parts:
+        assert {(j, i) for i, j in part} & pairs(edges) <= part
+
+
+def random_graph(size: int, count: int, seed: int) -> Graph:
+    generator = torch.Generator().manual_seed(seed)
+    return graphs.from_edges(torch.randint(size, (2, count), generator=generator), size)
+
+
+def splits() -> dict[str, LinkSplit]:
+    """A split of each kind, of graphs in which every pair of nodes is as likely to be linked."""
+    one_way = random_graph(300, 9000, 0)
+    ends = torch.stack([torch.randint(300, (9000,)), torch.randint(200, (9000,))])
+    bipartite = graphs.from_edges(ends, num_src=300, num_dst=200)
+    symmetric = one_way.undirected()
+    both = graphs.HeteroGraph({("user", "buys", "item"): bipartite, ("item", "bought by", "user"): bipartite.reverse()})
+    time = torch.randint(50, (one_way.num_edges,))
+    return {
+        "undirected": split_links(symmetric, 0.2, 0.2),
+        "directed": split_links(one_way, 0.2, 0.2, directed=True),
+        "symmetric, as directed": split_links(symmetric, 0.2, 0.2, directed=True),
+        "in time": split_links(one_way, 0.2, 0.2, times=time),
+        "directed, in time": split_links(one_way, 0.2, 0.2, times=time, directed=True),
+        "users and items": split_links(bipartite, 0.2, 0.2),
+        "a relation": split_relation(both, ("user", "buys", "item"), 0.2, 0.2)[1],
+    }
+
+
+# What a model could tell a link from an absent pair by, if the split leaked it.
+LEAKS = {
+    "orientation": lambda graph, pair: (pair[0] < pair[1]).double(),
+    "numbers": lambda graph, pair: pair[0].double() - pair[1],
+    "parity": lambda graph, pair: ((pair[0] + pair[1]) % 2).double(),
+    "position": lambda graph, pair: torch.arange(pair.shape[1]).double(),
+    "degree": lambda graph, pair: graph.reverse().degree()[pair[0]] + graph.degree()[pair[1]].double(),
+    "reverse": lambda graph, pair: torch.from_numpy(graph.reverse().runs.contains(*pair.flip(0).numpy())).double(),
+    "itself": lambda graph, pair: torch.from_numpy(graph.runs.contains(*pair.flip(0).numpy())).double(),
+}
+
+
+def test_nothing_but_the_links_tells_them_from_absent_pairs() -> None:
+    for kind, split in splits().items():
+        square = split.graph.num_dst == split.graph.num_src
+        for name, leak in LEAKS.items():
+            if name == "reverse" and not square:
+                continue
+            for held, absent in ((split.val, split.val_absent), (split.test, split.test_absent)):
+                assert held.shape == absent.shape
+                error = (1 / (6 * held.shape[1])) ** 0.5  # of the AUC, if it is chance
+                found = auc(leak(split.graph, held), leak(split.graph, absent))
+                assert abs(found - 0.5) < 4 * error, f"{kind}: {name} scores {found:.3f}"
+
+
+def test_absent_pairs_are_distinct_and_linked_in_no_part() -> None:
+    for kind, split in splits().items():
+        parts = [pairs(x) for x in (split.train, split.val, split.test, split.val_absent, split.test_absent)]
+        sizes = [x.shape[1] for x in (split.train, split.val, split.test, split.val_absent, split.test_absent)]
+        assert len(set.union(*parts)) == sum(sizes), kind
+    path = graphs.from_edges([[0, 1, 2], [1, 2, 3]]).undirected()
+    for seed in range(20):  # two of three absent pairs
+        split = split_links(path, 0.34, 0.34, seed=seed)
+        assert pairs(split.val_absent) != pairs(split.test_absent)
+
+
+def test_a_split_in_time_trains_on_the_past() -> None:
+    edges, time = torch.tensor([[0, 1, 2, 3, 0, 4, 5], [1, 2, 3, 4, 1, 5, 6]]), torch.tensor([1, 1, 2, 3, 9, 4, 4])
+    split = split_links(graphs.from_edges(edges), 0.17, 0.17, times=time)
+    assert pairs(split.train) == {(0, 1), (1, 2), (2, 3)}
+    assert pairs(split.val) == {(3, 4)}
+    assert pairs(split.test) == {(4, 5), (5, 6)}  # both are of time 4
+    assert split.graph.edge_index.T.tolist() == [[0, 1], [1, 2], [2, 3]]  # without the repetition at time 9
+
+
+def test_a_relation_and_its_reverse_lose_the_same_links() -> None:
+    buys = graphs.from_edges(torch.randint(30, (2, 200)), num_src=30, num_dst=40)
+    likes = graphs.from_edges(torch.randint(30, (2, 50)), num_src=30, num_dst=40)
+    whole = graphs.HeteroGraph(
+        {("u", "buys", "i"): buys, ("i", "bought by", "u"): buys.reverse(), ("u", "likes", "i"): likes}
+    )
+    known, split = split_relation(whole, ("u", "buys", "i"), 0.1, 0.1)
+    assert pairs(known["u", "buys", "i"].edge_index) == pairs(split.train)
+    assert pairs(known["i", "bought by", "u"].edge_index) == pairs(split.train.flip(0))
+    assert known["u", "likes", "i"].num_edges == 50
+    with pytest.raises(KeyError, match="there is no relation"):
+        split_relation(whole, ("u", "sells", "i"))
+
+
+def test_training_pairs_have_the_orientation_of_the_links() -> None:
+    split = split_links(random_graph(40, 200, 0).undirected(), 0.1, 0.1)
+    src, dst = split.draw_absent(100)
+    assert (src < dst).all()
+    src, dst = split_links(random_graph(40, 200, 0), 0.1, 0.1, directed=True).draw_absent(200)
+    assert 50 < (src < dst).sum() < 150
 
 
 def test_a_split_without_links_in_a_part_is_refused() -> None:
     with pytest.raises(ValueError, match=r"val=0.05 and test=0.1 leave a part of the 5 links empty"):
         split_links(graphs.from_edges(ring(5)))
-    with pytest.raises(ValueError, match="split_links needs one set of nodes"):
-        split_links(graphs.from_edges(ring(5), num_src=5, num_dst=6))
+    full = graphs.from_edges(graphs.complete().bind(6).edge_index)
+    with pytest.raises(ValueError, match=r"every pair of .* is an edge already"):
+        split_links(full, 0.2, 0.2)
+    with pytest.raises(ValueError, match=r"times must be 5 numbers"):
+        split_links(graphs.from_edges(ring(5)), 0.3, 0.3, times=torch.arange(3))

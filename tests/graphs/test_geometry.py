@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from steps import at_most
@@ -73,12 +74,32 @@ def test_a_hundred_thousand_points_take_few_steps() -> None:
     assert near.num_edges == 800_000
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["random", "on a lattice, with ties"])
-def test_knn_by_a_tree_is_that_of_all_pairs(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    at = torch.randint(4, (90, 2)).double() if whole else torch.rand(90, 2, dtype=D)
-    expected = graphs.knn(at, 5)
-    monkeypatch.setattr("mpnn.graphs.content._FEW_POINTS", 10)
-    assert torch.equal(graphs.knn(at, 5).edge_index, expected.edge_index)
+def nearest_by_sorting(at: Tensor, k: int, label: Tensor) -> Tensor:
+    distance = torch.from_numpy(np.sqrt(np.square((at[:, None] - at).numpy()).sum(-1))).fill_diagonal_(torch.inf)
+    return distance.masked_fill(label != label[:, None], torch.inf).sort(dim=1, stable=True).indices[:, :k]
+
+
+POINTS = {
+    "random": lambda n, d: torch.rand(n, d, dtype=D),
+    "on a lattice": lambda n, d: torch.randint(4, (n, d)).double(),
+    "two places": lambda n, d: torch.randint(2, (n, 1)).double().expand(n, d).contiguous(),
+    "one place": lambda n, d: torch.zeros(n, d, dtype=D),
+    "far from the origin": lambda n, d: 1e4 + torch.randint(3, (n, d)) * torch.tensor(1e-3, dtype=D),
+}
+
+
+@pytest.mark.parametrize("small", [0, 256], ids=["tree", "all pairs"])
+@pytest.mark.parametrize("points", POINTS)
+@pytest.mark.parametrize(("n", "d", "k"), [(90, 2, 5), (60, 12, 4), (41, 1, 9)])
+def test_knn_is_that_of_all_pairs(
+    points: str, n: int, d: int, k: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ties go to the lower index, whatever finds the neighbors; other labels change nothing."""
+    monkeypatch.setattr("mpnn.graphs.geometry._SMALL_CLOUD", small)
+    at, label = POINTS[points](n, d), torch.randperm(n) % 3
+    for labels in (None, label):
+        expected = nearest_by_sorting(at, k, torch.zeros_like(label) if labels is None else labels)
+        assert torch.equal(graphs.knn(at, k, labels=labels).edge_index[0].view(n, k), expected)
 
 
 def test_knn_stays_within_labels() -> None:
@@ -91,6 +112,48 @@ def test_knn_stays_within_labels() -> None:
         assert torch.equal(of_label, own[alone.edge_index])
     with pytest.raises(ValueError, match="less than the number of nodes of each label, at least 20; got 20"):
         graphs.knn(at, 20, labels=label)
+
+
+def test_a_cell_may_repeat_along_some_vectors_only() -> None:
+    at = torch.tensor([[0.1, 0.1, 0.0], [0.9, 0.9, 5.0], [0.9, 0.1, -7.0]], dtype=D)
+    whole = graphs.radius(at, 1.05, cell=torch.eye(3), periodic=(True, False, False))
+    assert whole.edge_attr is not None
+    assert (whole.edge_attr[:, 1:] == 0).all()
+    assert sorted(edges_of(whole)) == [(i, i, shift, 0, 0) for i in range(3) for shift in (-1, 1)]
+    flat = at * torch.tensor([1.0, 1.0, 0.0])
+    row = graphs.radius(flat, 0.5, cell=torch.eye(3), periodic=(True, False, False))
+    assert sorted(edges_of(row)) == [(0, 2, 1, 0, 0), (2, 0, -1, 0, 0)]
+    with pytest.raises(ValueError, match="periodic must hold 3 booleans"):
+        graphs.radius(at, 1.0, cell=torch.eye(3), periodic=(True,))
+
+
+def test_crystals_of_a_batch_have_cells_of_their_own() -> None:
+    positions = [2 * torch.rand(3, 3, dtype=D), 3 * torch.rand(4, 3, dtype=D)]
+    cells = torch.stack([2 * torch.eye(3, dtype=D), 3 * CELL])
+    alone = [graphs.radius(p, 1.8, cell=cell) for p, cell in zip(positions, cells, strict=True)]
+    expected = torch.cat([graphs.edge_vectors(*one) for one in zip(alone, positions, cells, strict=True)])
+    together, at, label = graphs.batch(alone), torch.cat(positions), torch.tensor([0] * 3 + [1] * 4)
+    assert together.batch_sizes == (3, 4)
+    torch.testing.assert_close(graphs.edge_vectors(together, at, cells), expected)
+    at_once = graphs.radius(at, 1.8, cell=cells, labels=label)
+    assert sorted(edges_of(at_once)) == sorted(edges_of(together))
+    torch.testing.assert_close(graphs.edge_vectors(at_once, at, cells, labels=label), expected)
+    with pytest.raises(ValueError, match="cell has 2 cells, and the graph is one graph: pass labels"):
+        graphs.edge_vectors(at_once, at, cells)
+    with pytest.raises(ValueError, match="pass labels from 0 to 1"):
+        graphs.radius(at, 1.8, cell=cells)
+
+
+@pytest.mark.parametrize("basis", [[[0.0, 0, 0]], [[0.0, 0, 0], [0.5, 0.5, 0.5]]], ids=["cubic", "CsCl"])
+def test_only_the_exact_reverse_is_the_way_back_in_a_periodic_line_graph(basis: list[list[float]]) -> None:
+    """As in a supercell, in which every image is an atom of its own."""
+    atoms, r = torch.tensor(basis), 1.1 if len(basis) == 1 else 0.9
+    one = graphs.radius(atoms, r, cell=torch.eye(3))
+    corners = torch.cartesian_prod(*[torch.arange(4.0)] * 3)
+    many = graphs.radius((corners[:, None] + atoms).flatten(0, 1), r, cell=4 * torch.eye(3))
+    assert many.num_edges == 64 * one.num_edges
+    pairs, of_supercell = (graphs.line_graph(graph, backtrack=False).num_edges for graph in (one, many))
+    assert of_supercell == 64 * pairs
 
 
 @pytest.mark.parametrize("backtrack", [True, False])
@@ -109,6 +172,11 @@ def test_farthest_points_are_far_apart() -> None:
     at = torch.tensor([[0.0], [1.0], [10.0], [4.0], [10.0]])
     assert graphs.farthest(at, 4).tolist() == [0, 2, 3, 1]
     assert graphs.farthest(torch.zeros(3, 2), 3).tolist() == [0, 1, 2]
+    many, label = torch.rand(50, 3), torch.randint(3, (50,))
+    apart = graphs.farthest(many, 7, labels=label).view(3, 7)
+    for k, chosen in enumerate(apart):
+        own = (label == k).nonzero().squeeze(1)
+        assert torch.equal(chosen, own[graphs.farthest(many[own], 7)])
     with pytest.raises(ValueError, match="at most the number of points, 5; got 6"):
         graphs.farthest(at, 6)
 

@@ -56,12 +56,18 @@ class DimeNet(Model):
 
     def forward(self, types: Tensor, positions: Tensor, graph: Graph, pool: Graph | None = None) -> Tensor:
         """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
-        Raises ValueError for self-loops."""
+        Raises ValueError for self-loops, and for atoms at the same place: neither has angles."""
         if torch.any(graph.ends[0] == graph.ends[1]):
             raise ValueError("DimeNet's graph must have no self-loops, which have no angles; graphs.radius makes none")
         line = graph.derive(line_graph, False, num_dst=graph.num_edges, num_src=graph.num_edges)
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
-        distance, angle = self.basis(vectors_of(graph, positions), line)
+        vectors = vectors_of(graph, positions)
+        if len(upon := (vectors == 0).all(1).nonzero()):
+            i, j = graph.ends[:, int(upon[0])].tolist()
+            raise ValueError(
+                f"atoms {i} and {j} lie at the same place, where DimeNet's functions of distance are infinite"
+            )
+        distance, angle = self.basis(vectors, line)
         h = self.embed(types)
         m, _ = self.embed_edge(self.embed_distance(distance), h, h, graph)
         out = self.heads[0](m, distance, into)

@@ -60,13 +60,16 @@ class LinkPredictor(Model):
             x: [N, in_dim].
             graph: the links that the encoder passes messages along.
             positive: int64 [2, P], links that exist; default: the edges of `graph`.
-            negative: pairs without a link; default: P pairs that are not edges of `graph`, sampled with `generator`.
+            negative: pairs without a link; default: P pairs that are not edges of `graph`, sampled with `generator`. If
+                all positive links run from the lower number to the higher, so do they, and have no edge in the other
+                direction either: a model cannot tell them apart by their order.
             relation: int64 [P], the types of the positive links. The negative pairs are scored with the same types, so
                 there must be P of them.
         """
         positive = graph.edge_index if positive is None else positive
         if negative is None:
-            negative = absent_edges(graph, positive.shape[1], generator)
+            one_way = graph.num_dst == graph.num_src and bool((positive[0] < positive[1]).all())
+            negative = absent_edges(graph, positive.shape[1], generator, undirected=one_way)
         z = self.encoder(x, graph)
         positive_logits, negative_logits = self.score(z, positive, relation), self.score(z, negative, relation)
         return F.softplus(-positive_logits).mean() + F.softplus(negative_logits).mean()

@@ -48,8 +48,8 @@ class PaiNN(Model):
         self, types: Tensor, positions: Tensor, graph: Graph, pool: Graph | None = None, cell: Tensor | None = None
     ) -> Tensor:
         """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
-        `cell` [3, 3] is that of a periodic graph of `graphs.radius`."""
-        vectors = vectors_of(graph, positions, cell)
+        `cell` [3, 3] is that of a periodic graph of `graphs.radius`, [G, 3, 3] those of the graphs of a batch."""
+        vectors = vectors_of(graph, positions, cell, pool)
         distance = vectors.norm(dim=-1)
         unit, basis = vectors / distance.clamp(min=1e-9)[:, None], self.basis(distance)
         s = self.embed(types)

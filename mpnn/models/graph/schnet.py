@@ -46,8 +46,8 @@ class SchNet(Model):
         self, types: Tensor, positions: Tensor, graph: Graph, pool: Graph | None = None, cell: Tensor | None = None
     ) -> Tensor:
         """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
-        `cell` [3, 3] is that of a periodic graph of `graphs.radius`."""
-        h, basis = self.embed(types), self.basis(vectors_of(graph, positions, cell).norm(dim=-1))
+        `cell` [3, 3] is that of a periodic graph of `graphs.radius`, [G, 3, 3] those of the graphs of a batch."""
+        h, basis = self.embed(types), self.basis(vectors_of(graph, positions, cell, pool).norm(dim=-1))
         for layer in self.layers:
             h = layer(h, graph, edge_attr=basis)
         return sum_of(self.head(h), pool)

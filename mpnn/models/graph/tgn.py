@@ -61,7 +61,8 @@ class TGNMemory(Model):
     @torch.no_grad()
     def observe(self, src: Tensor, dst: Tensor, time: Tensor, message: Tensor) -> None:
         """Updates the memories of the ends of events, which follow the events before in time. A node that has several
-        is updated once, and messages are computed from memories before all of them.
+        is updated once, and messages are computed from memories before all of them. Of events at one time, the last is
+        the last in the order of the arguments.
 
         Args:
             src, dst, time: int64 [E]. message: [E, message_dim], which gets no gradient.
@@ -75,7 +76,9 @@ class TGNMemory(Model):
             raise ValueError(f"time must be int64 [{len(src)}], as src and dst; got {time.dtype} {list(time.shape)}")
         if message.shape != (len(src), self.message_dim):
             raise ValueError(f"message must be [{len(src)}, {self.message_dim}]; got {list(message.shape)}")
-        own, other, time = torch.cat([src, dst]), torch.cat([dst, src]), time.repeat(2)
+        own = torch.stack([src, dst], 1).flatten()  # event by event, so that stable sorting keeps the order of events
+        other = torch.stack([dst, src], 1).flatten()
+        time = time.repeat_interleave(2)
         if (late := time < self.times[own]).any():
             k = int(late.nonzero()[0])
             raise ValueError(f"an event of node {own[k]} at {time[k]} is before its last one, at {self.times[own[k]]}")
@@ -85,7 +88,7 @@ class TGNMemory(Model):
         last = order[end.bincount(minlength=len(nodes)).cumsum(0) - 1]
         sent = last if self.is_last else torch.arange(len(own), device=own.device)
         own, other = own[sent], other[sent]
-        parts = torch.cat([self.memory[own], self.memory[other], message.repeat(2, 1)[sent]], -1)
+        parts = torch.cat([self.memory[own], self.memory[other], message[sent // 2]], -1)
         edges = torch.stack([torch.arange(len(sent), device=own.device), end[sent]])
         to_nodes = Graph.from_edges(edges, len(nodes), len(sent))
         changes = self.memory[nodes], parts, time[sent] - self.times[own], to_nodes

@@ -11,14 +11,21 @@ from mpnn import Graph, ops, rows
 from mpnn.graphs import edge_vectors
 
 
-def vectors_of(graph: Graph, positions: Tensor, cell: Tensor | None = None) -> Tensor:
-    """`edge_vectors`. Raises ValueError if the graph has edge_attr, the shifts of a periodic graph, and no cell."""
+def vectors_of(graph: Graph, positions: Tensor, cell: Tensor | None = None, pool: Graph | None = None) -> Tensor:
+    """`edge_vectors`; with `pool`, cells [G, 3, 3] are those of its destinations.
+
+    Raises:
+        ValueError: the graph has edge_attr, the shifts of a periodic graph, and there is no cell.
+    """
     if cell is None and graph.edge_attr is not None:
         raise ValueError(
             "edge_attr of a graph of atoms are the shifts of a periodic cell: pass cell to SchNet or PaiNN; other "
             "models, and graphs without a cell, take a graph without edge_attr"
         )
-    return edge_vectors(graph, positions, cell)
+    if cell is None or cell.dim() == 2 or pool is None:
+        return edge_vectors(graph, positions, cell)
+    atoms, molecules = pool.ends
+    return edge_vectors(graph, positions, cell, torch.empty_like(atoms).index_copy(0, atoms, molecules))
 
 
 class RadialBasis(nn.Module):

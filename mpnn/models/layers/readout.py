@@ -95,7 +95,9 @@ class TopKPooling(nn.Module):
         count = pool.degree()
         rank = torch.arange(len(order), device=h.device) - (count.cumsum(0) - count)[of_node[order]]
         keep = torch.zeros_like(order, dtype=torch.bool)
-        keep[order] = rank < (self.ratio * count.double()).ceil()[of_node[order]]
+        # A ratio such as .55 is a little more or less than its decimals: 20 times it must not be above 11.
+        size = (self.ratio * count.double() * (1 - 2**-50)).ceil()
+        keep[order] = rank < size[of_node[order]]
         kept = keep.nonzero().squeeze(1)
         pairs = torch.stack([torch.arange(len(kept), device=h.device), of_node[kept]])
         left = Graph.from_edges(pairs, pool.num_dst, len(kept), name=pool.name)

@@ -260,6 +260,21 @@ def test_an_atom_that_is_its_own_neighbor_is_refused() -> None:
     loops = graphs.from_edges([[0, 1], [1, 1]], 2)
     with pytest.raises(ValueError, match="DimeNet's graph must have no self-loops"):
         DimeNet(4, 1, 4, 2, 2)(torch.tensor([1, 2]), torch.randn(2, 3), loops)
+    positions = torch.tensor([[0.0, 0, 0], [0, 0, 0], [1, 0, 0]])
+    with pytest.raises(ValueError, match="atoms 1 and 0 lie at the same place"):
+        DimeNet(4, 1, 4, 2, 2)(torch.tensor([1, 2, 1]), positions, graphs.radius(positions, 1.5))
+
+
+@pytest.mark.parametrize("make", [SchNet, PaiNN])
+def test_crystals_of_a_batch_are_those_alone(make: Any) -> None:
+    model, cells = make(8, layers=1, cutoff=1.8).double(), torch.stack([2 * torch.eye(3), 3 * torch.eye(3)]).double()
+    positions = [torch.rand(3, 3).double() * 2, torch.rand(4, 3).double() * 3]
+    crystals = [graphs.radius(p, 1.8, cell=cell) for p, cell in zip(positions, cells, strict=True)]
+    types, label = torch.randint(9, (7,)), torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    pool = graphs.from_edges(torch.stack([torch.arange(7), label]), num_src=7, num_dst=2)
+    alone = [model(types[label == k], positions[k], crystals[k], cell=cells[k]).sum(0) for k in range(2)]
+    together = model(types, torch.cat(positions), graphs.batch(crystals), pool, cells)
+    torch.testing.assert_close(together, torch.stack(alone))
 
 
 @pytest.mark.parametrize("make", [SchNet, PaiNN, DimeNet])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 import torch
@@ -76,3 +78,11 @@ def test_a_node_belongs_to_one_graph() -> None:
     for nodes, of in (([0, 0, 1, 2], [0, 1, 1, 1]), ([0, 2], [0, 1])):
         with pytest.raises(ValueError, match="pool must have one edge for each node"):
             TopKPooling(DIM)(h, edges, graphs.from_edges([nodes, of], num_src=3, num_dst=2))
+
+
+@pytest.mark.parametrize("ratio", ["0.07", "0.14", "0.28", "0.3", "0.55", "0.56", "0.9"])
+def test_top_k_pooling_keeps_the_share_as_it_is_written(ratio: str) -> None:
+    for n in (20, 25, 50, 100, 200):
+        pooling, no_edges = TopKPooling(2, float(ratio)), graphs.from_edges(torch.zeros(2, 0, dtype=torch.int64), n)
+        one_graph = graphs.from_edges(torch.stack([torch.arange(n), torch.zeros(n, dtype=torch.int64)]), num_dst=1)
+        assert len(pooling(torch.randn(n, 2), no_edges, one_graph)[0]) == math.ceil(Fraction(ratio) * n)

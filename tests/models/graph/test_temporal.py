@@ -131,6 +131,22 @@ def test_memories_are_their_formula(kind: str, measured: Callable[..., None]) ->
     assert not found[N - 1].any()
 
 
+def test_the_last_event_at_one_time_is_the_last_in_order() -> None:
+    """Whether a node is the source or the destination of an event changes nothing."""
+
+    def memory_of_0(*events: tuple[int, int, float]) -> torch.Tensor:
+        model.reset()
+        src, dst, message = zip(*events, strict=True)
+        time = torch.full((len(events),), 5)
+        model.observe(torch.tensor(src), torch.tensor(dst), time, torch.tensor(message)[:, None])
+        return model.memory[0].clone()
+
+    model = TGNMemory(3, 1, 4, 2)
+    for first in ((1, 0, 1.0), (0, 1, 1.0)):
+        for last in ((0, 2, -1.0), (2, 0, -1.0)):
+            torch.testing.assert_close(memory_of_0(first, last), memory_of_0(last))
+
+
 def test_memories_are_in_files_and_only_the_last_events_have_gradients(tmp_path: Path) -> None:
     model, nodes = TGNMemory(N, EDGE, DIM, TIME), torch.arange(N)
     model.observe(*events(20, torch.float32))
