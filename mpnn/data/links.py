@@ -109,8 +109,9 @@ def split_links(
         distinct=True,
         undirected=not links.directed,
     )
-    absent = absent.cpu().split([len(val_links), len(test_links)], 1)
-    return LinkSplit(known, *(ends[:, part] for part in (train, val_links, test_links)), *absent, links.directed)
+    val_absent, test_absent = absent.cpu().split([len(val_links), len(test_links)], 1)
+    parts = (ends[:, train], ends[:, val_links], ends[:, test_links])
+    return LinkSplit(known, *parts, val_absent, test_absent, links.directed)
 
 
 def split_relation(

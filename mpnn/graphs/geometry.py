@@ -218,7 +218,7 @@ def farthest(positions: Tensor, n: int, labels: Tensor | None = None) -> Tensor:
 def _first_maxima(x: np.ndarray, start: Ints, group: Ints) -> Ints:
     """The index of the first largest element of each group of x, which begin at `start`."""
     if len(start) == 1:
-        return x.argmax(keepdims=True)
+        return np.array([x.argmax()])
     is_largest = np.flatnonzero(x == np.maximum.reduceat(x, start)[group])
     return is_largest[np.searchsorted(group[is_largest], np.arange(len(start)))]
 
