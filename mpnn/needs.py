@@ -63,6 +63,8 @@ SENTENCES = {
     "node_ids": "its dropout numbers the nodes of this process, not of the whole graph",
     "return_weights": "it does not return weights",
     "return_lse": "it does not return lse",
+    "weights and lse": "it does not return weights and lse together",
+    "keep_accumulate_dtype": "it rounds its results to the dtype of the features",
     "sinks": "it does not support sinks",
     **{name: f"it does not compute recurrences, which {name} makes of a round"
        for name in ("log_gate", "beta", "state", "return_state")},
@@ -170,6 +172,18 @@ def _of_nodes(round: Any, x: Any) -> Iterable[str]:
     return () if x is None else ("bias by nodes",)
 
 
+def _lse(round: Any, returned: bool) -> Iterable[str]:
+    if returned:
+        yield "return_lse"
+        if round.return_weights:
+            yield "weights and lse"
+
+
+def _keep_accumulate_dtype(round: Any, kept: bool) -> Iterable[str]:
+    if kept and round.value.dtype != round.accumulate_dtype:
+        yield "keep_accumulate_dtype"
+
+
 def _nothing(owner: Any, value: Any) -> Iterable[str]:
     return ()
 
@@ -185,6 +199,8 @@ FINER: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     "normalize": _normalize,
     "seed": _nothing,  # goes with dropout
     "reduce": _aggregate,
+    "return_lse": _lse,
+    "keep_accumulate_dtype": _keep_accumulate_dtype,
     "head_ids": lambda round, ids: ("head_ids",) if ids is not None and round.dropout else (),
 }
 FINER_SCORE: dict[str, Callable[[Any, Any], Iterable[str]]] = {

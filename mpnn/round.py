@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from math import isfinite
 from operator import attrgetter
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -57,6 +57,24 @@ class NodeBias:
     src: Tensor | None = None
 
 
+class Result(NamedTuple):
+    """What a round returns, by name; None for each that it does not return.
+
+    Fields:
+        out: [..., N_dst, H, D]. weights: before dropout, [..., E, H] in the caller's edge order. lse: the logarithm of
+            the sum of exp(logits) of each destination, [..., N_dst, H], -inf for one without edges. state: [..., H, D,
+            D_v], after the last node.
+
+    out and weights have the dtype of the values, or with `Round.keep_accumulate_dtype` that of the arithmetic, as lse
+    and state always do.
+    """
+
+    out: Tensor
+    weights: Tensor | None = None
+    lse: Tensor | None = None
+    state: Tensor | None = None
+
+
 @dataclass(eq=False)
 class Round:
     """One round of message passing over a graph.
@@ -81,6 +99,8 @@ class Round:
             return_state: return the state after the last node. Documents after the first begin without a state.
         head_ids: set by a process that computes some heads of a round: the first of them and the number of all, which
             dropout hashes.
+        keep_accumulate_dtype: return out and weights in the dtype of the arithmetic, float32 for 16-bit features.
+            Rewrites set it, because they compute on results before they are rounded.
     """
 
     graph: Graph
@@ -102,6 +122,7 @@ class Round:
     dst_bias: Tensor | None = None
     src_bias: Tensor | None = None
     head_ids: tuple[int, int] | None = None
+    keep_accumulate_dtype: bool = False
 
     roles: ClassVar = {
         "value": Role("src", grouped=True),
@@ -173,6 +194,11 @@ class Round:
     def accumulate_dtype(self) -> torch.dtype:
         """The dtype of the arithmetic: that of the features, or float32 for 16-bit features."""
         return torch.float32 if self.value.dtype in (torch.float16, torch.bfloat16) else self.value.dtype
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """The dtype of out and weights."""
+        return self.accumulate_dtype if self.keep_accumulate_dtype else self.value.dtype
 
     def map(self, visit: Visit) -> "Round":
         """The round with `visit(x, name, role)` applied to each of its tensors, and to the table of each of its tables,

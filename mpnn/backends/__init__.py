@@ -2,11 +2,9 @@
 
 from typing import Protocol, TypeVar
 
-from torch import Tensor
-
 from mpnn.backends import csr, dense, edge_list, scan, scatter, tiles
 from mpnn.backends.cost_model import Estimate
-from mpnn.round import Round
+from mpnn.round import Result, Round
 
 
 class Backend(Protocol):
@@ -37,14 +35,13 @@ class Backend(Protocol):
     def estimate(self, round: Round) -> Estimate:
         """The expected time and memory of a round that this backend runs. The lowest time is chosen."""
 
-    def run(self, round: Round) -> tuple[Tensor, Tensor | None]:
-        """Out [..., N_dst, H, D] in the dtype of the values, and the weights [..., E, H] in the caller's edge order if
-        the round returns them, else None. A round that returns lse gets it in their place: the logarithm of the sum
-        of exp(logits) of each destination, [..., N_dst, H], -inf for one without edges. So does a round that returns
-        its state, [..., H, D, D_v] in the dtype of the arithmetic. `edge_list` defines the numbers."""
+    def run(self, round: Round) -> Result:
+        """The results of the round by name, see `Result`. Other results than out are needs: a backend that serves none
+        of them returns `Result(out)`, and (out, weights) is taken for `Result(out, weights)`. `edge_list` defines the
+        numbers."""
 
 
-__all__ = ["BACKENDS", "Backend", "Estimate", "register", "registered"]
+__all__ = ["BACKENDS", "Backend", "Estimate", "Result", "register", "registered"]
 
 BACKENDS: tuple[Backend, ...] = (dense, tiles, scan, csr, scatter, edge_list)
 

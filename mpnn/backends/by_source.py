@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from mpnn.edge_tables import PerEdge, per_edge
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
-Run = Callable[[Round], tuple[Tensor, Tensor | None]]
+Run = Callable[[Round], Result]
 
 
 def over_sources(round: Round, run: Run) -> Round:
     """The round of the softmax over sources, after a first pass. Its results times `sums(lse)` are those of `round`."""
-    _, lse = run(_reversed(round))
+    lse = run(_reversed(round)).lse
     assert lse is not None
     lse = lse.masked_fill(lse.isinf(), 0.0)  # sources without edges, or with biases of -inf only
     return replace(round, normalize="softmax", src_bias=-lse if round.src_bias is None else round.src_bias - lse)

@@ -27,7 +27,7 @@ from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import pair_tables, varlen
 from mpnn.kernels.once_differentiable import refuse_second_derivatives
 from mpnn.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
 NAME = "dense"
@@ -146,30 +146,31 @@ def _seconds_on_gpu(round: Round, pairs: float, size: float, whole: bool) -> flo
     return on_gpu(passes * flops, passes * moved, round.value.dtype, passes * (8 if size else 1))
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     score, graph = round.score, round.graph
     assert isinstance(score, Dot)
     features = score.query, score.key, round.value
     if (kernel := direct(round)) is not None:
-        return kernel(*features, score.scale), None
+        return Result(kernel(*features, score.scale))
     if not _by_cliques(round):
         block = graph.cached("dense block", lambda: _whole(graph))
         out, weights = _run_block(round, block, *(x.unsqueeze(-4) for x in features))
         if round.return_weights and weights is not None:
             src, dst = graph.ends
-            return out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1)
-        return out.squeeze(-4), None
+            return Result(out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1))
+        return Result(out.squeeze(-4))
     order, inverse = graph.cached("clique by clique", lambda: _order(graph))
     query, key, value = (x.index_select(-3, order) for x in features)
     if _at_once(round):
         sizes, largest = graph.cached("clique sizes", lambda: _sizes(graph))
-        return varlen.attention(query, key, value, sizes, largest, score.scale).index_select(-3, inverse), None
+        out = varlen.attention(query, key, value, sizes, largest, score.scale)
+        return Result(out.index_select(-3, inverse))
     outs, first = [], 0
     for members in graph.cliques:
         parts = (x.narrow(-3, first, members.numel()).unflatten(-3, members.shape) for x in (query, key, value))
         outs.append(_run_block(round, _Block(members, members), *parts)[0].flatten(-4, -3))
         first += members.numel()
-    return torch.cat(outs, -3).index_select(-3, inverse), None
+    return Result(torch.cat(outs, -3).index_select(-3, inverse))
 
 
 def direct(round: Round) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:

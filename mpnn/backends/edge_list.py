@@ -16,7 +16,7 @@ from mpnn.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph.causal import documents
 from mpnn.graph.csr import CSR
 from mpnn.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import Dot, Role, Score
 
 NAME = "edge_list"
@@ -28,7 +28,8 @@ SERVES = (
     | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value") | on_edges("edge")
     | {"no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "softcap",
        "softmax_dst", "bias by nodes", "log_gate", "beta", "state", "return_state",
-       "sinks", "dropout", "head_ids", "node_ids", "return_weights", "return_lse", "aggregate of parts",
+       "sinks", "dropout", "head_ids", "node_ids", "return_weights", "return_lse", "weights and lse",
+       "keep_accumulate_dtype", "aggregate of parts",
        "own aggregate", "explicit graph", "gradient"}
 )  # fmt: skip
 
@@ -83,7 +84,7 @@ def estimate(round: Round) -> Estimate:
     return priced(NAME, counts(round), size)
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     csr = round.graph.csr
     if round.recurrent:
         return _recurrence(round, csr)
@@ -102,21 +103,20 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
             f"the aggregator must reduce messages {list(messages.shape)} to one row for each of {index.num_dst} "
             f"destinations; it returned {list(out.shape) if isinstance(out, Tensor) else out!r}"
         )
-    out = _cast(out.movedim(0, -3) if round.batch else out, round.value.dtype)
+    out = _cast(out.movedim(0, -3) if round.batch else out, round.result_dtype)
+    shape, lse = (len(csr.col), *round.batch, round.heads), None
     if round.return_lse and logits is not None:
-        lse = segment_logsumexp(logits.expand(len(csr.col), *round.batch, round.heads), index)
-        return out, lse.movedim(0, -2)
+        lse = segment_logsumexp(logits.expand(shape), index).movedim(0, -2)
     if not round.return_weights:
-        return out, None
+        return Result(out, lse=lse)
     weights = messages.new_ones(()) if weights is None else weights
-    weights = weights.expand(len(csr.col), *round.batch, round.heads)
-    return out, csr.to_caller(weights).movedim(0, -2).to(round.value.dtype)
+    return Result(out, csr.to_caller(weights.expand(shape)).movedim(0, -2).to(round.result_dtype), lse)
 
 
 _NO_GATE = -800.0  # its exponential is 0 in float64; with -inf a difference would be NaN
 
 
-def _recurrence(round: Round, csr: CSR) -> tuple[Tensor, Tensor | None]:
+def _recurrence(round: Round, csr: CSR) -> Result:
     """The sum over edges, of which each weighs the gates on its path, with the delta rule as a triangular system. Its
     matrices are dense, [..., H, N, N], so that they show the weight of each edge."""
     score, graph, beta = cast(Dot, round.score), round.graph, round.beta
@@ -149,18 +149,18 @@ def _recurrence(round: Round, csr: CSR) -> tuple[Tensor, Tensor | None]:
     else:
         sent = value
     out = weights @ sent + score.scale * (query * from_state) @ state
-    out = _cast(out.transpose(-2, -3), round.value.dtype)
+    out = _cast(out.transpose(-2, -3), round.result_dtype)
     if round.return_state:
         last = csr.col[csr.row == nodes - 1]  # the sources of the last node: its document
         to_end = (L[..., -1:, :] - L[..., last, :]).exp().to(value.dtype)
         end = from_state[..., -1:, :].mT if nodes else 1
-        return out, end * state + (key[..., last, :] * to_end).mT @ sent[..., last, :]
+        return Result(out, state=end * state + (key[..., last, :] * to_end).mT @ sent[..., last, :])
     if not round.return_weights:
-        return out, None
+        return Result(out)
     if beta is not None:  # of the values themselves
         weights = torch.linalg.solve_triangular(system, weights * beta, upper=False, left=False)
     weights = weights[..., csr.row, csr.col].movedim(-1, 0)
-    return out, csr.to_caller(weights).movedim(0, -2).to(round.value.dtype)
+    return Result(out, csr.to_caller(weights).movedim(0, -2).to(round.result_dtype))
 
 
 def _all_heads(x: Tensor, round: Round) -> Tensor:

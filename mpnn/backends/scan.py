@@ -27,7 +27,7 @@ from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, linear_attention, recurrence
 from mpnn.kernels.short_convolution import short_convolution
 from mpnn.needs import DEVICES, FLOATS
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
 NAME = "scan"
@@ -108,7 +108,7 @@ def estimate(round: Round) -> Estimate:
     return priced(NAME, operations, size)
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     if round.recurrent:
         return _run_recurrence(round)
     if (found := _convolution(round)) is not None:
@@ -123,10 +123,10 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         raise NotImplementedError('scan has no forward-mode derivatives; name backend="edge_list"')
     out = linear_attention(query, key, value, score.scale, [number for block in blocks for number in block])
     shape = (*round.batch, round.graph.num_dst, round.heads, value.shape[-1])
-    return out.view(shape).to(round.value.dtype), None
+    return Result(out.view(shape).to(round.value.dtype))
 
 
-def _run_recurrence(round: Round) -> tuple[Tensor, Tensor | None]:
+def _run_recurrence(round: Round) -> Result:
     score, gate = cast(Dot, round.score), round.log_gate
     gate = gate.squeeze(-1) if gate is not None and gate.shape[-1] == 1 else gate
 
@@ -137,7 +137,8 @@ def _run_recurrence(round: Round) -> tuple[Tensor, Tensor | None]:
     numbers = (None if x is None else flat(x) for x in (gate, round.beta, round.state))
     out, last = recurrence(*features, *numbers, scale=score.scale, documents=documents(round.graph))
     last = last.view(*round.batch, *last.shape[1:])
-    return out.view(*round.batch, *out.shape[1:]).to(round.value.dtype), last if round.return_state else None
+    out = out.view(*round.batch, *out.shape[1:]).to(round.value.dtype)
+    return Result(out, state=last if round.return_state else None)
 
 
 def _convolution(round: Round) -> tuple[int, list[int]] | None:
@@ -154,14 +155,14 @@ def _why_no_convolution(round: Round) -> str | None:
     return None
 
 
-def _run_convolution(round: Round, radius: int, documents: list[int]) -> tuple[Tensor, None]:
+def _run_convolution(round: Round, radius: int, documents: list[int]) -> Result:
     table, width = cast(BiasTable, round.bias[0]), round.value.shape[-1]
     clip = cast(Offset, table.relation).clip
     rows = (clip - torch.arange(radius + 1, device=table.table.device)).clamp(min=0)  # of each offset before
     weight = table.table.index_select(0, rows).expand(-1, round.heads).repeat_interleave(width, -1)
     value = round.value.to(round.accumulate_dtype).flatten(-2)
     out = short_convolution(value, weight, documents)
-    return out.unflatten(-1, (round.heads, width)).to(round.value.dtype), None
+    return Result(out.unflatten(-1, (round.heads, width)).to(round.value.dtype))
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
-from mpnn.round import Round
+from mpnn.round import Result, Round
 
 NAME = "scatter"
 
@@ -51,7 +51,7 @@ def estimate(round: Round) -> Estimate:
     return priced(NAME, counts(round), 0.0)
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     from torch_sparse import SparseTensor, matmul
 
     graph, csr = round.graph, round.graph.csr
@@ -65,4 +65,4 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     )
     features = round.value.movedim(-3, 0)
     out = matmul(matrix, features.flatten(1), reduce=_NAMES[type(round.reduce)])
-    return out.view(graph.num_dst, *features.shape[1:]).movedim(0, -3), None
+    return Result(out.view(graph.num_dst, *features.shape[1:]).movedim(0, -3))

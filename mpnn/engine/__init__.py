@@ -22,7 +22,8 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
         backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
 
     Returns:
-        out [..., N_dst, H, D], and the weights [..., E, H] or the lse [..., N_dst, H] if the round returns them.
+        out [..., N_dst, H, D], and what else the round returns: the weights [..., E, H], the lse [..., N_dst, H], the
+        state [..., H, D, D_v], or None.
 
     Raises:
         ValueError, TypeError: the parts of the round do not fit together, or no backend, or not the named one, serves
@@ -34,7 +35,8 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
         return traced(round, backend)
     from mpnn.engine import dispatch  # imports all backends, a third of this library
 
-    return dispatch.run(round, backend)
+    out, weights, lse, state = dispatch.run(round, backend)
+    return out, weights if lse is None and state is None else lse if state is None else state
 
 
 def outline(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:

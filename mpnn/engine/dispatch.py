@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from mpnn import rng, validation
 from mpnn.backends import Backend, registered
 from mpnn.engine import folding
 from mpnn.engine.plan import Direct, choose, direct
 from mpnn.graph import Graph
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import BUILT_IN
 
 
@@ -32,8 +31,8 @@ class Choice(NamedTuple):
     direct: Direct | None
 
 
-def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """`mpnn.engine.run` outside of traced programs."""
+def run(round: Round, backend: str = "auto") -> Result:
+    """`mpnn.engine.run` outside of traced programs, with results by name."""
     validation.graph(round.graph)
     if round.graph.stack:
         return folding.run(round, lambda folded: run(folded, backend))
@@ -63,12 +62,14 @@ def choice(round: Round, backend: str) -> Choice:
     return Choice(chosen, round.value.device.type, direct(chosen, round))
 
 
-def run_by(choice: Choice, round: Round) -> tuple[Tensor, Tensor | None]:
+def run_by(choice: Choice, round: Round) -> Result:
     """Runs a normalized round whose signature was planned before."""
     if not torch.is_autocast_enabled(choice.device):
-        return choice.backend.run(round)
-    with torch.autocast(choice.device, enabled=False):
-        return choice.backend.run(round)
+        result = choice.backend.run(round)
+    else:
+        with torch.autocast(choice.device, enabled=False):
+            result = choice.backend.run(round)
+    return result if type(result) is Result else Result(*result)  # of a registered backend: (out, weights)
 
 
 def normalize(round: Round, backend: str = "auto") -> Round:

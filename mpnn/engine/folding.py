@@ -20,7 +20,7 @@ from mpnn.graph import Graph
 from mpnn.graph.stacked import StackedGraph
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, by_rule, missing, on_edges
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import Role
 
 _ON_EDGES = ("bias", "edge_key", "edge_value", "edge")
@@ -35,19 +35,17 @@ _REASONS = {
     "return_weights": "graphs that differ by item and head have no common list of edges; run `entry(item, head)` of it",
 }
 
-Result = tuple[Tensor, Tensor | None]
-
 
 def run(round: Round, run_folded: Callable[[Round], Result]) -> Result:
     """Runs a round over a stacked graph by `run_folded`, which runs one over a single graph."""
     sinks, graph = round.sinks, cast(StackedGraph, round.graph)
-    out, lse = run_folded(fold(round))
+    folded = run_folded(fold(round))
     unfold = partial(_to_heads, round)
-    out, lse = unfold(out, 2), None if lse is None else unfold(lse, 1)
+    out, lse = unfold(folded.out, 2), None if folded.lse is None else unfold(folded.lse, 1)
     if sinks is None or graph.heads == 1:
-        return out, lse
+        return Result(out, lse=lse)
     assert lse is not None
-    return (out * share_of_edges(lse, sinks)[..., None]).to(out.dtype), None
+    return Result((out * share_of_edges(lse, sinks)[..., None]).to(out.dtype))
 
 
 def fold(round: Round) -> Round:

@@ -23,7 +23,7 @@ from mpnn.engine.calibration import Sample
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.kernels import linear as onednn
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 SECONDS = 1.0
@@ -118,11 +118,11 @@ def _works(round: Round) -> dict[str, Callable[[], object]]:
     """For each backend that may be the quickest: a function that runs the round, and its backward pass."""
     leaves = [t for t in round.tensors if t.requires_grad]
 
-    def work(run: Callable[[Round], tuple[Tensor, object]]) -> Callable[[], object]:
+    def work(run: Callable[[Round], Result]) -> Callable[[], object]:
         if not leaves:
             return lambda: run(round)
-        ones = torch.ones_like(run(round)[0])
-        return lambda: torch.autograd.grad(run(round)[0], leaves, ones)
+        ones = torch.ones_like(run(round).out)
+        return lambda: torch.autograd.grad(run(round).out, leaves, ones)
 
     expected = {b.NAME: b.estimate(round).seconds for b in BACKENDS if why_not(b, round) is None}
     return {b.NAME: work(b.run) for b in BACKENDS if expected.get(b.NAME, inf) < _SLOW * min(expected.values())}

@@ -129,11 +129,11 @@ def test_what_is_not_finite_reaches_only_those_who_attend_to_it(bad: float, aske
 def test_packed_documents_do_not_leak_a_bit(topology: object, backend: Backend) -> None:
     graph = topology.bind(11)
     given = request(graph, (2,))
-    before, _ = backend.run(given)
+    before, _ = engine.run(given, backend.NAME)
     with torch.no_grad():
         for x in (given.score.query, given.score.key, given.value):
             x[:, :5] = 100 * torch.randn_like(x[:, :5])
-    after, _ = backend.run(given)
+    after, _ = engine.run(given, backend.NAME)
     assert not after[:, :5].equal(before[:, :5])
     assert after[:, 5:].equal(before[:, 5:])
 
@@ -150,7 +150,7 @@ def test_16_bit_features_are_summed_in_float32_at_degree_100_000(dtype: torch.dt
     value = (1 + torch.rand(n, 1, 4)).to(dtype)
     given = Round(graph, value, Dot(query, key, 0.5))
     wide = Round(graph, value.double(), Dot(query.double(), key.double(), 0.5))
-    out, exact = backend.run(given)[0], edge_list.run(wide)[0]
+    out, exact = engine.run(given, backend.NAME)[0], engine.run(wide, "edge_list")[0]
     assert out.dtype == dtype
     # Weights and output are each rounded once to 16 bits; n float32 additions of positive terms lose n units at most.
     assert ((out.double() - exact).abs() <= (2.5 * unit + n * 2**-24) * exact).all()
@@ -165,7 +165,7 @@ def test_large_biases_keep_their_precision_beside_16_bit_features(backend: Backe
     given = Round(graph, value, Dot(features[:1], features, 1.0), (BiasTable(-penalty[:, None], Offset(499)),))
     exact = (torch.arange(500).double() / -16).softmax(0) @ value[:, 0].double()
     bound = 2.5 * 2**-8 * value.abs().max()  # weights and output are each rounded once
-    assert ((backend.run(given)[0][0, 0].double() - exact).abs() <= bound).all()
+    assert ((engine.run(given, backend.NAME)[0][0, 0].double() - exact).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("backend", ["edge_list", "dense"])

@@ -36,7 +36,6 @@ from threads import same_bits
 from torch import Tensor
 
 from mpnn import engine, graphs, ops, rng
-from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce, edges as edge_orders, on_device
 from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine import plan
@@ -88,7 +87,7 @@ def test_nothing_at_all_is_fine(kernels: Kernels) -> None:
     ):
         check(kernels, given)
     wide = moved(replace(dot(graph), value=leaf(10, 3, 0), return_weights=True), kernels.device)
-    found = [weights for _, weights in (run(kernels, wide), edge_list.run(wide))]
+    found = [weights for _, weights in (run(kernels, wide), engine.run(wide, "edge_list"))]
     torch.testing.assert_close(*found, **CLOSE)
     torch.testing.assert_close(*(torch.autograd.grad(w.square().sum(), wide.score.query)[0] for w in found), **CLOSE)
 
@@ -97,11 +96,14 @@ def test_features_may_be_parts_of_one_tensor(kernels: Kernels) -> None:
     graph, fused = scattered().to(kernels.device), leaf(2, 10, 3, 2, 4).detach().to(kernels.device).requires_grad_()
     query, key, value = fused.unbind(-3)
     given = Round(graph, value, Dot(query, key, 0.5))
-    found = [torch.autograd.grad(out.sin().sum(), fused)[0] for out, _ in (run(kernels, given), edge_list.run(given))]
+    found = [
+        torch.autograd.grad(out.sin().sum(), fused)[0]
+        for out, _ in (run(kernels, given), engine.run(given, "edge_list"))
+    ]
     torch.testing.assert_close(*found, **CLOSE)
     turned = moved(dot(scattered()), kernels.device)
     turned = replace(turned, value=turned.value.detach().mT.contiguous().mT)
-    torch.testing.assert_close(run(kernels, turned)[0], edge_list.run(turned)[0], **CLOSE)
+    torch.testing.assert_close(run(kernels, turned)[0], engine.run(turned, "edge_list")[0], **CLOSE)
 
 
 @pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "none"])
@@ -110,7 +112,7 @@ def test_weights_come_back_in_the_callers_order_and_differentiate(normalize: str
     given = replace(dot(graph, (2,)), normalize=normalize, dropout=0.5, seed=SEED, return_weights=True)
     given = moved(given, kernels.device)
     leaves, found = [t for t in given.tensors if t.requires_grad], []
-    for out, weights in (run(kernels, given), edge_list.run(given)):
+    for out, weights in (run(kernels, given), engine.run(given, "edge_list")):
         alone = torch.autograd.grad(weights.square().sum(), leaves[1:], retain_graph=True)
         both = torch.autograd.grad(out.square().sum() + weights.sin().sum(), leaves)
         found.append([out, weights, *alone, *both])
@@ -131,7 +133,7 @@ def test_dropout_falls_where_the_specification_says_and_where_it_falls_on_a_cpu(
     count = torch.zeros(10, 10, dtype=torch.float64)
     count.index_put_((graph.edge_index[1], graph.edge_index[0]), ones[:, 0], accumulate=True)
     assert out.equal(2.0 * kept * count[:, None])
-    assert csr.run(given)[0].equal(out)
+    assert engine.run(given, "csr")[0].equal(out)
 
 
 # ---------------------------------------------------------------------------------------- rows
@@ -211,7 +213,7 @@ def test_heads_that_share_keys_have_a_differentiable_lse(monkeypatch: pytest.Mon
     given = replace(dot(hubs(150), heads=8, shared=1), return_lse=True)
     leaves = [given.value, given.score.query, given.score.key]
     found = []
-    for out, lse in (csr.run(given), edge_list.run(given)):
+    for out, lse in (engine.run(given, "csr"), engine.run(given, "edge_list")):
         lse = lse.masked_fill(lse.isinf(), 0.0)
         found.append([out, lse, *torch.autograd.grad(out.sin().sum() + lse.sin().sum(), leaves)])
     for ours, expected in zip(*found, strict=True):
@@ -223,7 +225,7 @@ def test_heads_that_share_keys_get_the_same_bits_on_any_number_of_threads() -> N
     leaves = [given.value, given.score.query, given.score.key]
 
     def results() -> list[Tensor]:
-        out, _ = csr.run(given)
+        out, _ = engine.run(given, "csr")
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     assert row_attention.num_parts(edge_orders.by_destination(given.graph), 8 * 40) > 8
@@ -342,7 +344,7 @@ def test_narrow_types_are_computed_in_float32(dtype: torch.dtype, kernels: Kerne
             replace(exact, value=x["value"], score=replace(exact.score, **{k: v for k, v in x.items() if k != "value"}))
             for x in (given, wide)
         )
-        out, expected = run(kernels, narrow)[0], edge_list.run(double)[0]
+        out, expected = run(kernels, narrow)[0], engine.run(double, "edge_list")[0]
         assert out.dtype == dtype
         # The result is rounded once. Before, float32: scores up to 30 are right to 30 * 15 * 2^-24, weights to as much
         # relatively, and positive sums of the weights of a row lose its length * 2^-24.
@@ -390,9 +392,9 @@ def test_nothing_of_edges_times_width_is_made(kind: str) -> None:
         "additive v2": AdditiveV2Score(x, y, leaf(heads, width), LeakyReLU()),
     }[kind]
     given = Round(graph, z, score)
-    csr.run(given)[0].sum().backward()  # what the graph keeps is made here
+    engine.run(given, "csr")[0].sum().backward()  # what the graph keeps is made here
     with torch.profiler.profile(profile_memory=True) as profile:
-        csr.run(given)[0].sum().backward()
+        engine.run(given, "csr")[0].sum().backward()
     taken = [e.self_cpu_memory_usage for e in profile.events()]
     assert max(taken) < 8 * edges * heads * width / 2
 

@@ -28,7 +28,7 @@ from row_cases import (  # noqa: F401 - fixtures
 from threads import same_bits
 from torch import Tensor
 
-from mpnn import graphs, ops
+from mpnn import engine, graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, segment_sum
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
@@ -132,11 +132,11 @@ def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> Non
     request = Round(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
 
     def results() -> list[Tensor]:
-        out, _ = csr.run(request)
+        out, _ = engine.run(request, "csr")
         return [out, *torch.autograd.grad(out.square().sum(), (value, weight))]
 
     assert same_bits(results, 1, 2)
-    torch.testing.assert_close(results()[0], edge_list.run(request)[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(results()[0], engine.run(request, "edge_list")[0], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("edges", [1, 3, 15])
@@ -145,7 +145,7 @@ def test_fewer_edges_than_parts(aggregator: Aggregator, edges: int) -> None:
     graph = graphs.from_edges([list(range(edges)), [0] * edges], edges)
     width = 16 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
     request = Round(graph, -1 - torch.rand(edges, 1, width), normalize="none", reduce=aggregator)
-    torch.testing.assert_close(csr.run(request)[0], edge_list.run(request)[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(engine.run(request, "csr")[0], engine.run(request, "edge_list")[0], rtol=1e-5, atol=1e-5)
     assert row_reduce.num_parts(edge_orders.by_destination(graph), width) == edges
 
 
@@ -162,7 +162,7 @@ def test_bfloat16_and_its_gradients_are_rounded_once(reduce: Aggregator, weighte
         results = []
         for x, w, backend in ((narrow, weight, csr), (wide, exact_weight, edge_list)):
             bias = () if w is None else (w,)
-            out, _ = backend.run(Round(graph, x, bias=bias, normalize="none", reduce=reduce))
+            out, _ = engine.run(Round(graph, x, bias=bias, normalize="none", reduce=reduce), backend.NAME)
             leaves = [x for x in (x, w) if x is not None]
             results.append([out, *torch.autograd.grad((out * direction.to(out.dtype)).sum(), leaves)])
         for ours, exact in zip(*results, strict=True):
@@ -201,7 +201,7 @@ def test_nothing_of_edges_times_width_is_allocated() -> None:
         request = Round(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
 
         def both(request: Round = request) -> None:
-            csr.run(request)[0].sum().backward()
+            engine.run(request, "csr")[0].sum().backward()
 
         both()  # the graph's own tables, and the compiler
         tracemalloc.start()  # sees what numpy allocates
@@ -341,7 +341,7 @@ def test_extremes_hand_on_nan() -> None:
         out, _ = run(TRITON, request)
         assert out[1].isnan().all()
         assert out[[0, 2, 3]].isfinite().all()
-        gradients = (torch.autograd.grad(o.sum(), request.value)[0] for o in (out, edge_list.run(request)[0]))
+        gradients = (torch.autograd.grad(o.sum(), request.value)[0] for o in (out, engine.run(request, "edge_list")[0]))
         torch.testing.assert_close(*gradients, equal_nan=True)
 
 
@@ -351,7 +351,7 @@ def test_narrow_sums_are_rounded_once() -> None:
     graph = hubs()
     value = torch.randn(9, 1, 8).bfloat16()
     out = run(TRITON, moved(Round(graph, value, normalize="none"), TRITON.device))[0].cpu()
-    expected = edge_list.run(Round(graph, value.double(), normalize="none"))[0]
+    expected = engine.run(Round(graph, value.double(), normalize="none"), "edge_list")[0]
     # 60 terms of up to 4 in float32, and one rounding
     assert out.dtype == torch.bfloat16
     assert ((out.double() - expected).abs() <= rounding(TRITON, out.dtype) * expected.abs() + 60 * 240 * 2**-24).all()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import MessagePassing, Topology, explain, graphs, ops
+from mpnn import MessagePassing, Topology, engine, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.backends import csr, dense, edge_list, scan, tiles
 from mpnn.engine.plan import refusal as why_not
@@ -29,7 +29,7 @@ def test_scores_to_1e38(backend: ModuleType, topology: Topology) -> None:
     leaves = [x.requires_grad_() for x in (query, key, value)]
     request = Round(graph, value, Dot(query, key, 1.0))
     assert why_not(backend, request) is None
-    out, _ = backend.run(request)
+    out, _ = engine.run(request, backend.NAME)
     # A score is 1e38 or -1e38. The largest share the weight alike, and the others get none.
     edges = graph.dense()[..., None] * torch.ones(2)
     best = edges * (signs[None, ..., 0] > 0)
@@ -53,7 +53,7 @@ def test_additive_scores_and_biases_to_1e38(backend: ModuleType) -> None:
             None if score is None else AdditiveScore(size.double(), size.double(), LeakyReLU()),
             tuple(b.double() for b in more),
         )
-        out, expected = backend.run(request)[0], edge_list.run(exact)[0]
+        out, expected = engine.run(request, backend.NAME)[0], engine.run(exact, "edge_list")[0]
         torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_gradients_of_what_is_not_finite_go_along_edges_alone(backend: ModuleTyp
     query, key, value = (torch.rand(100, 2, 8) for _ in range(3))
     value[50] = torch.nan
     leaves = [x.requires_grad_() for x in (query, key, value)]
-    out, _ = backend.run(Round(graph, value, Dot(query, key, 0.3)))
+    out, _ = engine.run(Round(graph, value, Dot(query, key, 0.3)), backend.NAME)
     d_query, d_key, _ = torch.autograd.grad(out.sum(), leaves)
     reached = graph.dense()[:, 50]
     assert d_query[~reached].isfinite().all()
@@ -111,7 +111,7 @@ DEGREE = 1_000_000
 def test_attention_over_a_million_sources(backend: ModuleType) -> None:
     graph = graphs.complete().bind(1, DEGREE)
     query, key, value = torch.randn(1, 1, 2), torch.randn(DEGREE, 1, 2), 1 + torch.rand(DEGREE, 1, 1)
-    out, _ = backend.run(Round(graph, value, Dot(query, key, 0.5)))
+    out, _ = engine.run(Round(graph, value, Dot(query, key, 0.5)), backend.NAME)
     weights = (0.5 * key.double() @ query[0, 0].double()).softmax(0)
     exact = (weights * value[..., 0].double()).sum()
     # At most a million roundings of 2^-24 in a row, which go either way: a random walk of 1,000 units, for the sum of
@@ -164,7 +164,7 @@ def test_running_sums_over_more_than_2_to_the_31_edges() -> None:
     query, value = torch.ones(n, 1, 1, dtype=torch.float64), torch.ones(n, 1, 1, dtype=torch.float64)
     request = Round(graphs.causal().bind(n), value, Dot(query, query, 1.0), normalize="none")
     assert why_not(scan, request) is None
-    out, _ = scan.run(request)
+    out, _ = engine.run(request, "scan")
     assert torch.equal(out[:, 0, 0], torch.arange(1, n + 1, dtype=torch.float64))
 
 

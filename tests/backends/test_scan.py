@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import MessagePassing, explain, graphs
+from mpnn import MessagePassing, engine, explain, graphs
 from mpnn.aggregate import Max
 from mpnn.attention import Kernel
 from mpnn.backends import edge_list, scan
@@ -49,7 +49,7 @@ def request(graph: Graph, batch: tuple[int, ...] = (), heads: tuple[int, int, in
 
 def run(backend: object, given: Round) -> list[Tensor]:
     """The output, and the gradients of queries, keys and values."""
-    out, _ = backend.run(given)
+    out, _ = engine.run(given, backend.NAME)
     direction = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     return [out, *torch.autograd.grad((out * direction).sum(), [given.score.query, given.score.key, given.value])]
 

@@ -9,9 +9,8 @@ import torch
 from threads import same_bits
 from torch import Tensor
 
-from mpnn import graphs, ops
+from mpnn import engine, graphs, ops
 from mpnn.edge_tables import BiasTable
-from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.position import T5
@@ -36,7 +35,7 @@ def request(graph: Graph, dtype: torch.dtype, *tables: BiasTable) -> Round:
 
 
 def gradients(given: Round, backend: str) -> list[Tensor]:
-    out, _ = dispatch.run(given, backend)
+    out, _ = engine.run(given, backend)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out.dtype)
     return list(torch.autograd.grad(out, [b.table for b in given.bias], cotangent))
 
@@ -85,7 +84,7 @@ def softmax(graph: Graph) -> Callable[[], list[Tensor]]:
     bias = torch.zeros(3, 8, requires_grad=True)
     value = torch.randn(graph.num_src, 8, 4, generator=torch.Generator().manual_seed(1))
     given = Round(graph, value, bias=(BiasTable(bias, Offset(1)),))
-    return lambda: list(torch.autograd.grad(dispatch.run(given, "edge_list")[0].square().sum(), bias))
+    return lambda: list(torch.autograd.grad(engine.run(given, "edge_list")[0].square().sum(), bias))
 
 
 def variance(graph: Graph) -> Callable[[], list[Tensor]]:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn import graphs, ops
+from mpnn import engine, graphs, ops
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS
 from mpnn.edge_tables import BiasTable, EmbeddingTable
-from mpnn.engine import dispatch, folding
+from mpnn.engine import folding
 from mpnn.engine.plan import refusal as why_not
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset, Offset, Relation
@@ -167,7 +167,7 @@ def backends(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> I
 
 
 def run(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor | None]:
-    return dispatch.run(request_of(case, graph, leaves), backend)
+    return engine.run(request_of(case, graph, leaves), backend)
 
 
 def public(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> Any:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mpnn import graphs
-from mpnn.backends import edge_list
+from mpnn import engine, graphs
 from mpnn.backends.tiles import cpu, cuda
 from mpnn.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
@@ -52,7 +51,7 @@ def unfused(request):
 
 def assert_agrees(request):
     with torch.no_grad():
-        torch.testing.assert_close(unfused(request), edge_list.run(request)[0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(unfused(request), engine.run(request, "edge_list")[0], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
@@ -127,7 +126,7 @@ def test_one_program_serves_all_topologies_and_lengths():
                     value=request.value.float(),
                     score=replace(request.score, query=request.score.query.float(), key=request.score.key.float()),
                 )
-                expected = edge_list.run(request)[0]
+                expected = engine.run(request, "edge_list")[0]
                 torch.testing.assert_close(cuda.run(request)[0], expected, rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] <= 2
 

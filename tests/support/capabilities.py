@@ -23,11 +23,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from mpnn import graphs
+from mpnn import engine, graphs
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS, Backend, csr, scatter, tiles
 from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
-from mpnn.engine import dispatch, plan
+from mpnn.engine import plan
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels.cuda import schedule
@@ -386,7 +386,7 @@ def differentiates(backend: Backend, how: str) -> bool:
     def derivative(name: str) -> Any:
         def loss(value: Tensor) -> Tensor:
             score = asked.score and replace(asked.score, query=value)
-            return dispatch.run(replace(asked, value=value, score=score), name)[0].square().sum()
+            return engine.run(replace(asked, value=value, score=score), name)[0].square().sum()
 
         return DERIVATIVES[how](loss, asked.value.clone())
 
@@ -475,7 +475,7 @@ def run(backend: Backend, asked: Round) -> tuple[Tensor, Tensor | None]:
     asked = asked.lowered(backend.NAME)
     reason = plan.refusal(backend, asked)
     assert reason is None, f"{backend.NAME} refuses what docs/backends.md lists as supported: {reason}"
-    return backend.run(asked)
+    return engine.run(asked, backend.NAME)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,9 @@
 
 from types import ModuleType
 
-from torch import Tensor
-
 from mpnn.backends.cost_model import Estimate
 from mpnn.backends.csr import attention, cuda_attention, cuda_reduce, reduce
-from mpnn.round import Round
+from mpnn.round import Result, Round
 
 NAME = "csr"
 SERVES = reduce.SERVES | attention.SERVES | {"cuda"}  # on some device and in one of its halves; `serves` is exact
@@ -39,7 +37,7 @@ def estimate(round: Round) -> Estimate:
     return _half(round).estimate(round)
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     return _half(round).run(round)
 
 

@@ -22,7 +22,7 @@ from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, S
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.needs import FLOATS, NORMALIZED, on_edges
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
@@ -32,9 +32,9 @@ _COSTS = {CONSTANT: "biased", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "acti
 
 SERVES = (
     FLOATS | NORMALIZED | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value") | on_edges("edge")
-    | {"softmax_dst", "bias by nodes"}
+    | {"softmax_dst", "bias by nodes"} | {"return_weights", "return_lse", "weights and lse", "keep_accumulate_dtype"}
     | {"cpu", "no score", "Dot", "AdditiveScore", "AdditiveV2Score", "softcap", "sum", "mean", "sinks", "dropout",
-       "head_ids", "node_ids", "return_weights", "return_lse", "explicit graph", "gradient"}
+       "head_ids", "node_ids", "explicit graph", "gradient"}
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def estimate(round: Round) -> Estimate:
     return priced("csr", counts(round), size * torch.finfo(round.accumulate_dtype).bits / 8)
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     graph, dtype = round.graph, round.accumulate_dtype
     by_destination = round.weighted and round.normalize == "softmax_dst"
     if by_destination:
@@ -161,10 +161,12 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     if type(round.reduce) is Mean:
         inverse = ("csr inverse degree", dtype)
         out = out * graph.cached(inverse, lambda: (1 / edges.by_destination(graph).degree.to(dtype))[..., None])
-    out = out.to(round.value.dtype)
-    if round.return_lse:
-        return out, lse.masked_fill(lse == torch.inf, -torch.inf)
-    return out, weights.to(round.value.dtype) if round.return_weights else None
+    dtype = round.result_dtype
+    return Result(
+        out.to(dtype),
+        weights.to(dtype) if round.return_weights else None,
+        lse.nan_to_num(torch.nan, -torch.inf, -torch.inf) if round.return_lse else None,
+    )
 
 
 def _pad(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,10 +15,13 @@ from mpnn.backends.csr import attention, on_device
 from mpnn.edge_tables import PerEdge
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.row_spec import NORMALIZERS
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
-SERVES = (attention.SERVES | {"cuda"}) - {"cpu", "sinks", "return_lse", "node_ids", "bias by nodes", "softmax_dst"}
+SERVES = (attention.SERVES | {"cuda"}) - {
+    "cpu", "sinks", "return_lse", "node_ids", "bias by nodes", "softmax_dst", "weights and lse",
+    "keep_accumulate_dtype",
+}  # fmt: skip
 REASONS = {"sinks": "on CUDA it does not support sinks", "return_lse": "on CUDA it does not return lse",
     "bias by nodes": "on CUDA it does not add biases of nodes",
     "softmax_dst": "on CUDA it does not normalize over the destinations of a source",
@@ -56,7 +59,7 @@ def estimate(round: Round) -> Estimate:
     return Estimate(seconds, saved + weights * (round.return_weights + bool(round.bias) * round.needs_grad))
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     from mpnn.kernels.cuda import row_attention
 
     graph, batch, heads = round.graph, round.batch, round.heads
@@ -82,7 +85,7 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         inverse = graph.cached(("device inverse degree", dtype), lambda: spec.rows.inverse_degree(dtype))
         out = (out * inverse).to(out.dtype)
     out = out.view(*batch, *out.shape[1:])
-    return out, None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype)
+    return Result(out, None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype))
 
 
 def _score(round: Round) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,12 +8,12 @@ from mpnn.backends.cost_model import Counts, Estimate, on_gpu
 from mpnn.backends.csr import on_device, reduce
 from mpnn.backends.csr.reduce import KINDS, leaves_of, reduce_parts
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.round import Round
+from mpnn.round import Result, Round
 
 _TOGETHER = 1024  # most components of all heads that run as one head if there are no weights
 
 
-SERVES = (reduce.SERVES | {"cuda"}) - {"cpu", "own aggregate"}
+SERVES = (reduce.SERVES | {"cuda"}) - {"cpu", "own aggregate", "keep_accumulate_dtype"}
 REASONS = {
     "own aggregate": f"on CUDA it runs {', '.join(KINDS.values())} and compositions of them, and not {{aggregate}}"
 }
@@ -39,7 +39,7 @@ def estimate(round: Round) -> Estimate:
     return Estimate(seconds, saved * (2 if round.needs_grad else 1))
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     graph, value, batch = round.graph, round.value, round.batch.numel()
     weight, heads = on_device.biases(round), value.shape[-2]
     if weight is not None:
@@ -57,4 +57,4 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         out: Tensor = RowReduce.apply(features, weight, *walks, KINDS[type(aggregator)])
         return out.view(*round.batch, graph.num_dst, *value.shape[-2:])
 
-    return reduce_parts(round.reduce, graph, fold).to(value.dtype), None
+    return Result(reduce_parts(round.reduce, graph, fold).to(value.dtype))

@@ -21,7 +21,7 @@ from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import RowReduce
 from mpnn.needs import AGGREGATES, FLOATS, on_edges
-from mpnn.round import Round
+from mpnn.round import Result, Round
 
 _BEYOND_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
 KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
@@ -37,7 +37,8 @@ def is_plain(round: Round) -> bool:
 
 
 SERVES = FLOATS | AGGREGATES | on_edges("bias") | {
-    "cpu", "no score", "unnormalized", "own aggregate", "aggregate of parts", "explicit graph", "gradient"
+    "cpu", "no score", "unnormalized", "own aggregate", "aggregate of parts", "explicit graph", "gradient",
+    "keep_accumulate_dtype",
 }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def leaves_of(aggregator: Any) -> list[Any]:
     return [leaf for part in aggregator.parts for leaf in leaves_of(part)]
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     weight, value = _weight(round), round.value
     # kernels read bfloat16 as it is, and round once
     if value.dtype != torch.bfloat16 or type(round.reduce) not in KINDS:
@@ -113,7 +114,7 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
     if weight is not None and weight.shape[-1] > 1 and value.shape[-2] < weight.shape[-1]:
         value = value.repeat_interleave(weight.shape[-1] // value.shape[-2], -2)
     out = reduce_parts(round.reduce, round.graph, lambda part: _fold(part, value, weight, round))
-    return out.to(round.value.dtype), None
+    return Result(out.to(round.result_dtype))
 
 
 def reduce_parts(aggregator: Any, graph: Graph, fold: Callable[[Any], Tensor]) -> Tensor:

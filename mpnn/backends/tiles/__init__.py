@@ -10,11 +10,9 @@ because a weight of zero times NaN is NaN.
 
 from types import ModuleType
 
-from torch import Tensor
-
 from mpnn.backends.cost_model import Counts, Estimate
 from mpnn.backends.tiles import cpu, cuda
-from mpnn.round import Round
+from mpnn.round import Result, Round
 
 NAME = "tiles"
 
@@ -39,5 +37,5 @@ def estimate(round: Round) -> Estimate:
     return _BY_DEVICE[round.value.device.type].estimate(round)
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     return (cpu if round.value.is_cpu else cuda).run(round)

@@ -21,12 +21,12 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.kernels.tile_attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.needs import FLOATS, on_edges
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
 SERVES = FLOATS | on_edges("bias") | {
     "cpu", "Dot", "softmax", "softmax_dst", "softcap", "bias by nodes", "sum", "sinks", "dropout", "head_ids",
-    "node_ids", "return_lse", "gradient"
+    "node_ids", "return_lse", "keep_accumulate_dtype", "gradient"
 }  # fmt: skip
 _FOR_PAIRS = "edge_key and edge_value would be materialized for all pairs"
 REASONS = {
@@ -88,7 +88,7 @@ def estimate(round: Round) -> Estimate:
     return priced("tiles", counts(round), torch.get_num_threads() * min(one_head, MAX_KEPT) + biases)
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     graph, score, value = round.graph, round.score, round.value
     assert isinstance(score, Dot)
     by_destination = round.normalize == "softmax_dst"
@@ -119,11 +119,12 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         out = out * by_source.sums(lse).mT[..., None]
     if round.sinks is not None:
         out = out * share_of_edges(lse.mT, round.sinks)[..., None]
-    out = out[..., : value.shape[-1]].to(value.dtype)
+    out = out[..., : value.shape[-1]].to(round.result_dtype)
     out = out.view(*round.batch, *out.shape[1:])
     if not round.return_lse:
-        return out, None
-    return out, lse.masked_fill(lse == torch.inf, -torch.inf).mT.view(*round.batch, round.graph.num_dst, round.heads)
+        return Result(out)
+    lse = lse.nan_to_num(torch.nan, -torch.inf, -torch.inf).mT
+    return Result(out, lse=lse.view(*round.batch, round.graph.num_dst, round.heads))
 
 
 def _pieces(round: Round) -> split.Pieces | None:

@@ -16,14 +16,15 @@ from mpnn.graph.blocks import BlockMask
 from mpnn.graph.runs import Runs
 from mpnn.kernels import flex
 from mpnn.needs import on_edges
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
 _MIN_WIDTH = 16  # of a head, the least operand of a tensor core
 
 
 SERVES = (cpu.SERVES | {"cuda"}) - on_edges("bias") - {
-    "cpu", "float64", "sinks", "return_lse", "dropout", "head_ids", "node_ids", "bias by nodes", "softmax_dst"
+    "cpu", "float64", "sinks", "return_lse", "dropout", "head_ids", "node_ids", "bias by nodes", "softmax_dst",
+    "keep_accumulate_dtype",
 } | {"bias by Offset"}  # fmt: skip
 REASONS = cpu.REASONS | {
     "float64": "FlexAttention has no float64",
@@ -60,7 +61,7 @@ def estimate(round: Round) -> Estimate:
     return Estimate(on_gpu(2 * products * passes, 2 * size * passes, round.value.dtype, 2 * passes), float(size))
 
 
-def run(round: Round) -> tuple[Tensor, Tensor | None]:
+def run(round: Round) -> Result:
     graph, score = round.graph, round.score
     assert isinstance(score, Dot)
     query, key, value = (_pad(x) for x in (score.query, score.key, round.value))
@@ -68,7 +69,7 @@ def run(round: Round) -> tuple[Tensor, Tensor | None]:
         key, value = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, value))
     mask = graph.cached("flex blocks", lambda: blocks(graph))
     out = flex.attention(query, key, value, table(round), score.softcap, score.scale, mask)
-    return out[..., : round.value.shape[-1]].view(*round.batch, *out.shape[1:-1], -1), None
+    return Result(out[..., : round.value.shape[-1]].view(*round.batch, *out.shape[1:-1], -1))
 
 
 def blocks(graph: Graph) -> Any:

@@ -25,7 +25,7 @@ from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.outline import Built, Outline, constant
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 
@@ -269,12 +269,12 @@ def _value(kind: str, detail: Any, tensors: Iterator[Tensor], numbers: Iterator[
 
 
 def result(call: Call, graph: Graph) -> list[Tensor]:
-    """Out, and the weights if the round returns them. Modules run with the call's tensors as parameters."""
+    """Out, and what else the round returns. Modules run with the call's tensors as parameters."""
     form, round = read(call.form), unflatten(call, graph)
     count = len(call.tensors) - len(form.parameters)
     own = dict(zip(form.parameters, call.tensors[count:], strict=True))
 
-    def run() -> tuple[Tensor, Tensor | None]:
+    def run() -> Result:
         return dispatch.run(round, form.backend)
 
     results = torch.func.functional_call(_Modules(round), own, (run,)) if own else run()
