@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
@@ -16,6 +17,7 @@ from mpnn.cli.console import console
 from mpnn.data.locate import search_folders
 from mpnn.engine.plan import refusal as why_not
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cuda.schedule import unusable
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -51,9 +53,10 @@ def doctor() -> None:
         console.print(f"\nto install what is missing: pip install {' '.join(missing)}", soft_wrap=True)
     console.print("\nkernels, compared with the reference:")
     wrong = False
-    for name, verdict in kernels():
-        wrong |= verdict.startswith("WRONG")
-        console.print(f"  {name:<10} {verdict}", soft_wrap=True, markup=False)
+    for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
+        for name, verdict in kernels(device):
+            wrong |= verdict.startswith("WRONG")
+            console.print(f"  {device:<4} {name:<10} {verdict}", soft_wrap=True, markup=False)
     if wrong:
         raise typer.Exit(1)
 
@@ -64,14 +67,24 @@ def machine() -> Iterator[tuple[str, str]]:
     yield "torch", f"{torch.__version__}, {torch.get_num_threads()} threads on {os.cpu_count()} cores"
     yield "processor", f"{tuned.processor()}, {torch.backends.cpu.get_cpu_capability()}"
     yield "CPU kernels", library.why_missing() or f"compiled for {library.processor()}"
-    has_cuda = torch.cuda.is_available()
-    yield "GPU", torch.cuda.get_device_name() if has_cuda else "none that torch can use"
+    yield "GPU", gpu()
     try:
         file = tuned.path(torch.get_num_threads())
         yield "prices", f"of this machine: {file}" if file.exists() else "as shipped; mpnn tune measures this machine"
         yield "data", ", ".join(map(str, search_folders()))
     except FileNotFoundError as error:
         yield "folder for caches", f"none: {error}"
+
+
+def gpu() -> str:
+    """The GPU, and what its kernels lack."""
+    if not torch.cuda.is_available():
+        return "none that torch can use"
+    name = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    lacking = unusable()
+    if lacking is None and not any(map(shutil.which, (os.environ.get("CC", "gcc"), "gcc", "clang"))):
+        lacking = "Triton needs a C compiler: install gcc, or set CC"
+    return name if lacking is None else f"{name}; no sparse kernels there: {lacking}"
 
 
 def installed(name: str) -> str | None:
@@ -82,11 +95,11 @@ def installed(name: str) -> str | None:
         return None
 
 
-def kernels() -> Iterator[tuple[str, str]]:
-    """Each backend, and the result of a small check on CPU: window attention, forward and gradient."""
+def kernels(device: str) -> Iterator[tuple[str, str]]:
+    """Each backend, and the result of a small check on a device: window attention, forward and gradient."""
     torch.manual_seed(0)
-    x = torch.randn(40, 2, 8)
-    graph = graphs.window(3).bind(40)
+    x = torch.randn(40, 2, 8).to(device)
+    graph = graphs.window(3).bind(40).to(device)
     expected = _attend(graph, x, "edge_list")
     round = Round(graph, x, Dot(x, x, 1.0))
     for backend in registered():

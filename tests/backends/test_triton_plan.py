@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from mpnn.round import Round
 from mpnn.scores import AdditiveScore, Dot, LeakyReLU
 
 pytestmark = MARKS
+installed_triton = version("triton")
 
 
 def test_features_wider_than_its_kernels_take_are_refused() -> None:
@@ -73,7 +75,7 @@ def test_the_plan_for_a_gpu_is_sensible_where_it_is_clear(kind: str, graph: Grap
 def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, sentence in (
         (None, "triton is not installed: pip install triton"),
-        (SimpleNamespace(__version__="3.6.0"), "need triton 3.7, which PyTorch 2.12 and newer install"),
+        (SimpleNamespace(__version__="3.5.1"), "need triton 3.6, which PyTorch 2.11 and newer install"),
     ):
         monkeypatch.setitem(sys.modules, "triton", module)
         for kind in ("dot", "aggregation"):
@@ -122,26 +124,34 @@ from mpnn.kernels.cuda.recurrence import Recurrence
 x = given.leaf(1, 9, 2, 8)
 numbers = given.leaf(1, 9, 2, 8), given.leaf(1, 9, 2), given.leaf(1, 2, 8, 8)
 Recurrence.apply(x, x, x, *numbers, 0.1, 2, (4, 9))[0].sum().backward()
-print(json.dumps(sorted(set(compiled))))
+print(json.dumps([triton.__version__, *sorted(set(compiled))]))
 """
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="there is a GPU to compile for")
-def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
-    """What the interpreter takes, the compiler might not: here it compiles what calls would launch, for an H100."""
+@pytest.mark.parametrize("architecture", ["80", "90"])
+@pytest.mark.parametrize("triton", ["installed", "MPNN_OTHER_TRITON"])
+def test_every_kernel_compiles_for_a_gpu(triton: str, architecture: str, tmp_path: Path) -> None:
+    """What the interpreter takes, the compiler might not: here it compiles what calls would launch, for an A100 and an
+    H100, by the Triton that is installed and by the one in the folder that MPNN_OTHER_TRITON names."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    if triton != "installed":
+        if triton not in os.environ:
+            pytest.skip(f"{triton} names no folder: pip install --no-deps --target FOLDER triton==3.6.0")
+        environment["PYTHONPATH"] = os.pathsep.join([os.environ[triton], environment.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", COMPILING, "90", str(Path(row_cases.__file__).parent)],
+        [sys.executable, "-c", COMPILING, architecture, str(Path(row_cases.__file__).parent)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    kernels = dict(json.loads(done.stdout))
-    assert set(kernels) == {
+    used, *kernels = json.loads(done.stdout)
+    assert (used == installed_triton) == (triton == "installed")
+    assert {name for name, _ in kernels} == {
         "forward.attend", "forward.join", "backward.deltas", "backward.gradients", "reduce.segment_reduce",
         "reduce.join", "reduce.segment_reduce_backward", "recurrence.forward", "recurrence.backwards",
         "recurrence.forwards",
     }  # fmt: skip
-    assert all(size > 0 for size in kernels.values())
+    assert all(size > 0 for _, size in kernels)

@@ -1,5 +1,9 @@
 """`mpnn doctor`: facts for a report of a problem, and a check of the kernels."""
 
+import os
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -19,7 +23,7 @@ def test_it_names_versions_kernels_and_what_is_missing(monkeypatch: pytest.Monke
     assert "comes-otherwise not installed: something" in said
     assert "to install what is missing: pip install no-such-package nor-this kernels" in said, "one command"
     for name in ("edge_list", "dense", "tiles", "csr"):
-        assert f"{name} correct to" in said
+        assert f"cpu {name} correct to" in said
 
 
 def test_a_kernel_that_computes_wrong_numbers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +37,17 @@ def test_a_kernel_that_computes_wrong_numbers_is_found(monkeypatch: pytest.Monke
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     assert "csr WRONG by" in " ".join(done.output.split())
+
+
+def test_it_says_what_a_gpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
+    for version, path, said in (
+        ("3.6.0", os.environ["PATH"], ""),
+        ("3.5.1", os.environ["PATH"], "; no sparse kernels there: its kernels need triton 3.6"),
+        ("3.6.0", "", "; no sparse kernels there: Triton needs a C compiler"),
+    ):
+        monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
+        monkeypatch.setenv("PATH", path)
+        assert doctor.gpu().startswith(f"H100, CUDA {torch.version.cuda}{said}")
+        assert doctor.gpu().count(";") == said.count(";")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 
+import interpreter
 import pytest
 import torch
 from capabilities import converted
@@ -44,6 +45,7 @@ def on_triton(test: Callable[..., None]) -> Callable[..., None]:
 
 
 if INTERPRETED:  # on CPU tensors, which the compiled kernels do not take
+    interpreter.mend()
     cuda_attention.SERVES |= {"cpu"}
     cuda_reduce.SERVES |= {"cpu"}
 

@@ -39,9 +39,12 @@ SERVES = (
 
 
 def refusal(round: Round) -> str | None:
+    return library.why_missing() or unsupported(round)
+
+
+def unsupported(round: Round) -> str | None:
+    """What the kernels of no device compute."""
     score, value = round.score, round.value
-    if (why := library.why_missing()) is not None:
-        return why
     if round.heads == 0:
         return "there is no head to compute"
     vectors = [("edge_value", round.edge_value, value.shape[-1])]

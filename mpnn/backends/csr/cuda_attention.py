@@ -29,7 +29,7 @@ REASONS = {"sinks": "on CUDA it does not support sinks", "return_lse": "on CUDA 
 
 
 def refusal(round: Round) -> str | None:
-    return attention.refusal(round) or unavailable(round.value, round.tensors)
+    return attention.unsupported(round) or unavailable(round.value, round.tensors)
 
 
 def counts(round: Round) -> Counts:

@@ -29,6 +29,7 @@ from mpnn.kernels.cuda.tensors import (
     store_numbers,
     store_rows,
     store_vectors,
+    table_rows,
 )
 
 DESTINATIONS, SOURCES, TYPES = (tl.constexpr(rows) for rows in range(3))
@@ -82,17 +83,18 @@ def load_dropout_keys(dropout_keys, b, heads, h, DROPOUT: tl.constexpr):
 
 @triton.jit
 def gradients(
-    units, edges, ends, blocks, heads, query, key, value, vector, per_edge, dropout_keys, threshold,
-    keep_scale: tl.float64, scale: tl.float64, softcap: tl.float64, slope: tl.float64, lse, delta, d_out, d_weights,
-    d_rows, d_values, part, part_values, d_vector, d_per_edge, ROWS: tl.constexpr, GROUP: tl.constexpr,
-    KIND: tl.constexpr, NORMALIZE: tl.constexpr, TANH: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
-    R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    REAL: tl.constexpr,
+    units, edges, ends, blocks, heads, query, key, value, vector, edge_key, key_types, edge_value, value_types, bias,
+    dropout_keys, threshold, keep_scale: tl.float64, scale: tl.float64, softcap: tl.float64, slope: tl.float64, lse,
+    delta, d_out, d_weights, d_rows, d_values, part, part_values, d_vector, d_edge_key, d_edge_value, d_bias,
+    ROWS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NORMALIZE: tl.constexpr, TANH: tl.constexpr,
+    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
     """Gradients [B, rows, heads, D or DV] of whole rows, parts of others into part and part_values [B, slots, heads, D
     or DV]. Those that are None are not needed.
 
-    DESTINATIONS: d_rows of queries; d_per_edge; and d_vector [programs, BH, D], the share of each program.
+    DESTINATIONS: d_rows of queries; d_edge_key, d_edge_value and d_bias; and d_vector [programs, BH, D], the share of
+    each program.
     SOURCES: d_rows of keys and d_values. Here `heads` are those of keys and values, each of which GROUP heads share.
     TYPES: d_rows of the table edge_key, and d_values of edge_value. Here a row holds the edges of a type. The columns
     of `edges` are numbers of edges in the caller's order, whose destinations and sources `ends` holds.
@@ -136,16 +138,18 @@ def gradients(
                 k, messages = load_sources(key, value, b, j, h // GROUP, mask, KIND, WIDTH, VALUE_WIDTH, REAL)
                 dropout_key = own_dropout_key
             s, inner, k = logits(
-                q, k, v, per_edge, b, edge_id, head, mask, scale, softcap, slope, KIND, TANH, SOFTCAP, WIDTH, REAL
-            )
+                q, k, v, edge_key, key_types, bias, b, edge_id, head, mask, scale, softcap, slope, KIND, TANH, SOFTCAP,
+                WIDTH, REAL,
+            )  # fmt: skip
             w = weights(s, row_lse, mask, NORMALIZE)
             dropped = w
             if DROPOUT:
                 kept = keep(dropout_key, i, j, threshold)
                 dropped = tl.where(kept, w * keep_scale, 0.0)
             if ROWS == DESTINATIONS or d_rows is not None:
-                if per_edge.edge_value is not None:
-                    messages += load_vectors(per_edge.edge_value, b, edge_id, head, mask, VALUE_WIDTH, REAL)
+                if edge_value is not None:
+                    table_row = table_rows(value_types, edge_id)
+                    messages += load_vectors(edge_value, b, table_row, head, mask, VALUE_WIDTH, REAL)
                 d_w = tl.sum(d_message * messages, 3)
                 if DROPOUT:
                     d_w = tl.where(kept, d_w * keep_scale, 0.0)
@@ -159,16 +163,16 @@ def gradients(
                 sums += to_query if ROWS == DESTINATIONS else to_key
             if d_vector is not None:
                 vector_sums += d_s[:, :, :, None] * activation(inner, slope, TANH)
-            if d_per_edge.bias is not None:
-                store_numbers(d_per_edge.bias, b, edge_id, head, mask, d_s)
-            if d_per_edge.edge_value is not None:
+            if d_bias is not None:
+                store_numbers(d_bias, b, edge_id, head, mask, d_s)
+            if d_edge_value is not None:
                 to_value = dropped[:, :, :, None] * d_message
-                store_vectors(d_per_edge.edge_value, b, edge_id, head, mask, to_value, VALUE_WIDTH)
-            if d_per_edge.edge_key is not None:
+                store_vectors(d_edge_value, b, edge_id, head, mask, to_value, VALUE_WIDTH)
+            if d_edge_key is not None:
                 if KIND == ADDITIVE:
-                    store_numbers(d_per_edge.edge_key, b, edge_id, head, mask, tl.sum(to_key, 3))
+                    store_numbers(d_edge_key, b, edge_id, head, mask, tl.sum(to_key, 3))
                 else:
-                    store_vectors(d_per_edge.edge_key, b, edge_id, head, mask, to_key, WIDTH)
+                    store_vectors(d_edge_key, b, edge_id, head, mask, to_key, WIDTH)
     if d_rows is not None:
         store_rows(d_rows, part, b, row, slot, h, exists, tl.sum(sums, 1)[:, None, :, :], WIDTH)
     if d_values is not None:

@@ -12,16 +12,17 @@ from mpnn.kernels.cuda.tensors import (
     rows_of_program,
     store_numbers,
     store_vectors,
+    table_rows,
 )
 
 
 @triton.jit
 def attend(
-    units, edges, blocks, heads, query, key, value, vector, per_edge, dropout_keys, threshold, keep_scale: tl.float64,
-    scale: tl.float64, softcap: tl.float64, slope: tl.float64, out, lse, edge_out, part, part_max, part_sum,
-    GROUP: tl.constexpr, KIND: tl.constexpr, NORMALIZE: tl.constexpr, TANH: tl.constexpr, SOFTCAP: tl.constexpr,
-    DROPOUT: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr,
+    units, edges, blocks, heads, query, key, value, vector, edge_key, key_types, edge_value, value_types, bias,
+    dropout_keys, threshold, keep_scale: tl.float64, scale: tl.float64, softcap: tl.float64, slope: tl.float64, out,
+    lse, edge_out, part, part_max, part_sum, GROUP: tl.constexpr, KIND: tl.constexpr, NORMALIZE: tl.constexpr,
+    TANH: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+    BH: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
     """out [B, N_dst, H, DV] and lse [B, N_dst, H] of whole rows.
 
@@ -48,8 +49,9 @@ def attend(
         j, edge_id, mask = other_ends(edges, first + t, last, exists, E)
         k = q if KIND == CONSTANT else load_vectors(key, b, j, h // GROUP, mask, WIDTH, REAL)
         s, _, _ = logits(
-            q, k, v, per_edge, b, edge_id, h, mask, scale, softcap, slope, KIND, TANH, SOFTCAP, WIDTH, REAL
-        )
+            q, k, v, edge_key, key_types, bias, b, edge_id, h, mask, scale, softcap, slope, KIND, TANH, SOFTCAP,
+            WIDTH, REAL,
+        )  # fmt: skip
         if NORMALIZE == SOFTMAX:
             if edge_out is not None:
                 store_numbers(edge_out, b, edge_id, h, mask, s)
@@ -68,8 +70,8 @@ def attend(
         if DROPOUT:
             w = tl.where(keep(dropout_key, row, j, threshold), w * keep_scale, 0.0)
         messages = load_vectors(value, b, j, h // GROUP, mask, VALUE_WIDTH, REAL)
-        if per_edge.edge_value is not None:
-            messages += load_vectors(per_edge.edge_value, b, edge_id, h, mask, VALUE_WIDTH, REAL)
+        if edge_value is not None:
+            messages += load_vectors(edge_value, b, table_rows(value_types, edge_id), h, mask, VALUE_WIDTH, REAL)
         sums += w[:, :, :, None] * messages
     if NORMALIZE == SOFTMAX:
         tile_max = tl.max(row_max, 1)

@@ -4,27 +4,16 @@ Features of both ends are tiles [R, E or 1, BH, WIDTH]: those of the program's r
 row, those of the other ends are gathered.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
 from mpnn.kernels import row_spec
-from mpnn.kernels.cuda.tensors import View, load_numbers, load_vectors
+from mpnn.kernels.cuda.tensors import load_numbers, load_vectors, table_rows
 
 CONSTANT, DOT, ADDITIVE, ACTIVATED = (
     tl.constexpr(kind) for kind in (row_spec.CONSTANT, row_spec.DOT, row_spec.ADDITIVE, row_spec.ACTIVATED)
 )
 SOFTMAX, SIGMOID, NONE = (tl.constexpr(row_spec.NORMALIZERS[name]) for name in ("softmax", "sigmoid", "none"))
-
-
-class PerEdge(NamedTuple):
-    """Data of edges, None where absent: what is added to keys (vectors; numbers in an `ADDITIVE` score), vectors added
-    to values, and numbers added to logits."""
-
-    edge_key: View | None
-    edge_value: View | None
-    bias: View | None
 
 
 @triton.jit
@@ -68,18 +57,19 @@ def activation_derivative(x, slope, TANH: tl.constexpr):
 
 @triton.jit
 def logits(
-    query, key, vector, per_edge, b, edge_id, h, mask, scale, softcap, slope, KIND: tl.constexpr, TANH: tl.constexpr,
-    SOFTCAP: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
+    query, key, vector, edge_key, key_types, bias, b, edge_id, h, mask, scale, softcap, slope, KIND: tl.constexpr,
+    TANH: tl.constexpr, SOFTCAP: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
     """Logits [R, E, BH] of edges; and for their gradients the argument of the activation (or the tanh of soft capping),
-    and keys with what edges add to them. `vector` [BH, WIDTH], of an `ACTIVATED` score."""
+    and keys with what edges add to them. `vector` [BH, WIDTH], of an `ACTIVATED` score. Edges add `edge_key` to keys
+    (vectors; numbers in an `ADDITIVE` score) and `bias` to logits, if not None."""
     if KIND == CONSTANT:
         s = mask.to(REAL) * scale
         inner = s
         key = s
     elif KIND == DOT:
-        if per_edge.edge_key is not None:
-            key = key + load_vectors(per_edge.edge_key, b, edge_id, h, mask, WIDTH, REAL)
+        if edge_key is not None:
+            key = key + load_vectors(edge_key, b, table_rows(key_types, edge_id), h, mask, WIDTH, REAL)
         s = tl.sum(query * key, 3) * scale
         inner = s
         if SOFTCAP:
@@ -87,16 +77,16 @@ def logits(
             s = softcap * inner
     elif KIND == ADDITIVE:
         inner = tl.sum(query + key, 3)
-        if per_edge.edge_key is not None:
-            inner += load_numbers(per_edge.edge_key, b, edge_id, h, mask, REAL)
+        if edge_key is not None:
+            inner += load_numbers(edge_key, b, edge_id, h, mask, REAL)
         s = activation(inner, slope, TANH)
     else:
         inner = query + key
-        if per_edge.edge_key is not None:
-            inner += load_vectors(per_edge.edge_key, b, edge_id, h, mask, WIDTH, REAL)
+        if edge_key is not None:
+            inner += load_vectors(edge_key, b, table_rows(key_types, edge_id), h, mask, WIDTH, REAL)
         s = tl.sum(activation(inner, slope, TANH) * vector, 3)
-    if per_edge.bias is not None:
-        s += load_numbers(per_edge.bias, b, edge_id, h, mask, REAL)
+    if bias is not None:
+        s += load_numbers(bias, b, edge_id, h, mask, REAL)
     return s, inner, key
 
 

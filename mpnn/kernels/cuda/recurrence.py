@@ -69,6 +69,13 @@ def _place(ends, blocks, heads, width, deep, WIDTH: tl.constexpr, DEEP: tl.const
 
 
 @triton.jit
+def _of_document(document, inside):
+    """The mask `inside` in the programs of a document. The condition is a tile, as the interpreter of Triton 3.9 takes
+    no mask that is a tile & a number."""
+    return inside & (tl.full(inside.shape, tl.program_id(0), tl.int32) == document)
+
+
+@triton.jit
 def forward(
     ends, blocks, heads, nodes, scale, width, deep, query, key, value, log_gate, beta, state, out, last_state, e,
     BY_FEATURE: tl.constexpr, WIDTH: tl.constexpr, DEEP: tl.constexpr, REAL: tl.constexpr,
@@ -77,7 +84,7 @@ def forward(
     first, last, h, b, _, f, d, place, inside = _place(ends, blocks, heads, width, deep, WIDTH, DEEP)
     S = tl.zeros([WIDTH, DEEP], REAL)
     if state is not None:
-        S = tl.load(state + place, mask=inside & (tl.program_id(0) == 0), other=0.0)
+        S = tl.load(state + place, mask=_of_document(0, inside), other=0.0)
     for i in range(first, last):
         at = (b * nodes + i) * heads + h
         S = S * _gate(log_gate, at, f, width, BY_FEATURE, WIDTH, REAL)
@@ -91,7 +98,7 @@ def forward(
         S += k * u[None, :]
         q = _row(query, b, i, h, f, f < width, REAL)[:, None]
         tl.store(out + at * deep + d, scale * tl.sum(q * S, 0), mask=d < deep)
-    tl.store(last_state + place, S, mask=inside & (tl.program_id(0) == tl.num_programs(0) - 1))
+    tl.store(last_state + place, S, mask=_of_document(tl.num_programs(0) - 1, inside))
 
 
 @triton.jit
@@ -104,7 +111,7 @@ def backwards(
     first, last, h, b, block, f, d, place, inside = _place(ends, blocks, heads, width, deep, WIDTH, DEEP)
     Z = tl.zeros([WIDTH, DEEP], REAL)
     if d_last is not None:
-        Z = tl.load(d_last + place, mask=inside & (tl.program_id(0) == tl.num_programs(0) - 1), other=0.0)
+        Z = tl.load(d_last + place, mask=_of_document(tl.num_programs(0) - 1, inside), other=0.0)
     for n in range(first, last):
         i = first + last - 1 - n
         at = (b * nodes + i) * heads + h
@@ -121,7 +128,7 @@ def backwards(
             Z -= k * (d_stored * tl.load(beta + at))[None, :]
         Z = Z * _gate(log_gate, at, f, width, BY_FEATURE, WIDTH, REAL)
     if d_state is not None:
-        tl.store(d_state + place, Z, mask=inside & (tl.program_id(0) == 0))
+        tl.store(d_state + place, Z, mask=_of_document(0, inside))
 
 
 @triton.jit
@@ -133,7 +140,7 @@ def forwards(
     first, last, h, b, block, f, d, place, inside = _place(ends, blocks, heads, width, deep, WIDTH, DEEP)
     S = tl.zeros([WIDTH, DEEP], REAL)
     if state is not None:
-        S = tl.load(state + place, mask=inside & (tl.program_id(0) == 0), other=0.0)
+        S = tl.load(state + place, mask=_of_document(0, inside), other=0.0)
     for i in range(first, last):
         at = (b * nodes + i) * heads + h
         part = ((block * tl.num_programs(2) + b) * nodes * heads + i * heads + h) * width

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from mpnn.kernels.cuda import backward, forward, row_reduce
 from mpnn.kernels.cuda.backward import DESTINATIONS, SOURCES, TYPES
-from mpnn.kernels.cuda.logits import PerEdge
 from mpnn.kernels.cuda.schedule import Divided, Sorted, Tile, power_of_two, tile
-from mpnn.kernels.cuda.tensors import on_device, real, view, with_contiguous_rows
+from mpnn.kernels.cuda.tensors import View, on_device, real, view, with_contiguous_rows
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.row_spec import NORMALIZERS
@@ -214,7 +213,7 @@ def _along(
     also those of the data of edges; returns that of the score's vector."""
     heads, batch = inputs.value.shape[2] if which == SOURCES else spec.heads, len(upstream.d_out)
     part, part_values = (_parts(rows.divided, x, upstream) for x in (d_rows, d_values))
-    d_per_edge = PerEdge(None, None, None) if of_edges is None else _per_edge(of_edges)
+    d_per_edge = (None, None, None) if of_edges is None else _per_edge(of_edges)
     wanted, vectors = None if of_edges is None else of_edges.vector, []
     for b in rows.bins:
         shape = _tile(spec, inputs, heads, b.long, 2 if b.long and which != TYPES else 4)
@@ -225,7 +224,7 @@ def _along(
             vectors.append(d_vector.view(batch, shape.blocks, -1, shape.heads, width))
         backward.gradients[(programs,)](
             b.units, rows.edges, ends, shape.blocks, heads, *_shared(spec, inputs), *_views(upstream), view(d_rows),
-            view(d_values), view(part), view(part_values), d_vector, d_per_edge, ROWS=which,
+            view(d_values), view(part), view(part_values), d_vector, *d_per_edge, ROWS=which,
             **_options(spec, inputs, shape),
         )  # fmt: skip
     row_reduce.join_parts(rows, part, d_rows)
@@ -247,14 +246,15 @@ def _shared(spec: Spec, inputs: Tensors) -> tuple[Any, ...]:
     """The arguments of all kernels from `query` to `slope`."""
     keep_scale, least = 1 / (1 - spec.dropout), threshold(spec.dropout)
     features = view(inputs.query), view(inputs.key), view(inputs.value), inputs.vector
-    per_edge = _per_edge(inputs, spec.key_types, spec.value_types)
-    return (*features, per_edge, spec.dropout_keys, least, keep_scale, spec.scale, spec.softcap, spec.slope)
+    edge_key, edge_value, bias = _per_edge(inputs)
+    key_types, value_types = (types and types.ids for types in (spec.key_types, spec.value_types))
+    per_edge = edge_key, key_types, edge_value, value_types, bias
+    return (*features, *per_edge, spec.dropout_keys, least, keep_scale, spec.scale, spec.softcap, spec.slope)
 
 
-def _per_edge(x: Tensors, key_types: EdgeTypes | None = None, value_types: EdgeTypes | None = None) -> PerEdge:
-    """Views of the data of edges, by type where it is a table."""
-    edge_key = view(x.edge_key, x.edge_key is not None and x.edge_key.dim() == 4, key_types and key_types.ids)
-    return PerEdge(edge_key, view(x.edge_value, ids=value_types and value_types.ids), view(x.bias, False))
+def _per_edge(x: Tensors) -> tuple[View | None, View | None, View | None]:
+    """Views of edge_key, edge_value and bias."""
+    return view(x.edge_key, x.edge_key is not None and x.edge_key.dim() == 4), view(x.edge_value), view(x.bias, False)
 
 
 def _views(upstream: _Upstream) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ SHORT = 8  # a row with at most so many edges shares a program with other rows
 MAX_WIDTH = 4096  # the widest head
 _EDGES = {True: 16, False: 4}  # edges of a row in a tile, of long rows and of short ones
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_MIN_TRITON = 3, 7  # Triton version; older ones do not accept tuples that hold None
+_MIN_TRITON = 3, 6  # Triton version; older ones were never tried
 _NUMBERS = 4096  # of a tile, over the four warps of a program: 32 registers a thread
 _PAIRS = 256  # the most rows times edges of a tile, so that narrow features leave enough programs
 _HEADS_WIDTH = 128  # heads times width of a tile, if more than one head fits
@@ -28,7 +28,7 @@ _PIECES = 1 << 14  # pieces of the whole graph that suffice to fill any GPU even
 
 def unavailable(value: Tensor, tensors: Iterable[Tensor]) -> str | None:
     """The reason why no GPU kernel supports this value and all tensors of a round, or None."""
-    if (why := _unusable()) is not None:
+    if (why := unusable()) is not None:
         return why
     if value.dtype not in _TYPES:
         return f"it has no kernels for {value.dtype}"
@@ -40,13 +40,14 @@ def unavailable(value: Tensor, tensors: Iterable[Tensor]) -> str | None:
     )
 
 
-def _unusable() -> str | None:
+def unusable() -> str | None:
+    """The reason why no kernel for GPUs runs with the Triton that is installed, or None."""
     try:
         version: str = import_module("triton").__version__
     except ImportError:
         return "triton is not installed: pip install triton"
     if tuple(map(int, version.split(".")[:2])) < _MIN_TRITON:
-        return f"its kernels need triton 3.7, which PyTorch 2.12 and newer install, and triton {version} is installed"
+        return f"its kernels need triton 3.6, which PyTorch 2.11 and newer install, and triton {version} is installed"
     return None
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 class View(NamedTuple):
     """x [B, N, heads, width] with a contiguous last dimension, or [B, N, heads]: its strides and its width.
 
-    With `ids` [E], edge e reads row `ids[e]`. Strides may be 0. What follows from the shape of a model is a constant of
-    the compiled kernel, which then knows how many numbers it can load at once.
+    Strides may be 0. What follows from the shape of a model is a constant of the compiled kernel, which then knows how
+    many numbers it can load at once. No field is None: Triton 3.6 cannot ask whether such a tuple is None.
     """
 
     data: Any
@@ -25,15 +25,14 @@ class View(NamedTuple):
     row: int
     head: tl.constexpr
     width: tl.constexpr
-    ids: Any
 
 
-def view(x: Tensor | None, vectors: bool = True, ids: Tensor | None = None) -> View | None:
+def view(x: Tensor | None, vectors: bool = True) -> View | None:
     """x [B, N, heads, width], or with `vectors=False` [B, N, heads], as an argument of a kernel."""
     if x is None:
         return None
     batch, row, head = x.stride()[:3]
-    return View(x, batch, row, tl.constexpr(head), tl.constexpr(x.shape[3] if vectors else 1), ids)
+    return View(x, batch, row, tl.constexpr(head), tl.constexpr(x.shape[3] if vectors else 1))
 
 
 def with_contiguous_rows(x: Tensor) -> Tensor:
@@ -62,10 +61,17 @@ def load_numbers(x, b, index, h, mask, REAL: tl.constexpr):
 def load_vectors(x, b, index, h, mask, WIDTH: tl.constexpr, REAL: tl.constexpr):
     """x[b, index, h, :]: [R, E, BH, WIDTH]."""
     d = tl.arange(0, WIDTH)
-    if x.ids is not None:
-        index = tl.load(x.ids + index).to(tl.int64)
     at = b * x.batch + index[:, :, None] * x.row + h * x.head
     return tl.load(x.data + at[:, :, :, None] + d, mask=mask[:, :, :, None] & (d < x.width), other=0.0).to(REAL)
+
+
+@triton.jit
+def table_rows(types, edge_id):
+    """The rows of a table that edges read, by `types` [E]; without types, each edge has a row of its own."""
+    if types is None:
+        return edge_id
+    else:
+        return tl.load(types + edge_id).to(tl.int64)
 
 
 @triton.jit
