@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +31,7 @@ from benchmarks import (
 from benchmarks.cases import all_cases, select
 from benchmarks.contest import Case
 from benchmarks.machine import about
-from benchmarks.run import Row, run
+from benchmarks.run import Row, Unusable, run
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cpu.json"
@@ -106,29 +110,67 @@ def _measure(cases: list[Case], seconds: float, lead: dict[str, Any], out: Path,
 @app.command()
 def gpu(
     only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no bar is judged.")] = False,
-    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 0.1,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
+    seconds: Annotated[float, typer.Option(help="In all; no case begins when they are over.", min=1.0)] = 290.0,
+    each: Annotated[float, typer.Option(help="Seconds spent on timing each entry of each row.", min=0.0)] = 0.05,
+    processes: Annotated[
+        int | None, typer.Option(help="That compile kernels beforehand; default: most of the processors.", min=0)
+    ] = None,
     device: Annotated[
         str, typer.Option(help="cuda; or cpu, with --small, to try the command where there is none.")
     ] = "cuda",
-    out: Annotated[Path, typer.Option(help="The file of results.")] = GPU_RESULTS,
+    commit: Annotated[str, typer.Option(help="Of the code, where there is no repository.")] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after the cases that the file of results has.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="The file of results, written anew after each row.")] = GPU_RESULTS,
 ) -> None:
-    """Checks every kernel on a GPU against the specification in float64, and then times it.
+    """Checks kernels, layers and models on a GPU in bfloat16 and float32, and times them beside their peers.
 
-    bfloat16 and float32, forward and backward; against torch's attention by each of its kernels, FlexAttention, PyTorch
-    Geometric, torch.sparse and the edge list. Exit code 1: a result of ours was wrong or failed.
+    Cases of most worth run first, peers that compile for long last; kernels are compiled by many processes beforehand.
+    A case that fails leaves a row with its error. Where one leaves the GPU unusable, the command starts again after it.
     """
+    began = time.monotonic()
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+        "1"  # a check that leaves the driver alone, so that processes can fork
+    )
     if device == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("torch finds no GPU here", param_hint="--device")
-    torch.manual_seed(0)
+    if device == "cpu":
+        torch.set_num_threads(1)
     try:
-        cases = select(list(on_gpu.cases(on_gpu.SMALL if small else on_gpu.DEFAULT, device)), only or [])
+        cases = select(on_gpu.cases(on_gpu.SMALL if small else on_gpu.DEFAULT, device), only or [])
     except ValueError as problem:
         raise typer.BadParameter(str(problem), param_hint="--only") from None
+    known: list[Row] = json.loads(out.read_text())["rows"] if resume else []
+    done = {f"{row['group']}: {row['case']}" for row in known}
+    cases = [case for case in cases if case.title not in done]
+    until = began + seconds - 5.0  # a case takes a second or two
+    if not resume:
+        count = (on_gpu.processes() if device == "cuda" else 0) if processes is None else processes
+        known = on_gpu.prepare(cases, count, 0.35 * seconds) if count else on_gpu.rows_of_exact(cases)
+        console.print(f"compiled and checked after {time.monotonic() - began:.0f} s")
     options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
     name = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
     lead = {"command": " ".join(["python -m benchmarks gpu", *options]), **name, **about()}
-    _measure(cases, seconds, lead, out, not small)
+    if commit:
+        lead["commit"] = commit
+    timed = [case for case in cases if case.group != on_gpu.EXACT]
+    gc.freeze()  # what is imported is not looked through after each row
+    try:
+        results = run(timed, each, lead, out, False, partial(_say, began), until, known)
+    except Unusable:
+        left = str(max(until + 5.0 - time.monotonic(), 1.0))
+        again = ["gpu", *sys.argv[2:], "--resume", "--seconds", left]
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *again])
+    failed = sum("error" in row for row in results["rows"])
+    console.print(
+        f"{len(results['rows'])} rows, {failed} of them with an error, in {out}; not run: {results['not run']}"
+    )
+
+
+def _say(began: float, row: Row) -> None:
+    console.print(f"{time.monotonic() - began:6.1f} s", *lines_of(row), sep="\n", soft_wrap=True, markup=False)
 
 
 @app.command()

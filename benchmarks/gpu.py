@@ -1,207 +1,623 @@
-"""On a GPU: the same contests on its memory, in bfloat16 and float32, with the peers that are best there."""
+"""On a GPU: what is exact, what it costs, and beside what; the cases of most worth first.
+
+Kernels are compiled beforehand, by many processes at once (`prepare`): Triton keeps them on the disk. The cases of
+"exact" are not timed, so those processes check them as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import count
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from multiprocessing import get_context
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import irregular, peers
-from benchmarks.contest import BOTH, FORWARD, OURS, Bar, Case, Contest, Entry, Missing
-from benchmarks.peers import Features
-from benchmarks.sequences import Mask, attention, contest, features, truth
-from mpnn import Graph, graphs
-from mpnn.backends.tiles import cuda
+from benchmarks import gpu_models, gpu_plans, irregular, peers
+from benchmarks.contest import BOTH, FORWARD, OURS, STEP, Case, Contest, Entry
+from benchmarks.measure import work
+from benchmarks.run import Row, checked
+from benchmarks.truth import Agreement, Sampled, Whole, of_layer
+from mpnn import Graph, MessagePassing, Topology, engine, graphs, ops
+from mpnn.attention import DotProduct
+from mpnn.edge_tables import BiasTable
+from mpnn.graph.relations import Offset
+from mpnn.round import Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.update import FeedForward, PreNorm
 
-COPY = "a copy that moves as many bytes"
+COMPLETE = "torch SDPA"
+EXACT, PEERS = "exact", "peers"
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Args:
-    heads, width: of attention over sequences. dense: lengths of complete and causal graphs. nodes: of the sparse ones.
-    lengths: of the series over N. graph: nodes and edges of the irregular graph. edges: of the series over edges.
+    graph, large, cora: nodes and edges of graphs with hubs. hubs: of the one that is checked in whole.
+    nodes, long: of sequences. heads, width: of attention over them. band: of Longformer and of windows.
+    recurrent: nodes, heads and width of recurrences. models: of transformers. plan: of `gpu_plans`.
     """
 
+    graph: tuple[int, int]
+    large: tuple[int, int]
+    cora: tuple[int, int]
+    hubs: tuple[int, int]
+    nodes: int
+    long: int
+    odd: int
     heads: int
     width: int
-    dense: tuple[int, ...]
-    nodes: int
-    lengths: tuple[int, ...]
-    graph: tuple[int, int]
-    edges: tuple[int, ...]
+    band: int
+    block: int
+    recurrent: tuple[int, int, int]
+    models: gpu_models.Shapes
+    plan: gpu_plans.Shapes
 
 
 DEFAULT = Sizes(
-    heads=16,
+    graph=(169_343, 2_332_486),  # those of ogbn-arxiv made undirected
+    large=(1_000_000, 10_000_000),
+    cora=(2708, 10556),
+    hubs=(2000, 60_000),
+    nodes=8192,
+    long=32768,
+    odd=519,
+    heads=8,
     width=64,
-    dense=(4096, 16384),
-    nodes=32768,
-    lengths=(4096, 16384, 65536, 131072),
-    graph=(1_000_000, 10_000_000),
-    edges=(10_000, 1_000_000, 100_000_000),
+    band=256,
+    block=64,
+    recurrent=(4096, 32, 128),
+    models=gpu_models.DEFAULT,
+    plan=gpu_plans.DEFAULT,
 )
-SMALL = Sizes(heads=2, width=16, dense=(256,), nodes=512, lengths=(256,), graph=(200, 2_000), edges=(1_000,))
+SMALL = Sizes(
+    graph=(200, 1500),
+    large=(300, 2000),
+    cora=(50, 200),
+    hubs=(40, 300),
+    nodes=128,
+    long=256,
+    odd=77,
+    heads=2,
+    width=16,
+    band=16,
+    block=8,
+    recurrent=(48, 2, 16),
+    models=gpu_models.SMALL,
+    plan=gpu_plans.SMALL,
+)
+TYPES = (torch.bfloat16, torch.float32)
 
 
-def cases(sizes: Sizes, device: str = "cuda") -> Iterator[Case]:
-    for dtype in (torch.bfloat16, torch.float32):
-        yield from _cases(sizes, {"dtype": dtype, "device": device}, str(dtype).removeprefix("torch."))
-    yield Case("binding", f"window(1024), N {sizes.nodes}: blocks", partial(_blocks, sizes, device), (FORWARD,))
+def cases(sizes: Sizes, device: str = "cuda") -> list[Case]:
+    options = [{"dtype": dtype, "device": device} for dtype in TYPES]
+    found = [case for each in options for case in _exact(sizes, each)]
+    found += [case for each in options for case in _irregular(sizes, each)]
+    found += [case for each in options for case in _structured(sizes, each)]
+    found += gpu_models.cases(sizes.models, device)
+    found += [case for each in options for case in _recurrences(sizes, each)]
+    found += _host(sizes, options[1])
+    found += gpu_plans.cases(sizes.plan, device)
+    if device != "cpu":
+        found += [case for each in options for case in _captured(sizes, each)]
+    found += _large(sizes, options[0])
+    found += _peers(sizes, options[0])
+    return found
 
 
-def _cases(sizes: Sizes, options: dict[str, Any], kind: str) -> Iterator[Case]:
-    make_device = partial(_device, sizes, options)
-    yield Case("device", f"matrix product, {kind}", make_device, (FORWARD,))
-    for topology, causal in ((graphs.complete(), False), (graphs.causal(), True)):
-        for n in sizes.dense:
-            make = partial(_sequence, topology, n, sizes, partial(_sdpa_rivals, causal), _dense_bars, **options)
-            yield Case("dense", f"{topology}, N {n}, {kind}", make)
-    n, near = sizes.nodes, graphs.window(min(1024, sizes.nodes // 8))
-    radius = min(1024, n // 8)
-    uneven = [n // 8 + d for d in (7, -7, 31, -31, 13, -13, 0, 0)]
-    for name, topology, mask in (
-        (f"window({radius})", near, lambda b, h, i, j: (i - j).abs() <= radius),
-        (
-            f"longformer({radius}, 4)",
-            graphs.longformer(radius, globals=4),
-            lambda b, h, i, j: ((i - j).abs() <= radius // 2) | (i < 4) | (j < 4),
-        ),
-        ("bigbird()", graphs.bigbird(), None),
-        (f"documents, 8 of about {n // 8}", graphs.documents(uneven), None),
-    ):
-        make = partial(_sequence, topology, n, sizes, partial(_flex_rivals, mask), _sparse_bars, **options)
-        yield Case("sparse", f"{name}, N {n}, {kind}", make)
-    for n in sizes.lengths:
-        make = partial(_sequence, near, n, sizes, lambda graph, given: [], lambda graph: [], **options)
-        yield Case("length", f"{near}, N {n}, {kind}", make, series=f"{near}, {kind}", x="nodes")
-    yield from _irregular(sizes, options, kind)
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _sequence(topology: Any, nodes: int, sizes: Sizes, rivals: Any, bars: Any, **options: Any) -> Contest:
-    return contest(topology, nodes, sizes.heads, sizes.width, "auto", rivals, bars, **options)
-
-
-# ------------------------------------------------------------------------------------------------ peers
-
-
-def _sdpa_rivals(causal: bool, graph: Graph, given: Features) -> list[Entry | Missing]:
-    """torch's attention by each of its kernels; those that a device or type does not have are left out."""
-    return [
-        _sdpa(given, f"SDPA {backend.name.removesuffix('_ATTENTION').lower()}", backend, causal)
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
-    ]
-
-
-def _sdpa(given: Features, name: str, backend: SDPBackend, causal: bool) -> Entry:
-    query, key, value = peers.heads_first(given)
-
-    def call() -> Tensor:
-        with sdpa_kernel(backend):
-            return peers.nodes_first(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
-
-    return Entry(name, call, (query, key, value), peers.nodes_first)
-
-
-def _dense_bars(graph: Graph) -> list[Bar]:
-    names = ("SDPA flash", "SDPA cudnn", "SDPA efficient")
-    return [
-        Bar(f"at least 0.95 of {name}'s speed", 0.95, "at least", d, name) for name in names for d in (FORWARD, BOTH)
-    ]
-
-
-def _flex_rivals(mask: Mask | None, graph: Graph, given: Features) -> list[Entry | Missing]:
-    """FlexAttention, its mask built beforehand, from a rule or, where none is short, from the matrix of edges."""
-    if mask is None:
-        edges = graph.dense()
-        mask = lambda b, h, i, j: edges[i, j]  # noqa: E731
-    return [peers.flex(given, mask)]
-
-
-def _sparse_bars(graph: Graph) -> list[Bar]:
-    text = "at least as fast as FlexAttention, its mask built"
-    return [Bar(text, 1.0, "at least", direction, "FlexAttention") for direction in (FORWARD, BOTH)]
-
-
-def _blocks(sizes: Sizes, device: str) -> Contest:
-    """From a topology that was never bound to the blocks on the device, and FlexAttention's own way there."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    n, radii = sizes.nodes, count(max(1, sizes.nodes // 32))
-
-    def ours() -> Tensor:
-        return cuda.blocks(graphs.window(next(radii)).bind(n).to(device)).kv_num_blocks
-
-    def theirs() -> Tensor:
-        radius = next(radii)
-        return create_block_mask(
-            lambda b, h, i, j: (i - j).abs() <= radius, None, None, n, n, device=device
-        ).kv_num_blocks
-
-    name = "create_block_mask"
-    bars = [Bar("at least 100x faster than create_block_mask", 100, "at least", FORWARD, name)]
-    return Contest([Entry(OURS, ours), Entry(name, theirs)], bars=bars)
+def _leaf(options: dict[str, Any], *shape: int) -> Tensor:
+    return torch.randn(shape, device=options["device"]).to(options["dtype"]).requires_grad_()
 
 
 # ------------------------------------------------------------------------------------------------ irregular graphs
 
 
-def _irregular(sizes: Sizes, options: dict[str, Any], kind: str) -> Iterator[Case]:
-    (nodes, edges), heads, width = sizes.graph, 8, 16
-    where = f"{nodes:,} nodes, {edges:,} edges, {kind}"
-    for name, make_contest in (("GATConv", irregular.gat), ("TransformerConv", irregular.transformer)):
-        peer = f"PyG {name}"
-        bars = [
-            Bar(f"at least 8x faster than {peer}", 8, "at least", BOTH, peer),
-            Bar(f"at most an eighth of {peer}'s memory", 8, "less memory", BOTH, peer),
-        ]
-        make = partial(make_contest, nodes, edges, heads, width, "auto", bars, **options)
-        yield Case("irregular", f"{name} {heads} x {width}, {where}", make)
-    for reduce in ("sum", "mean", "max"):
-        directions = (FORWARD,) if reduce == "max" else (FORWARD, BOTH)
-        make = partial(irregular.reduced, nodes, edges, heads * width, reduce, "auto", [], **options)
-        yield Case("reduce", f"{reduce} of {heads * width}, {where}", make, directions)
-    for n in sizes.edges:
-        make = partial(_edges, n, heads, width, options)
-        yield Case("edges", f"attention {heads} x {width}, {n:,} edges, {kind}", make, series=kind, x="edges")
+@dataclass(frozen=True)
+class Kind:
+    """A kind of attention over any graph. `leaves(nodes, heads, width)` are the shapes of its tensors, of which number
+    1 belongs to destinations; `build(graph, *tensors)` is its round."""
+
+    leaves: Callable[[int, int, int], list[tuple[int, ...]]]
+    build: Callable[..., Round]
+
+    def tensors(self, nodes: int, heads: int, width: int, options: dict[str, Any]) -> list[Tensor]:
+        return [_leaf(options, *shape) for shape in self.leaves(nodes, heads, width)]
+
+    def run(self, backend: str, graph: Graph, *given: Tensor) -> Tensor:
+        return engine.run(self.build(graph, *given), backend)[0]
 
 
-def _edges(edges: int, heads: int, width: int, options: dict[str, Any]) -> Contest:
-    """Attention over ever more edges, beside a copy of the bytes that it cannot but move: for each edge a key, a value
-    and an index, for each node a query and an output."""
-    graph = irregular.citations(max(edges // 14, 16), edges).to(options["device"])
-    given = features(graph.num_src, heads, width, **options)
-    bytes_each = heads * width * given[0].element_size()
-    must_move = edges * (2 * bytes_each + 8) + 2 * graph.num_dst * bytes_each
-    entries = [attention(graph, given, "auto"), _copy(must_move, options["device"])]
-    if edges <= 10_000_000:
-        entries.append(attention(graph, given, "edge_list", "edge list (mpnn)"))
-    exact = truth(graph, given)
-    bars = [Bar(f"at most twice the time of {COPY}", 2.0, "at most", FORWARD, COPY)] if edges >= 1_000_000 else []
-    facts = irregular.facts(graph, heads, width) | {"bytes": must_move}
-    return Contest(entries, exact, exact.description, bars, facts)
+KINDS = {
+    "GAT": Kind(
+        lambda n, h, d: [(n, h, d), (n, h), (n, h)],
+        lambda graph, value, dst, src: Round(graph, value, AdditiveScore(dst, src, LeakyReLU(0.2))),
+    ),
+    "GATv2": Kind(
+        lambda n, h, d: [(n, h, d), (n, h, d), (n, h, d), (h, d)],
+        lambda graph, value, dst, src, v: Round(graph, value, AdditiveV2Score(dst, src, v, LeakyReLU(0.2))),
+    ),
+    "dot": Kind(
+        lambda n, h, d: [(n, h, d)] * 3,
+        lambda graph, value, query, key: Round(graph, value, Dot(query, key, query.shape[-1] ** -0.5)),
+    ),
+}
+SHAPES = (("GAT", 8, 8), ("GATv2", 8, 8), ("dot", 8, 16), ("dot", 8, 64))
 
 
-# ------------------------------------------------------------------------------------------------ the device
+@lru_cache(maxsize=2)
+def _citations(nodes: int, edges: int, device: str) -> Graph:
+    return irregular.citations(nodes, edges).to(device)
 
 
-def _copy(size: float, device: str) -> Entry:
-    """Reads half of so many bytes and writes them elsewhere."""
-    count = max(int(size) // 8, 1)
-    source, target = (torch.ones(count, dtype=torch.float32, device=device) for _ in range(2))
-    return Entry(COPY, lambda: target.copy_(source), checked=False, only_forward="copies have no backward pass")
+def _irregular(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
+    nodes, edges = sizes.graph
+    where = f"{nodes:,} nodes, {edges:,} edges, {_name(options['dtype'])}"
+    for kind, heads, width in SHAPES:
+        make = partial(_rows, kind, sizes.graph, heads, width, options)
+        yield Case("irregular", f"{kind} {heads} x {width}, {where}", make)
+    for name, make_contest, heads, width in (
+        ("GATConv", irregular.gat, 8, 8),
+        ("GATv2Conv", irregular.gatv2, 8, 8),
+        ("TransformerConv", irregular.transformer, 8, 16),
+        ("TransformerConv", irregular.transformer, 8, 64),
+    ):
+        make = partial(make_contest, nodes, edges, heads, width, "auto", (), **options)
+        yield Case("irregular", f"{name} {heads} x {width}, a layer, {where}", make)
+    for reduce, widths in (("sum", (16, 64, 128)), ("max", (64,))):
+        for width in widths:
+            directions = (FORWARD,) if reduce == "max" else (FORWARD, BOTH)
+            make = partial(irregular.reduced, nodes, edges, width, reduce, "auto", (), **options)
+            yield Case("reduce", f"{reduce} {width}, {where}", make, directions)
 
 
-def _device(sizes: Sizes, options: dict[str, Any]) -> Contest:
-    """What the device itself can do: a large matrix product, and a large copy."""
-    side = 8192 if sizes is DEFAULT else 64
-    a, b = (torch.randn(side, side, **options) for _ in range(2))
-    entries = [Entry(f"matrix product of {side}", lambda: a @ b), _copy(4 * side**2, options["device"])]
-    return Contest(entries, facts={"flops": 2.0 * side**3, "bytes": 4.0 * side**2})
+def _rows(kind: str, size: tuple[int, int], heads: int, width: int, options: dict[str, Any]) -> Contest:
+    """The attention alone, without linear maps."""
+    graph = _citations(*size, options["device"])
+    given = KINDS[kind].tensors(graph.num_dst, heads, width, options)
+
+    def compute(part: Graph, rows: Tensor, value: Tensor, dst: Tensor, *others: Tensor) -> Tensor:
+        return KINDS[kind].run("edge_list", part, value, dst[rows], *others)
+
+    exact = Sampled(graph, given, compute, heads * width)
+    ours = Entry(OURS, lambda: KINDS[kind].run("auto", graph, *given), given)
+    return Contest([ours], exact, exact.description, (), irregular.facts(graph, heads, width))
+
+
+# ------------------------------------------------------------------------------------------------ sequences
+
+
+def _topologies(sizes: Sizes, nodes: int) -> dict[str, Topology]:
+    eighth = nodes // 8
+    return {
+        "complete": graphs.complete(),
+        "causal": graphs.causal(),
+        f"causal & window({sizes.band})": graphs.causal() & graphs.window(sizes.band),
+        f"longformer({sizes.band}, globals=1)": graphs.longformer(sizes.band, globals=1),
+        f"bigbird({sizes.block}, 3, 2, 1)": graphs.bigbird(sizes.block, window=3, random=2, globals=1),
+        "documents of an eighth": graphs.documents([eighth] * 7 + [nodes - 7 * eighth]),
+    }
+
+
+def _structured(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
+    kind = _name(options["dtype"])
+    heads, width = sizes.heads, sizes.width
+    for name, topology in _topologies(sizes, sizes.nodes).items():
+        where = f"{name}, N {sizes.nodes}, B 2, {heads} x {width}, {kind}"
+        for dropout in (0.0, 0.1):
+            make = partial(_attention, topology, sizes.nodes, 2, heads, width, dropout, options)
+            yield Case("structured", f"{where}{', dropout' if dropout else ''}", make)
+        yield Case("structured", f"{where}, a layer", partial(_layer, topology, sizes.nodes, heads, width, options))
+    for name, topology in _topologies(sizes, sizes.long).items():
+        if options["dtype"] == torch.bfloat16 or name not in ("complete", "causal"):
+            make = partial(_attention, topology, sizes.long, 1, 2 * heads, width, 0.0, options)
+            yield Case("structured", f"{name}, N {sizes.long}, B 1, {2 * heads} x {width}, {kind}", make)
+
+
+def _attention(
+    topology: Topology, nodes: int, batch: int, heads: int, width: int, dropout: float, options: dict[str, Any]
+) -> Contest:
+    graph = topology.bind(nodes).to(options["device"])
+    given = [_leaf(options, batch, nodes, heads, width) for _ in range(3)]
+
+    def compute(part: Graph, rows: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        part.node_ids = rows.int(), torch.arange(nodes, device=rows.device, dtype=torch.int32)
+        torch.manual_seed(0)
+        return ops.attend(part, query[:, rows], key, value, dropout=dropout, backend="edge_list")
+
+    def call() -> Tensor:
+        return ops.attend(graph, *given, dropout=dropout)
+
+    def seeded() -> Tensor:
+        torch.manual_seed(0)
+        return call()
+
+    exact = Sampled(graph, given, compute, batch * heads * width, dim=1)
+    entries = [Entry(OURS, call, given, answer=seeded)]
+    if topology in (graphs.complete(), graphs.causal()) and not dropout:
+        entries.append(_sdpa(given, topology == graphs.causal()))
+    facts = irregular.facts(graph, heads, width) | {"flops": 4.0 * graph.num_edges * batch * heads * width}
+    return Contest(entries, exact, exact.description, (), facts)
+
+
+def _sdpa(given: Sequence[Tensor], causal: bool) -> Entry:
+    leaves = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in given]
+
+    def call() -> Tensor:
+        return F.scaled_dot_product_attention(*leaves, is_causal=causal).transpose(1, 2)
+
+    return Entry(COMPLETE, call, leaves, lambda x: x.transpose(1, 2))
+
+
+def _layer(topology: Topology, nodes: int, heads: int, width: int, options: dict[str, Any]) -> Contest:
+    dim = heads * width
+    torch.manual_seed(0)
+    op = MessagePassing(topology, "sum", PreNorm(dim, FeedForward(dim)), DotProduct(dim, heads)).to(**options)
+    graph = topology.bind(nodes).to(options["device"])
+    x = _leaf(options, 2, nodes, dim)
+    exact = of_layer(op, graph, x, 2 * dim)
+    ours = Entry(OURS, lambda: op(x), (x, *op.parameters()))
+    return Contest([ours], exact, exact.description, (), irregular.facts(graph, heads, width))
+
+
+# ------------------------------------------------------------------------------------------------ recurrences
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """gate: "head", "feature" or "". delta: the delta rule."""
+
+    gate: str
+    delta: bool
+    deep: int
+    width: int
+
+    def tensors(self, nodes: int, heads: int, options: dict[str, Any]) -> list[Tensor]:
+        """Queries, keys, values, the gates if there are any, and the rates of the delta rule."""
+        narrow = options | {"dtype": torch.float32}
+        key = F.normalize(_leaf(options, 1, nodes, heads, self.deep).detach().float(), dim=-1)
+        found = [_leaf(options, 1, nodes, heads, self.deep), key.to(options["dtype"]).requires_grad_()]
+        found.append(_leaf(options, 1, nodes, heads, self.width))
+        if self.gate:
+            gate = -0.1 * _leaf(narrow, 1, nodes, heads, *[self.deep] * (self.gate == "feature")).detach().abs()
+            found.append(gate.requires_grad_())
+        if self.delta:
+            found.append(_leaf(narrow, 1, nodes, heads).detach().sigmoid().requires_grad_())
+        return found
+
+    def run(self, graph: Graph, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
+        gate = more[0] if self.gate else None
+        beta = more[-1] if self.delta else None
+        return ops.attend(graph, query, key, value, normalize="none", log_gate=gate, beta=beta)
+
+    def walk(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
+        """One node after the other, by the definition."""
+        gates = more[0].exp() if self.gate else None
+        gates = gates[..., None] if self.gate == "feature" else None if gates is None else gates[..., None, None]
+        state = value.new_zeros(query.shape[0], *query.shape[2:], self.width)
+        outs = []
+        for i in range(query.shape[1]):
+            state = state if gates is None else state * gates[:, i]
+            sent = value[:, i]
+            if self.delta:
+                sent = more[-1][:, i, :, None] * (sent - (key[:, i, :, :, None] * state).sum(-2))
+            state = state + key[:, i, :, :, None] * sent[..., None, :]
+            outs.append((query[:, i, :, :, None] * state).sum(-2))
+        return self.deep**-0.5 * torch.stack(outs, 1)
+
+
+def _recurrent(width: int) -> dict[str, Recurrence]:
+    return {
+        f"gated {width} x {width // 2}": Recurrence("head", False, width, width // 2),
+        f"gated delta {width} x {width}": Recurrence("head", True, width, width),
+        f"delta with gates a feature {width} x {width}": Recurrence("feature", True, width, width),
+        f"gates a feature {width} x {width}": Recurrence("feature", False, width, width),
+    }
+
+
+class OneHead(Sampled):
+    """The first head in float64, one node after the other."""
+
+    description = "float64, the first head, one node after the other"
+
+    def __init__(self, inputs: Sequence[Tensor], compute: Callable[..., Tensor]) -> None:
+        self.dim, self.rows = 2, torch.zeros(1, dtype=torch.int64, device=inputs[0].device)
+        exact = [x.detach().double().requires_grad_() for x in inputs]
+        out = compute(*(x[:, :, :1] for x in exact))
+        self.direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
+        self.out = out.detach()
+        self.gradients = torch.autograd.grad(out, exact, self.direction.double())
+
+
+def _recurrences(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
+    nodes, heads, width = sizes.recurrent
+    for name, kind in _recurrent(width).items():
+        make = partial(_recurrence, kind, nodes, heads, options)
+        yield Case("recurrence", f"{name}, N {nodes}, {heads} heads, {_name(options['dtype'])}", make)
+
+
+def _recurrence(kind: Recurrence, nodes: int, heads: int, options: dict[str, Any]) -> Contest:
+    graph = graphs.causal().bind(nodes).to(options["device"])
+    given = kind.tensors(nodes, heads, options)
+    exact = OneHead(given, kind.walk)
+    facts = {"nodes": nodes, "heads": heads, "width": kind.width}
+    return Contest([Entry(OURS, lambda: kind.run(graph, *given), given)], exact, exact.description, (), facts)
+
+
+# ------------------------------------------------------------------------------------------------ exact
+
+
+def _exact(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
+    """Every kernel in whole: each output, each gradient."""
+    name = _name(options["dtype"])
+    for kind, heads, width in (*SHAPES, ("dot", 2, 128)):
+        make = partial(_exact_rows, kind, sizes.hubs, heads, width, options)
+        yield Case(EXACT, f"csr, {kind} {heads} x {width}, a graph with hubs, {name}", make)
+    for reduce in ("sum", "mean", "max", "var"):
+        for width in (64, 200):
+            make = partial(_exact_reduction, reduce, width, sizes.hubs, options)
+            yield Case(EXACT, f"csr, {reduce} {width}, a graph with hubs, {name}", make)
+    for topology_name, topology in _topologies(replace(sizes, band=sizes.odd // 8), sizes.odd).items():
+        for extra in ("", "dropout", "bias by offset"):
+            make = partial(_exact_tiles, topology, sizes, extra, options)
+            yield Case(EXACT, f"tiles, {topology_name}, N {sizes.odd}{', ' * bool(extra)}{extra}, {name}", make)
+    for recurrence_name, recurrence in _recurrent(sizes.recurrent[2]).items():
+        make = partial(_exact_recurrence, recurrence, min(sizes.odd, 203), options)
+        yield Case(EXACT, f"scan, {recurrence_name}, {name}", make)
+
+
+def _exact_rows(kind: str, size: tuple[int, int], heads: int, width: int, options: dict[str, Any]) -> Contest:
+    graph = _citations(*size, options["device"])
+    return _whole(partial(KINDS[kind].run, "csr", graph), partial(KINDS[kind].run, "edge_list", graph),
+        KINDS[kind].tensors(graph.num_dst, heads, width, options))  # fmt: skip
+
+
+def _exact_reduction(reduce: str, width: int, size: tuple[int, int], options: dict[str, Any]) -> Contest:
+    graph = _citations(*size, options["device"])
+
+    def run(backend: str, x: Tensor) -> Tensor:
+        return ops.aggregate(graph, x, reduce, backend=backend)
+
+    return _whole(partial(run, "csr"), partial(run, "edge_list"), [_leaf(options, graph.num_src, width)])
+
+
+def _exact_tiles(topology: Topology, sizes: Sizes, extra: str, options: dict[str, Any]) -> Contest:
+    graph = topology.bind(sizes.odd).to(options["device"])
+    given = [_leaf(options, 2, sizes.odd, sizes.heads, sizes.width) for _ in range(3)]
+    if extra == "bias by offset":
+        given.append(_leaf(options | {"dtype": torch.float32}, 65, sizes.heads))
+
+    def run(backend: str, query: Tensor, key: Tensor, value: Tensor, *table: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        bias = BiasTable(table[0], Offset(32)) if table else None
+        dropout = 0.1 * (extra == "dropout")
+        return ops.attend(graph, query, key, value, bias=bias, dropout=dropout, backend=backend)
+
+    return _whole(partial(run, "tiles"), partial(run, "edge_list"), given)
+
+
+def _exact_recurrence(kind: Recurrence, nodes: int, options: dict[str, Any]) -> Contest:
+    graph = graphs.causal().bind(nodes).to(options["device"])
+    return _whole(partial(kind.run, graph), kind.walk, kind.tensors(nodes, 2, options))
+
+
+def _whole(ours: Callable[..., Tensor], exact: Callable[..., Tensor], given: list[Tensor]) -> Contest:
+    return Contest([Entry(OURS, lambda: ours(*given), given)], Whole(given, exact), Whole.description)
+
+
+# ------------------------------------------------------------------------------------------------ host, capture, large
+
+
+def _host(sizes: Sizes, options: dict[str, Any]) -> list[Case]:
+    """Where the processor that launches takes longer than the GPU."""
+    nodes, edges = sizes.cora
+    layer = partial(irregular.gat, nodes, edges, 8, 8, "auto", (), **options)
+    molecule = partial(irregular.reduced, 30, 64, 64, "sum", "auto", (), **options)
+    short = partial(_attention, graphs.causal(), sizes.odd, 2, sizes.heads, sizes.width, 0.0, options)
+    return [
+        Case("host", f"GAT 8 x 8, {nodes:,} nodes, {edges:,} edges", partial(_rows, "GAT", sizes.cora, 8, 8, options)),
+        Case("host", f"GATConv 8 x 8, a layer, {nodes:,} nodes, {edges:,} edges", layer),
+        Case("host", "sum 64 over a molecule of 30 atoms", molecule),
+        Case("host", f"causal, N {sizes.odd}, B 2", short),
+    ]
+
+
+def _captured(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
+    """CUDA graphs: a call that waits for the device, or copies from it, cannot be captured."""
+    name = _name(options["dtype"])
+    sparse = list(_topologies(sizes, sizes.nodes).items())[2:]
+    contests: list[tuple[str, Callable[[], Contest]]] = []
+    for title, topology in sparse:
+        make = partial(_attention, topology, sizes.nodes, 2, sizes.heads, sizes.width, 0.0, options)
+        contests.append((f"{title}, N {sizes.nodes}, B 2", make))
+    title, topology = sparse[1]
+    contests += [
+        (f"{title}, a layer", partial(_layer, topology, sizes.nodes, sizes.heads, sizes.width, options)),
+        (f"GAT 8 x 8, {sizes.cora[0]:,} nodes", partial(_rows, "GAT", sizes.cora, 8, 8, options)),
+        (f"dot 8 x 16, {sizes.graph[0]:,} nodes", partial(_rows, "dot", sizes.graph, 8, 16, options)),
+    ]
+    for recurrence, kind in list(_recurrent(sizes.recurrent[2]).items())[:2]:
+        contests.append((recurrence, partial(_recurrence, kind, *sizes.recurrent[:2], options)))
+    for what, contest in contests:
+        for direction in (FORWARD, BOTH):
+            yield Case("capture", f"{what}, {direction}, {name}", partial(_replayed, contest, direction), (STEP,))
+
+
+def _replayed(make: Callable[[], Contest], direction: str) -> Contest:
+    """A contest's first entry as a CUDA graph beside itself as it is called."""
+    contest = make()
+    ours = contest.entries[0]
+    assert isinstance(ours, Entry)
+    call = work(ours, direction)
+    replay = _capture(call)
+    entries = [Entry(OURS, lambda: _together(replay())), Entry("mpnn, called", lambda: _together(call()))]
+    return Contest(entries, Agreement(), Agreement.description)
+
+
+def _together(results: Any) -> Tensor:
+    """The first number of each result, in one tensor: what is compared costs no time."""
+    if isinstance(results, Tensor):
+        return results
+    return torch.cat([x.flatten()[:1].float() for x in results])
+
+
+def _capture(once: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that replays a call and gives its results."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            once()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = once()
+
+    def replay() -> Any:
+        graph.replay()
+        return results
+
+    return replay
+
+
+def _large(sizes: Sizes, options: dict[str, Any]) -> list[Case]:
+    nodes, edges = sizes.large
+    where = f"{nodes:,} nodes, {edges:,} edges, {_name(options['dtype'])}"
+    layer = partial(irregular.gat, nodes, edges, 8, 16, "auto", (), **options)
+    total = partial(irregular.reduced, nodes, edges, 128, "sum", "auto", (), **options)
+    return [
+        Case("irregular", f"dot 8 x 16, {where}", partial(_rows, "dot", sizes.large, 8, 16, options)),
+        Case("irregular", f"GATConv 8 x 16, a layer, {where}", layer),
+        Case("reduce", f"sum 128, {where}", total),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ slow peers
+
+
+def _peers(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
+    """Those that compile for long: flash-linear-attention, whose autotuner tries many kernels, and FlexAttention."""
+    nodes, heads, width = sizes.recurrent
+    for name, kind in list(_recurrent(width).items())[:3]:
+        make = partial(_beside_fla, kind, nodes, heads, options)
+        yield Case(PEERS, f"{name}, N {nodes}, {heads} heads, {_name(options['dtype'])}", make)
+    if options["device"] != "cpu":
+        what = f"window({sizes.band}), N {sizes.nodes}, {sizes.heads} x {sizes.width}, {_name(options['dtype'])}"
+        yield Case(PEERS, what, partial(_beside_flex, sizes, options))
+
+
+def _beside_fla(kind: Recurrence, nodes: int, heads: int, options: dict[str, Any]) -> Contest:
+    contest = _recurrence(kind, nodes, heads, options)
+    ours = contest.entries[0]
+    assert isinstance(ours, Entry)
+    given = ours.leaves
+
+    def make() -> Entry:
+        return Entry("flash-linear-attention", lambda: _fla(kind, *given), given)
+
+    return replace(contest, entries=[ours, peers.unless_missing("flash-linear-attention", "fla", make)])
+
+
+def _fla(kind: Recurrence, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
+    scale = kind.deep**-0.5
+    if not kind.delta:
+        from fla.ops.simple_gla import chunk_simple_gla
+
+        return chunk_simple_gla(query, key, value, more[0], scale=scale)[0]
+    if kind.gate == "feature":
+        from fla.ops.kda import chunk_kda
+
+        return chunk_kda(query, key, value, *more, scale=scale)[0]
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    return chunk_gated_delta_rule(query, key, value, *more, scale=scale)[0]
+
+
+def _beside_flex(sizes: Sizes, options: dict[str, Any]) -> Contest:
+    given = tuple(_leaf(options, sizes.nodes, sizes.heads, sizes.width) for _ in range(3))
+    graph = graphs.window(sizes.band).bind(sizes.nodes).to(options["device"])
+
+    def compute(part: Graph, rows: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return ops.attend(part, query[rows], key, value, backend="edge_list")
+
+    exact = Sampled(graph, given, compute, sizes.heads * sizes.width)
+    ours = Entry(OURS, lambda: ops.attend(graph, *given), given)
+    flex = peers.flex(given, lambda b, h, i, j: (i - j).abs() <= sizes.band)
+    return Contest([ours, flex], exact, exact.description, (), irregular.facts(graph, sizes.heads, sizes.width))
+
+
+# ------------------------------------------------------------------------------------------------ many processes
+
+
+_prepared: list[Case] = []  # what processes that were forked know of
+
+
+def prepare(cases: Sequence[Case], processes: int, seconds: float) -> list[Row]:
+    """Compiles the kernels of all cases, and checks those of "exact", in processes that are forked from this one, which
+    must not have used the GPU yet. Gives up after so many seconds.
+
+    Returns:
+        The rows of "exact".
+    """
+    _prepared[:] = cases
+    order = sorted(range(len(cases)), key=lambda i: cases[i].group != PEERS)  # the longest first
+    until = time.monotonic() + seconds
+    pool = ProcessPoolExecutor(processes, get_context("fork"))
+    futures = {pool.submit(_prepare, i): i for i in order}
+    found: dict[int, list[Row]] = {}
+    waiting = sum(case.group != PEERS for case in cases)
+    try:
+        for future in as_completed(futures, seconds):
+            i = futures[future]
+            found[i] = future.result()
+            waiting -= cases[i].group != PEERS
+            if not waiting or time.monotonic() > until:
+                break
+    except Exception as problem:  # not in time, or a process died: what it should have compiled is compiled later
+        print(f"stopped compiling beforehand: {type(problem).__name__} {problem}")
+    processes_left = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes_left:
+        process.kill()
+    return [row for i in sorted(found) for row in found[i]]
+
+
+def _prepare(index: int) -> list[Row]:
+    case = _prepared[index]
+    torch.set_num_threads(1)
+    try:
+        return rows_of_exact([case]) if case.group == EXACT else _compile(case)
+    except Exception:  # the same happens again when the case has its turn, and is written down then
+        return []
+
+
+def _compile(case: Case) -> list[Row]:
+    if case.group == "capture":
+        return []
+    contest = case.make()
+    for entry in contest.entries if case.group in ("plan", PEERS) else contest.entries[:1]:
+        if isinstance(entry, Entry):
+            for direction in case.directions:
+                work(entry, direction)()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    return []
+
+
+def rows_of_exact(cases: Iterable[Case]) -> list[Row]:
+    return [row for case in cases if case.group == EXACT for row in checked(case)]
+
+
+def processes() -> int:
+    """As many as there are processors, but for two."""
+    return max((os.cpu_count() or 1) - 2, 1)

@@ -41,6 +41,25 @@ def gat(graph: Graph, op: Any, x: Tensor) -> Entry | Missing:
     return unless_missing("PyG GATConv", "torch_geometric", make)
 
 
+def gatv2(graph: Graph, op: Any, x: Tensor) -> Entry | Missing:
+    def make() -> Entry:
+        from torch_geometric.nn import GATv2Conv
+
+        heads, width = op.attention.vector.shape
+        conv = GATv2Conv(x.shape[1], width, heads=heads, add_self_loops=False).to(x.detach())
+        places = {
+            "attention.vector": conv.att,
+            "attention.bias": conv.bias,
+            "attention.to_value.weight": conv.lin_l.weight,
+            "attention.to_value.bias": conv.lin_l.bias,
+            "attention.to_query.weight": conv.lin_r.weight,
+            "attention.to_query.bias": conv.lin_r.bias,
+        }
+        return _twin("PyG GATv2Conv", lambda: conv(x, graph.edge_index), op, x, places)
+
+    return unless_missing("PyG GATv2Conv", "torch_geometric", make)
+
+
 def transformer(graph: Graph, op: Any, x: Tensor) -> Entry | Missing:
     def make() -> Entry:
         from torch_geometric.nn import TransformerConv

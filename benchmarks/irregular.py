@@ -17,7 +17,7 @@ from benchmarks.sequences import attention, features, memory, truth
 from benchmarks.sizes import Sizes
 from benchmarks.truth import Sampled, error, of_layer
 from mpnn import Graph, MessagePassing, graphs, ops
-from mpnn.attention import Additive, Degree
+from mpnn.attention import Additive, AdditiveV2, Degree
 
 PLAIN = "one plain sum (mpnn)"
 
@@ -116,6 +116,14 @@ def gat(nodes: int, edges: int, heads: int, width: int, backend: str, bars: Sequ
     attend = Additive(heads * width, width, heads).to(**options)
     op = MessagePassing(graph, "sum", None, attend, backend=backend)
     return _layer_contest(graph, op, x, graph_peers.gat, bars, heads * width)
+
+
+def gatv2(nodes: int, edges: int, heads: int, width: int, backend: str, bars: Sequence[Bar], **options: Any) -> Contest:
+    """Options: dtype and device."""
+    graph, x = _inputs(nodes, edges, heads * width, options)
+    attend = AdditiveV2(heads * width, width, heads).to(**options)
+    op = MessagePassing(graph, "sum", None, attend, backend=backend)
+    return _layer_contest(graph, op, x, graph_peers.gatv2, bars, heads * width)
 
 
 def transformer(

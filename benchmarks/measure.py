@@ -7,6 +7,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from benchmarks.contest import BOTH, STEP, Entry
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 200
+CACHE = 256 << 20  # bytes; five times the second-level cache of an H100
 SLOW = 3.0  # seconds; what takes longer is timed once
 
 
@@ -24,18 +26,18 @@ def work(entry: Entry, direction: str) -> Callable[[], object]:
         return entry.call
     if direction != BOTH:
 
-        def forward() -> None:
+        def forward() -> object:
             with torch.no_grad():
-                entry.call()
+                return entry.call()
 
         return forward
     ones: list[torch.Tensor] = []
 
-    def both() -> None:
+    def both() -> object:
         out = entry.call()
         if not ones:
             ones.append(torch.randn_like(out))
-        torch.autograd.grad(out, list(entry.leaves), ones[0])
+        return torch.autograd.grad(out, list(entry.leaves), ones[0])
 
     return both
 
@@ -62,6 +64,42 @@ def timed(once: Callable[[], object]) -> float:
     once()
     _finish()
     return time.perf_counter() - began
+
+
+def on_gpu(once: Callable[[], object], seconds: float) -> list[float]:
+    """Seconds of each round by the events of the GPU, for about `seconds` in all.
+
+    Before each round the GPU's cache is overwritten, so that no round finds its inputs there. Rounds are queued without
+    waiting: a round that the GPU finishes sooner than the processor launches it takes the processor's time.
+    """
+    first = timed(once)
+    rounds = min(max(int(seconds / first), MIN_ROUNDS), 50)
+    in_cache = _cache(torch.cuda.current_device())
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+    for begin, end in marks:
+        in_cache.zero_()
+        begin.record()
+        once()
+        end.record()
+    _finish()
+    return [begin.elapsed_time(end) / 1e3 for begin, end in marks]
+
+
+@cache
+def _cache(device: int) -> torch.Tensor:
+    return torch.empty(CACHE // 4, dtype=torch.int32, device=device)
+
+
+def launched(once: Callable[[], object], seconds: float) -> float:
+    """Seconds that the processor takes to launch a call whose work takes so many seconds on a GPU."""
+    rounds = 10 if seconds < 0.01 else 2
+    _finish()
+    began = time.perf_counter()
+    for _ in range(rounds):
+        once()
+    taken = time.perf_counter() - began
+    _finish()
+    return taken / rounds
 
 
 def _finish() -> None:

@@ -25,6 +25,7 @@ PACKAGES = {
     "torch_sparse": "torch-sparse",
     "natten": "natten",
     "dgl": "dgl",
+    "fla": "flash-linear-attention",
 }
 
 

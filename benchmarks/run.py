@@ -7,16 +7,22 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.contest import BOTH, Case, Contest, Entry, Missing
-from benchmarks.measure import SLOW, interleaved, peak, summary, work
+from benchmarks.measure import SLOW, interleaved, launched, on_gpu, peak, summary, work
 from benchmarks.truth import Wrong
 from mpnn.data import DatasetNotFound
 
 Row = dict[str, Any]
+
+
+class Unusable(RuntimeError):
+    """A kernel failed in a way after which this process cannot use the GPU."""
 
 
 def run(
@@ -26,28 +32,48 @@ def run(
     out: Path,
     judged: bool = True,
     say: Callable[[Row], None] = lambda row: None,
+    until: float = float("inf"),
+    known: Sequence[Row] = (),
 ) -> dict[str, Any]:
     """Every case in each of its directions; `out` is written anew after each, so that nothing is lost when it stops.
 
     Args:
         seconds: spent on each entry of each row. about: machine, versions and the like, which lead the results.
         judged: whether bars apply. say: called with each row when it is done.
+        until: a time of `time.monotonic()` after which no case begins; "not run" names those. known: rows that lead.
     """
-    results = {**about, "rows": []}
+    results = {**about, "rows": [*known], "not run": []}
     began = time.perf_counter()
     for case in cases:
+        if time.monotonic() > until:
+            results["not run"].append(case.title)
+            continue
         for row in rows_of(case, seconds, judged):
             results["rows"].append(row)
             results["seconds"] = round(time.perf_counter() - began, 1)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(results, indent=1) + "\n")
+            write(results, out)
             say(row)
+        if torch.cuda.is_initialized():
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as problem:
+                raise Unusable from problem
+    write(results, out)
     return results
+
+
+def write(results: dict[str, Any], out: Path) -> None:
+    """Replaces the file at once: who stops the run finds the rows before."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = out.with_suffix(".new")
+    fresh.write_text(json.dumps(results, indent=1) + "\n")
+    fresh.replace(out)
 
 
 def rows_of(case: Case, seconds: float, judged: bool = True) -> Iterator[Row]:
     """A row for each direction. What is wrong is refused: its row has an error and no times."""
     try:
+        torch.manual_seed(0)
         with _quiet():
             contest = case.make()
     except (DatasetNotFound, ImportError) as problem:
@@ -63,6 +89,27 @@ def rows_of(case: Case, seconds: float, judged: bool = True) -> Iterator[Row]:
             row = measured(case, contest, direction, seconds, judged)
         yield row
         gc.collect()
+        if torch.cuda.is_initialized():
+            with suppress(RuntimeError):  # of a GPU that can no longer be used
+                torch.cuda.empty_cache()
+
+
+def checked(case: Case) -> list[Row]:
+    """A row for each direction with the error of this library's entry alone, and without times."""
+    rows = []
+    torch.manual_seed(0)
+    contest = case.make()
+    ours = contest.entries[0]
+    assert isinstance(ours, Entry)
+    assert contest.verify is not None
+    for direction in case.directions:
+        row = _row(case, direction) | {"facts": contest.facts}
+        try:
+            row["checked"] = {"by": contest.verified_by, "errors": {ours.name: contest.verify(ours, direction)}}
+        except Exception as problem:  # the other cases go on
+            row["error"] = _sentence(problem)
+        rows.append(row)
+    return rows
 
 
 @contextmanager
@@ -112,8 +159,12 @@ def measured(case: Case, contest: Contest, direction: str, seconds: float, judge
                 notes[entry.name] = ("left out: " if isinstance(problem, Wrong) else "failed: ") + _sentence(problem)
                 able.remove(entry)
     works = [work(entry, direction) for entry in able]
-    entries = {entry.name: summary(times) for entry, times in zip(able, interleaved(works, seconds), strict=True)}
+    with_gpu = torch.cuda.is_initialized()
+    times = [on_gpu(once, seconds) for once in works] if with_gpu else interleaved(works, seconds)
+    entries = {entry.name: summary(found) for entry, found in zip(able, times, strict=True)}
     for entry, once in zip(able, works, strict=True):
+        if with_gpu:
+            entries[entry.name]["host"] = launched(once, entries[entry.name]["median"])
         if entry is ours or entries[entry.name]["median"] < SLOW:
             entries[entry.name]["peak_bytes"] = peak(once)
     entries |= {name: {"note": why} for name, why in notes.items()}

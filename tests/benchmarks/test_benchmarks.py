@@ -66,16 +66,37 @@ def test_one_case_from_measuring_to_the_page(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> None:
     file, page = tmp_path / "gpu.json", tmp_path / "page.md"
-    only = ("--only", "dense: causal(), N 256, bfloat16", "--only", "edges: attention 8 x 16, 1,000 edges, float32")
-    done = command("gpu", "--small", "--device", "cpu", "--seconds", 0, *only, "--out", file)
+    done = command("gpu", "--small", "--device", "cpu", "--each", 0, "--seconds", 3000, "--out", file)
     assert done.returncode == 0, done.stderr + done.stdout
-    rows = json.loads(file.read_text())["rows"]
-    assert [row["group"] for row in rows] == ["dense", "dense", "edges", "edges"]
-    assert rows[0]["checked"]["errors"][OURS] < truth.NARROW
-    assert rows[2]["checked"]["errors"][OURS] < truth.TOLERANCE
+    results = json.loads(file.read_text())
+    assert results["not run"] == []
+    assert not [row for row in results["rows"] if "error" in row]
+    groups = {"exact", "irregular", "reduce", "structured", "in place", "recurrence", "host", "plan", "peers"}
+    assert {row["group"] for row in results["rows"]} == groups  # CUDA graphs need a GPU
+    for row in results["rows"]:
+        assert row["checked"]["errors"]
+        assert row["group"] == "exact" or all("median" in e or "note" in e for e in row["entries"].values())
     done = command("report", "--results", file, "--gpu", file, "--page", page)
     assert done.returncode == 0, done.stderr
     assert "# On a GPU" in page.read_text()
+
+
+def test_processes_check_beforehand_and_a_run_goes_on_where_another_stopped(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    only = ("--only", "exact: csr, sum 64, a graph with hubs, float32", "--only", "reduce: max 64, 200")
+    options = ("gpu", "--small", "--device", "cpu", "--each", 0, *only, "--out", file)
+    done = command(*options, "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(file.read_text())
+    named = [(row["group"], row["direction"]) for row in results["rows"]]
+    assert named == [("exact", FORWARD), ("exact", BOTH), ("reduce", FORWARD), ("reduce", FORWARD)]
+    kept = results["rows"][:3]
+    file.write_text(json.dumps(results | {"rows": kept}))
+    done = command(*options, "--resume")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert rows[:3] == kept
+    assert len(rows) == 4
 
 
 @pytest.mark.slow
@@ -226,6 +247,29 @@ def test_the_truth_of_a_layer_holds_the_gradients_of_its_parameters() -> None:
 
 
 # ---------------------------------------------------------------------------------------- judging
+
+
+def test_no_case_begins_when_the_time_is_over(tmp_path: Path) -> None:
+    results = run.run([tiny(attending(OURS))] * 2, 0.0, {}, tmp_path / "rows.json", until=0.0)
+    assert results["rows"] == []
+    assert json.loads((tmp_path / "rows.json").read_text())["not run"] == ["tiny: causal"] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_results_in_whole_must_be_right_and_have_the_same_bits_twice(dtype: torch.dtype) -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    whole = truth.Whole([x], lambda x: x.sin())
+    assert whole(Entry(OURS, lambda: x.sin(), [x]), BOTH) < 1e-2
+    calls: list[int] = []
+
+    def other_bits() -> Tensor:
+        calls.append(1)
+        return x.sin() * (1 + len(calls) * torch.finfo(dtype).eps)
+
+    with pytest.raises(truth.Wrong, match="other bits the second time"):
+        whole(Entry(OURS, other_bits, [x]), FORWARD)
+    with pytest.raises(truth.Wrong, match="result 1 is off by"):
+        whole(Entry(OURS, lambda: x.sin() + 0.2 * (x - x.detach()), [x]), BOTH)
 
 
 def test_bars() -> None:
