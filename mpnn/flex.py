@@ -28,12 +28,14 @@ from torch.overrides import TorchFunctionMode
 from mpnn import graphs, ops
 from mpnn.edge_tables import BiasTable, PerEdge
 from mpnn.graph import Graph
+from mpnn.graph.arguments import at_least
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.ops import NodeBias
 
 Mod = Callable[..., Tensor]
 _PAIRS = 1 << 20  # of a mask that are evaluated at once
+_MOST_PAIRS = 1 << 38  # an hour
 _B, _H, _Q, _KV = range(4)
 _aten = torch.ops.aten
 
@@ -73,8 +75,16 @@ def create_block_mask(
 
     Raises:
         ValueError: mask_mod is not such a function, or `device` is another one.
+        TypeError: a size is not an integer.
     """
     _check_device(device)
+    for name, size in (
+        ("B", 1 if B is None else B),
+        ("H", 1 if H is None else H),
+        ("Q_LEN", Q_LEN),
+        ("KV_LEN", KV_LEN),
+    ):
+        at_least(name, size, 0)
     program = _trace(mask_mod)
     return BlockMask(mask_mod, _graphs([program], B or 1, H or 1, Q_LEN, KV_LEN), program.depends_on() & {_B, _H})
 
@@ -103,7 +113,7 @@ def flex_attention(
             functions of (b, h, q_idx) or of (b, h, kv_idx), apply `c * tanh(score / c)` before it adds, and return -inf
             by `torch.where`. The condition is evaluated in each call; a mask_mod is not.
         block_mask: of `create_block_mask`, here or of torch.
-        scale: default 1 / sqrt(D).
+        scale: default 1 / sqrt(D), and 1 for a width of 0.
         enable_gqa: allows H to be a multiple of H_kv.
         return_lse: also return the log-sum-exp of the scores, [B, H, N]; -inf for a row without edges.
         kernel_options: of GPU kernels; no effect.
@@ -129,7 +139,7 @@ def flex_attention(
         raise ValueError(f"expected query [B, H, N, D], key [B, H_kv, M, D] and value [B, H_kv, M, D_v]; got {shapes}")
     if heads != key.shape[1] and not enable_gqa:
         raise ValueError(f"query has {heads} heads and key {key.shape[1]}; pass enable_gqa=True")
-    if not query.numel() * key.numel():
+    if 0 in (batch, heads, *sizes):
         score_mod = block_mask = None  # no pair to evaluate
     dtype = torch.promote_types(query.dtype, torch.float32)
     form = _Form() if score_mod is None else _form(_trace(score_mod, torch.zeros((), dtype=dtype)))
@@ -139,7 +149,8 @@ def flex_attention(
         both = range(max(len(found), len(also))), range(max(len(found[0]), len(also[0])))
         found = [[_at(found, b, h) & _at(also, b, h) for h in both[1]] for b in both[0]]
     every_b, every_h = torch.arange(batch), torch.arange(heads)
-    run = partial(_attend, query, key, value, form, query.shape[-1] ** -0.5 if scale is None else scale, return_lse)
+    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
+    run = partial(_attend, query, key, value, form, scale, return_lse)
     entries = [every_b] if len(found) == 1 else every_b.split(1)
     parts = [every_h] if len(found[0]) == 1 else every_h.split(1)
     rows = [[run(found[i][k], b, h) for k, h in enumerate(parts)] for i, b in enumerate(entries)]
@@ -203,6 +214,8 @@ class _Program:
         of = self.depends_on()
         b, h = b if _B in of else b[:1], h if _H in of else h[:1]
         q, kv = (q, kv) if of & {_Q, _KV} else (torch.zeros(1, dtype=torch.int64),) * 2
+        if not len(q):  # no edge, which torch.vmap does not take
+            return torch.zeros(len(b), len(h), 0)
         return _mapped(self, (_B,), (_H,), (_Q, _KV))(b, h, q, kv)
 
     def constant(self) -> float | None:
@@ -264,6 +277,12 @@ def _mapped(function: Mod, *levels: tuple[int, ...]) -> Mod:
 def _graphs(masks: list[_Program], batch: int, heads: int, num_dst: int, num_src: int) -> list[list[Graph]]:
     """The graph of all masks for each entry of the batch and each head, or for one if they do not depend on it."""
     of = set().union(*(mask.depends_on() for mask in masks))
+    evaluated = num_dst * num_src * (heads if _H in of else 1) * (batch if _B in of else 1)
+    if evaluated > _MOST_PAIRS:
+        raise ValueError(
+            f"a mask_mod is evaluated for each pair, and {evaluated:,} are too many; build the graph by a topology of "
+            "mpnn.graphs, and call ops.attend"
+        )
     step, kv = max(1, _PAIRS // max(num_src, 1)), torch.arange(num_src)
 
     def allowed(b: int, h: int, q: Tensor) -> Tensor:
@@ -275,7 +294,7 @@ def _graphs(masks: list[_Program], batch: int, heads: int, num_dst: int, num_src
 
     def graph(b: int, h: int) -> Graph:
         runs = []
-        for q in torch.arange(num_dst if num_src else 0).split(step):
+        for q in torch.arange(num_dst).split(step) if num_dst and num_src else ():
             some = Runs.from_dense(allowed(b, h, q).numpy())
             runs.append((some.row + int(q[0]), some.start, some.stop))
         return Graph.from_runs(Runs.of(num_dst, num_src, runs))

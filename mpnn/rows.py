@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from mpnn.kernels import edge_sum
 from mpnn.maps import Linear, linear
@@ -54,7 +55,9 @@ def is_plain(linear: nn.Module) -> bool:
 
 
 def is_hooked(f: nn.Module) -> bool:
-    """Whether a call does more than `forward` of the class: it has hooks, or a `forward` of its own (accelerate), if
-    this is not said to compute the same (`integrations/maps.py`)."""
-    hooks, own = (f._forward_hooks, f._forward_pre_hooks, f._backward_hooks, f._backward_pre_hooks), vars(f)
-    return any(hooks) or ("forward" in own and not getattr(own["forward"], "computes_the_same", False))
+    """Whether a call does more than `forward` of the class: it has hooks, all modules have (torch's global hooks), or
+    it has a `forward` of its own (accelerate), if this is not said to compute the same (`integrations/maps.py`)."""
+    hooks = f._forward_hooks, f._forward_pre_hooks, f._backward_hooks, f._backward_pre_hooks
+    own = vars(f)
+    hooked = any(hooks) or bool(_has_any_global_hook())
+    return hooked or ("forward" in own and not getattr(own["forward"], "computes_the_same", False))

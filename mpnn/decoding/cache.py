@@ -51,8 +51,23 @@ class KVCache:
         return max([*counts, *(state.count for state in self._states.values())], default=0)
 
     def select(self, index: Tensor) -> None:
-        """Selects these batch entries, int64 [B'], in this order. An entry may be selected more than once."""
-        for entry in self._entries.values():
+        """Selects these batch entries, integers [B'], in this order. An entry may be selected more than once.
+
+        Raises:
+            ValueError: if the cached features have no batch dimension, [N, d].
+            TypeError: if `index` is not a tensor of integers [B'].
+            IndexError: if there is no such entry.
+        """
+        if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"index must be a tensor of integers [B'], the batch entries to keep; got {index!r}")
+        stored = [entry.key for entry in self._entries.values() if entry.key is not None]
+        stored += [state.value for state in self._states.values() if state.value is not None]
+        if any(x.dim() == 3 for x in stored):  # [N, H, D] or [H, D, D_v]
+            raise ValueError("this cache holds features [N, d] without a batch, so it has no entries to select")
+        for size in {len(x) for x in stored if len(index)}:
+            if not 0 <= int(index.min()) <= int(index.max()) < size:
+                raise IndexError(f"index must be from 0 to {size - 1}, the entries of the batch; got {index.tolist()}")
+        for entry in (entry for entry in self._entries.values() if entry.key is not None):
             entry.key, entry.value = (x.index_select(0, index) for x in (entry.key, entry.value))
             entry.means = None if entry.means is None else entry.means.index_select(0, index)
         for state in self._states.values():

@@ -1,25 +1,33 @@
 """Modes of torch that change every tensor made inside them, and how a value that outlives a call is built outside.
 
 A graph and its cached values serve later calls, in any mode. A tensor made in `torch.inference_mode` cannot be used in
-training, and a tensor made in a transform of `torch.func` (grad, jvp, vmap) is a wrapper that dies with the transform.
+training, one made in a transform of `torch.func` (grad, jvp, vmap) is a wrapper that dies with the transform, one made
+in a `FakeTensorMode` has no numbers, and one made under `torch.device("meta")` or a default device lies there.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 T = TypeVar("T")
 
 
 def outside_modes(build: Callable[[], T]) -> T:
-    """Returns `build()`, run outside `torch.inference_mode` and the transforms of `torch.func`."""
+    """Returns `build()`, run outside `torch.inference_mode`, the transforms of `torch.func`, and modes of dispatch."""
     transforms = torch._C._are_functorch_transforms_active()
-    if not transforms and not torch.is_inference_mode_enabled():
+    dispatched, functions = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    if not (transforms or dispatched or functions or torch.is_inference_mode_enabled()):
         return build()  # on a molecule, to leave modes that are not there takes as long as to sort its edges
-    with torch._C._DisableFuncTorch():
-        if not torch.is_inference_mode_enabled():
-            return build()
-        recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode enables it
-        with torch.inference_mode(False), torch.set_grad_enabled(recording):
-            return build()
+    recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode enables it
+    with ExitStack() as modes:
+        modes.enter_context(torch._C._DisableFuncTorch())
+        modes.enter_context(torch._C.DisableTorchFunction())
+        if dispatched:
+            modes.enter_context(_disable_current_modes())
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.set_grad_enabled(recording))
+        return build()

@@ -4,12 +4,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import as_integer, at_least
 from mpnn.graph.derive import selected
 from mpnn.graphs.geometry import nearest, smallest
 
 _CHUNK = 1 << 24
+_MAX_ROUNDS = 1024  # of hashing: each takes time, and Reformer has 8
 
 
 @torch.no_grad()
@@ -30,13 +31,19 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
         x: features [N, d].
 
     Raises:
-        ValueError: if x is not a matrix or not finite, or `buckets` is not a positive even number.
+        ValueError: if x is not a matrix or not finite, `buckets` is not a positive even number, or there are more than
+            1,024 rounds.
+        MemoryError: if the projections to so many buckets do not fit into memory.
     """
     _check_features("lsh", x)
     if x.numel() and not x.isfinite().all():
         raise ValueError(f"lsh needs finite features; those of node {_first(~x.isfinite())} are not all finite")
     at_least("buckets", buckets, 2)
     at_least("rounds", rounds, 1)
+    if rounds > _MAX_ROUNDS:
+        raise ValueError(f"rounds must be at most {_MAX_ROUNDS:,}; got {rounds}")
+    what = f"the projections of {len(x)} nodes to {buckets} buckets"
+    capacity.require(4 * buckets * (2 * len(x) + x.shape[1]), what, "use fewer buckets")
     if buckets % 2:
         raise ValueError(f"buckets must be even, half of them for each sign of the projection; got {buckets}")
     generator = torch.Generator().manual_seed(as_integer("seed", seed))

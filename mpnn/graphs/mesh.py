@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Ints
 
@@ -31,10 +31,16 @@ def icosphere_points(level: int) -> Tensor:
     return torch.from_numpy(_multi_mesh(level)[0]).float()
 
 
+_OF_TRIANGLE = 300  # bytes at most, while the mesh of a level is made
+
+
 @cache
 def _multi_mesh(level: int) -> tuple[np.ndarray, Ints]:
     """Points [V, 3] and the edges of all levels [E, 2], each in one direction."""
     at_least("level", level, 0)
+    what = f"the 20 * 4 ** {level} triangles of level {level}"
+    # Exponents above 40 say no more, and take time to compute.
+    capacity.require(20 * 4 ** min(level, 40) * _OF_TRIANGLE, what, "use a lower level")
     points, faces = _icosahedron()
     edges = []
     for k in range(level + 1):

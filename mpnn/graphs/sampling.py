@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import as_integer, at_least, one_set
 from mpnn.graph.runs import Runs
 
@@ -79,6 +79,7 @@ def absent_edges(
         ValueError: if every pair is an edge, or fewer pairs than `distinct` asks for are none.
     """
     at_least("count", count, 0)
+    capacity.require(3 * 16 * count, f"a count of {count:,} pairs", "draw fewer at once")
     square = graph.num_dst == graph.num_src
     present = graph.runs
     if undirected:
@@ -128,6 +129,7 @@ def _from_complement(
     """Draws `count` of the `num_absent` absent pairs by their numbers, [2, count], in O(runs)."""
     absent = present.complement()
     if distinct:
+        capacity.require(8 * num_absent, f"the order of {num_absent:,} absent pairs", "draw without distinct=True")
         number = torch.randperm(num_absent, generator=generator)[:count].numpy()
     else:
         number = torch.randint(num_absent, (count,), generator=generator).numpy()

@@ -4,7 +4,7 @@ import numpy as np
 
 from mpnn.graph import capacity
 from mpnn.graph.arguments import at_least
-from mpnn.graph.runs import Ints
+from mpnn.graph.runs import Ints, require_room
 from mpnn.graph.topology import Pairs, Topology
 from mpnn.graphs import sequence
 
@@ -69,12 +69,21 @@ def _expander(i: Ints, num_src: int, degree: int, seed: int = 0) -> Pairs:
     if len(i) != num_src:
         raise ValueError(f"expander needs as many sources as destinations; got {len(i)} x {num_src}")
     generator = np.random.default_rng([seed, num_src])
-    for _ in range(degree // 2 if num_src > 1 else 0):
+    others = num_src * (num_src - 1)
+    # About n log(n) cycles connect all pairs, and others would add nothing.
+    cycles = min(degree // 2, 2 * num_src * num_src.bit_length()) if num_src > 1 else 0
+    require_room(num_src, num_src, 2 * cycles * num_src)
+    connected = np.zeros(others + num_src if degree > num_src else 0, bool)
+    for _ in range(cycles):
         cycle = generator.permutation(num_src)
         for shift in (1, -1):
             source = np.empty_like(cycle)
             source[cycle] = np.roll(cycle, shift)
             yield source, source + 1
+            if len(connected):
+                connected[i * num_src + source] = True
+        if len(connected) and np.count_nonzero(connected) == others:
+            return
 
 
 def longformer(window: int, globals: int | list[int] = 0) -> Topology:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cpu.library import address
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.memory import empty
 
@@ -42,7 +43,7 @@ class FeatureDropout(torch.autograd.Function):
 def _drop(x: Tensor, key: int, p: float) -> Tensor:
     out, rows, width = empty(x, *x.shape), x.shape[:-1].numel(), x.shape[-1]
     x = x.resolve_neg().contiguous()
-    parameters = _Parameters(x.data_ptr(), out.data_ptr(), rows, width, key & 0xFFFFFFFF, threshold(p), 1 / (1 - p))
+    parameters = _Parameters(address(x), address(out), rows, width, key & 0xFFFFFFFF, threshold(p), 1 / (1 - p))
     parts = max(1, min(rows, x.numel() // _MIN_COMPONENTS, 4 * torch.get_num_threads()))
     library.run("feature_dropout", x.dtype, parameters, parts=parts)
     return out

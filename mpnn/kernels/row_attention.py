@@ -212,8 +212,8 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     p = _parameters(spec, inputs, rows, parts)
     p.shared = _shared(spec, inputs, SHARED_FORWARD)
     partial = _Partial(value, count, parts, heads * (2 + width))
-    p.out, p.stats, p.partial, p.partial_row = out.data_ptr(), stats.data_ptr(), *partial.addresses
-    p.weights = weights.data_ptr() if spec.return_weights else None
+    p.out, p.stats, p.partial, p.partial_row = address(out), address(stats), *partial.addresses
+    p.weights = address(weights) if spec.return_weights else None
     library.run("row_attention_forward", value.dtype, p, count, parts)
     if parts > 1:
         library.run("row_attention_join", value.dtype, p, count)
@@ -234,7 +234,7 @@ def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int, *, by_sourc
         setattr(p, name, edge_tensor(getattr(inputs, name), trailing, ids))
     if inputs.dst_bias is not None and inputs.src_bias is not None:
         row, col = (inputs.dst_bias, inputs.src_bias)[:: -1 if by_source else 1]
-        p.row_bias, p.col_bias, p.num_cols = row.data_ptr(), col.data_ptr(), col.shape[-2]
+        p.row_bias, p.col_bias, p.num_cols = address(row), address(col), col.shape[-2]
     p.threshold, p.keep_scale = threshold(spec.dropout), 1 / (1 - spec.dropout)
     dst_ids, src_ids = spec.dropout_ids or (None, None)
     row_ids, col_ids = (src_ids, dst_ids) if by_source else (dst_ids, src_ids)
@@ -262,8 +262,11 @@ class _Partial:
     def __init__(self, like: Tensor, count: int, parts: int, size: int) -> None:
         self.addresses: tuple[int | None, int | None] = None, None
         if parts > 1:
-            self.sums, self.row = like.new_empty(count, parts, 2, size), torch.full((count, parts, 2), -1)
-            self.addresses = self.sums.data_ptr(), self.row.data_ptr()
+            self.sums, self.row = (
+                like.new_empty(count, parts, 2, size),
+                like.new_full((count, parts, 2), -1, dtype=torch.int64),
+            )
+            self.addresses = address(self.sums), address(self.row)
 
 
 class _Backward:
@@ -312,11 +315,11 @@ class _Backward:
         p = _parameters(spec, inputs, self.rows, parts, by_source=not self.shared)
         p.shared = self.shared
         p.d_out, p.num_dst = node_tensor(saved.d_out, 3), spec.rows.num_rows
-        p.d_weights, p.numbers = address(saved.d_weights), self.numbers.data_ptr() if self.stride else None
+        p.d_weights, p.numbers = address(saved.d_weights), address(self.numbers) if self.stride else None
         p.stride, p.weight_at, p.bias_at = self.stride, self.weight_at, self.bias_at
         if spec.normalize == _SOFTMAX:
             row_stats = memory.empty(value, count, p.num_dst, 3, self.heads)
-            p.row_stats = row_stats.data_ptr()
+            p.row_stats = address(row_stats)
             self._prepare(row_stats)
         of_rows, of_parts = (("query",), ("value", "key")) if self.shared else (("value", "key"), ())
         for name in self.wanted.intersection(of_rows):
@@ -332,7 +335,7 @@ class _Backward:
             setattr(p, f"d_{name}", edge_tensor(self.results.get(name), _TRAILING[name]))
         shape = (count, parts, *inputs.vector.shape) if "vector" in self.wanted else (0,)  # type: ignore[union-attr]
         d_vector = value.new_zeros(shape)
-        p.d_vector = d_vector.data_ptr() if "vector" in self.wanted else None
+        p.d_vector = address(d_vector) if "vector" in self.wanted else None
         keys = 0 if spec.score == CONSTANT else inputs.query.shape[-1] if nodes == 3 else 1  # type: ignore[union-attr]
         partial = _Partial(value, count, parts, (0 if self.shared else self.width) + self.heads * keys)
         p.partial, p.partial_row = partial.addresses
@@ -353,7 +356,7 @@ class _Backward:
         """Fills `row_stats`: what weights and their gradients depend on, by destination."""
         spec, saved = self.spec, self.saved
         p = RowAttention(rows=spec.rows.struct(1), heads=self.heads, d_out=node_tensor(saved.d_out, 3))
-        p.num_dst, p.row_stats, p.saved_stats = spec.rows.num_rows, row_stats.data_ptr(), saved.stats.data_ptr()
+        p.num_dst, p.row_stats, p.saved_stats = spec.rows.num_rows, address(row_stats), address(saved.stats)
         p.saved_out, p.saved_weights, p.d_weights = map(address, (saved.out, saved.weights, saved.d_weights))
         library.run("row_attention_prepare", row_stats.dtype, p, self.count, self.parts)
         if saved.d_lse is not None:  # w_ij is also the derivative of lse_i by l_ij
@@ -393,7 +396,7 @@ class _Backward:
         """Runs `row_attention_sums` along the rows of an order of edges."""
         parts = num_parts(rows, self.width)
         out = _by_rows(self.inputs.value, rows, parts, trailing, shape)
-        p.rows, p.heads, p.numbers, p.stride = rows.struct(parts), self.heads, self.numbers.data_ptr(), self.stride
+        p.rows, p.heads, p.numbers, p.stride = rows.struct(parts), self.heads, address(self.numbers), self.stride
         p.out = node_tensor(out, trailing)
         partial = _Partial(out, self.count, parts, self.heads * p.out.width)
         p.partial, p.partial_row = partial.addresses

@@ -203,11 +203,11 @@ def _parameters(
         size=x.shape[2],
         heads=heads,
         num_cols=x.shape[1],
-        x=x.data_ptr(),
+        x=address(x),
         weight=address(weight),
         weight_stride=stride,
         own=address(own),
-        out=out.data_ptr(),
+        out=address(out),
     )
 
 
@@ -217,7 +217,7 @@ def _run(name: str, p: RowReduceStruct, like: Tensor, parts: int) -> None:
     wide = _wide(like.dtype)
     if parts > 1:
         partial = like.new_empty(2, count, parts, size, dtype=wide)
-        p.partial, p.partial_count = partial[0].data_ptr(), partial[1].data_ptr()
+        p.partial, p.partial_count = address(partial[0]), address(partial[1])
     library.run(name, like.dtype, p, count, parts)
     if parts > 1:
         library.run("row_reduce_join", wide, p, count)

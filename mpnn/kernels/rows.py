@@ -96,7 +96,7 @@ def node_tensor(x: Tensor | None, trailing: int) -> NodeTensor:
     heads, width = (*x.shape[1 - trailing :], 1)[:2]
     strides = (*x.stride()[-trailing:], 1)[:2]
     between = x.stride(-1 - trailing) if x.dim() > trailing else 0
-    return NodeTensor(x.data_ptr(), heads, width, between, *strides)
+    return NodeTensor(address(x), heads, width, between, *strides)
 
 
 def edge_tensor(x: Tensor | None, trailing: int, ids: Tensor | None = None) -> EdgeTensor:
@@ -106,4 +106,4 @@ def edge_tensor(x: Tensor | None, trailing: int, ids: Tensor | None = None) -> E
         return EdgeTensor(None, None, 1, 0, 0)
     rows, heads, width = (*x.shape[-trailing:], 1)[:3]
     stride = rows * heads * width if x.shape[:-trailing].numel() > 1 else 0
-    return EdgeTensor(x.data_ptr(), address(ids), heads, width, stride)
+    return EdgeTensor(address(x), address(ids), heads, width, stride)

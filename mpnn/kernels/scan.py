@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cpu.library import address
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import once_differentiable
 
@@ -138,7 +139,7 @@ class _Parameters(Structure):
 def _features(x: Tensor, groups: int) -> _Features:
     """x [B, N, G, P, F], or [B, N, G, F], for this many states; a group of x may serve several."""
     strides = x.stride()[:4] if x.dim() == 5 else (*x.stride()[:3], 0)
-    return _Features(x.data_ptr(), _TYPES.index(x.dtype), *strides, groups // x.shape[2])
+    return _Features(address(x), _TYPES.index(x.dtype), *strides, groups // x.shape[2])
 
 
 def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: list[Block]) -> Tensor:
@@ -154,7 +155,7 @@ def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, bloc
     query, key, value = map(_readable, (query, key, value))
     p = _Parameters(groups, heads, key.shape[3], batch, nodes, width, value.shape[-1], scale)
     p.query, p.key, p.value = (_features(x, groups) for x in (query, key, value))
-    p.out, p.blocks, p.num_blocks, p.together = out.data_ptr(), fields.ctypes.data, len(fields), 1
+    p.out, p.blocks, p.num_blocks, p.together = address(out), fields.ctypes.data, len(fields), 1
     library.run("scan", out.dtype, p, batch * groups, _column_parts(batch * groups, p.value_width))
     return out
 
@@ -319,9 +320,9 @@ class _Recurrence(torch.autograd.Function):
             for n, x in zip(copies, (query, key, value), strict=True)
         ]
         rest = [None if x is None else empty(like, *x.shape) for x in (log_gate, beta, state)]
-        p.d_out, p.d_last = _features(d_out, heads), library.address(d_last)
-        p.d_query, p.d_key, p.d_value = (_Gradient(x.data_ptr(), x.shape[3], len(x)) for x in grads)
-        p.d_log_gate, p.d_beta, p.d_state = map(library.address, rest)
+        p.d_out, p.d_last = _features(d_out, heads), address(d_last)
+        p.d_query, p.d_key, p.d_value = (_Gradient(address(x), x.shape[3], len(x)) for x in grads)
+        p.d_log_gate, p.d_beta, p.d_state = map(address, rest)
         library.run(_kernel(log_gate, beta) + "_backward", like.dtype, p, p.batch, parts)
         sums = [(x[0] if len(x) == 1 else x.sum(0)).to(query.dtype) for x in grads]
         return *sums, *rest, None, None, None
@@ -344,7 +345,7 @@ def _run(
     like = query.new_empty(0, dtype=_wide(query))
     out = empty(like, p.batch, p.num_dst, heads, p.value_width)
     last = empty(like, p.batch, heads, p.width, p.value_width)
-    p.out, p.last, p.unit = out.data_ptr(), last.data_ptr(), unit
+    p.out, p.last, p.unit = address(out), address(last), unit
     if p.num_dst <= _FEW and len(ends) == 1:
         library.run("recurrence_steps", like.dtype, p, p.batch, heads)
     elif (name := _kernel(log_gate, beta)) == "scan":
@@ -385,7 +386,7 @@ def _parameters(
     features = [_readable(x) for x in (query, key, value)]
     p.query, p.key, p.value = (_features(x, heads) for x in features)
     numbers = [None if x is None else x.contiguous().resolve_neg() for x in (log_gate, beta, state)]
-    p.log_gate, p.beta, p.state = map(library.address, numbers)
+    p.log_gate, p.beta, p.state = map(address, numbers)
     p.by_feature = log_gate is not None and log_gate.dim() == 4
     blocks = _blocks(ends)
     p.blocks, p.num_blocks = blocks.ctypes.data, len(blocks)

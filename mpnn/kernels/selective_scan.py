@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cpu.library import address
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.kernels.scan import check_device, check_shape, ends_of, is_differentiated
@@ -132,8 +133,8 @@ class _SelectiveScan(torch.autograd.Function):
         parts = min(p.channels // _CHANNELS, -(-_PARTS // p.batch))
         d_x, d_dt, d_A = (empty(x, *shape) for shape in (x.shape, x.shape, (p.batch, *A.shape)))
         (d_B, d_C), d_state = (zeros(x, parts, *B.shape) for _ in range(2)), empty(x, *state.shape)
-        p.d_y, p.d_last = d_y.data_ptr(), None if d_last is None else d_last.data_ptr()
-        p.d_x, p.d_dt, p.d_A, p.d_B, p.d_C, p.d_state = (g.data_ptr() for g in (d_x, d_dt, d_A, d_B, d_C, d_state))
+        p.d_y, p.d_last = address(d_y), address(d_last)
+        p.d_x, p.d_dt, p.d_A, p.d_B, p.d_C, p.d_state = map(address, (d_x, d_dt, d_A, d_B, d_C, d_state))
         library.run("selective_scan_backward", x.dtype, p, p.batch, parts)
         return d_x, d_dt, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state, None
 
@@ -153,8 +154,8 @@ def _scan(
     z = None if z is None else z.resolve_neg()
     y, last = empty(x, *x.shape), empty(x, *state.shape)
     p = _parameters(tensors, ends)
-    p.y, p.last, p.softplus = y.data_ptr(), last.data_ptr(), softplus
-    p.bias, p.D, p.z = map(library.address, (bias, D, z))
+    p.y, p.last, p.softplus = address(y), address(last), softplus
+    p.bias, p.D, p.z = map(address, (bias, D, z))
     p.z_batch, p.z_node = (0, 0) if z is None else z.stride()[:2]
     library.run("selective_scan", y.dtype, p, p.batch, min(p.channels // _CHANNELS, 4 * torch.get_num_threads()))
     return y, last
@@ -163,7 +164,7 @@ def _scan(
 def _parameters(tensors: Sequence[Tensor], ends: Any) -> _Parameters:
     """What both passes read. It holds addresses only: the caller keeps the tensors."""
     x, dt, A, B, C, state = tensors
-    p = _Parameters(*x.shape, len(A), x.data_ptr(), dt.data_ptr(), *x.stride()[:2], *dt.stride()[:2])
-    p.A, p.B, p.C, p.state = (tensor.data_ptr() for tensor in (A, B, C, state))
+    p = _Parameters(*x.shape, len(A), address(x), address(dt), *x.stride()[:2], *dt.stride()[:2])
+    p.A, p.B, p.C, p.state = map(address, (A, B, C, state))
     p.starts, p.documents = ends.ctypes.data, len(ends) - 1
     return p

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cpu.library import address
 
 Sorted = tuple[Tensor, Tensor, Tensor | None]
 """`ptr` [rows + 1]: row r has the edges `ptr[r]:ptr[r+1]`; `col` [E] in this order; the number of each edge [E], None
@@ -34,11 +35,11 @@ def sort_edges(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Sorted
     if not row.is_cpu or num_cols >= 2**31 or library.why_missing() is not None:
         return by_torch(row, col, num_rows)
     row, col = row.contiguous(), col.contiguous()
-    ptr, edge = torch.empty(num_rows + 1, dtype=torch.int64), torch.empty_like(row, dtype=torch.int64)
+    ptr, edge = row.new_empty(num_rows + 1, dtype=torch.int64), torch.empty_like(row, dtype=torch.int64)
     sorted_col = torch.empty_like(col, dtype=torch.int32)
     p = _Parameters(
-        *(row.data_ptr(), col.data_ptr(), len(row), num_rows),
-        *(ptr.data_ptr(), edge.data_ptr(), sorted_col.data_ptr()),
+        *(address(row), address(col), len(row), num_rows),
+        *(address(ptr), address(edge), address(sorted_col)),
     )
     library.function("sort_edges_i32" if row.dtype == torch.int32 else "sort_edges")(addressof(p))
     return (ptr, col, None) if p.is_sorted else (ptr, sorted_col, edge)

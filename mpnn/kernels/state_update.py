@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
+from mpnn.kernels.cpu.library import address
 from mpnn.kernels.scan import check_device, check_shape
 
 
@@ -71,7 +72,7 @@ def state_update(
     check_device(state, "a token of Mamba-2")
     tensors = [t if t is None else t.float().contiguous().resolve_neg() for t in (x, z, dt, A, bias, D, B, C)]
     out = state.new_empty(batch, heads, values)
-    p = _Parameters(batch, heads, groups, values, keys, state.data_ptr(), *map(library.address, tensors))
-    p.out, p.softplus = out.data_ptr(), softplus
+    p = _Parameters(batch, heads, groups, values, keys, address(state), *map(address, tensors))
+    p.out, p.softplus = address(out), softplus
     library.run("state_update", torch.float32, p, batch, heads)
     return out

@@ -192,10 +192,10 @@ def _parameters(
     if bias is not None:
         p.edges, p.bias_batch = bias.shape[-1], bias.stride(0) if len(bias) > 1 else 0
     if dropout is not None:
-        p.dropout_keys, p.dropout_threshold = dropout.keys.data_ptr(), threshold(dropout.p)
+        p.dropout_keys, p.dropout_threshold = address(dropout.keys), threshold(dropout.p)
         p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
         if dropout.ids is not None:
-            p.dst_ids, p.src_ids = (ids.data_ptr() for ids in dropout.ids)
+            p.dst_ids, p.src_ids = map(address, dropout.ids)
     p.runs = layout.structs[2]
     return p
 
@@ -212,7 +212,7 @@ def _readable(x: Tensor) -> Tensor:
 
 def _features(x: Tensor) -> _Features:
     by_batch, by_node, by_head, _ = x.stride()
-    return _Features(x.data_ptr(), by_batch, by_head, by_node)
+    return _Features(address(x), by_batch, by_head, by_node)
 
 
 def _slots(reach: int, size: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpnn.attention import Additive, Degree, DotProduct, ShortConvolution
+from mpnn.attention import Additive, Degree, DotProduct, Retention, ShortConvolution
 from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset
@@ -276,6 +276,30 @@ def test_a_cache_of_a_short_convolution_is_copied_and_selected_but_not_cropped()
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    "make",
+    [lambda: layer(causal()), convolution, lambda: MessagePassing(causal(), "sum", None, Retention(DIM, 2)).double()],
+)
+def test_entries_that_do_not_exist_cannot_be_selected(make):
+    one, x = make(), torch.randn(N, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        cache = KVCache(N)
+        one(x[:5], cache=cache)
+        with pytest.raises(ValueError, match="without a batch"):
+            cache.select(torch.tensor([0]))
+        torch.testing.assert_close(one(x[5:6], cache=cache), one(x)[5:6])  # nothing was selected
+        cache = KVCache(N)
+        one(x[None, :5].expand(2, -1, -1), cache=cache)
+        for index in (torch.tensor([2]), torch.tensor([-1])):
+            with pytest.raises(IndexError, match="from 0 to 1"):
+                cache.select(index)
+        for index in ([0], torch.tensor(0), torch.tensor([True, False])):
+            with pytest.raises(TypeError, match="a tensor of integers"):
+                cache.select(index)
+        cache.select(torch.tensor([], dtype=torch.int64))
+        assert one(x[None, 5:6].expand(0, -1, -1), cache=cache).shape == (0, 1, DIM)
+
+
 def test_a_short_convolution_over_more_nodes_is_refused_in_decoding():
     one, cache = convolution(causal() & window(5)), KVCache(N)
     one(torch.randn(1, 9, DIM, dtype=torch.float64), cache=cache)

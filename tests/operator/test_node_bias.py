@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, engine, graphs, ops
 from mpnn.attention import Attention, DotProduct
+from mpnn.backends import by_source
 from mpnn.decoding.cache import KVCache
 from mpnn.graph.exchange import Exchange, Layer
 from mpnn.message_passing import _check_divisible
@@ -123,6 +124,51 @@ def test_every_source_gives_all_its_weight(backend: str) -> None:
     q, k, _, _, _ = leaves(graph)
     w = ops.attend(graph, q, k, torch.eye(40, dtype=torch.float64)[:, None], normalize="softmax_dst", backend=backend)
     torch.testing.assert_close(w.sum(0), torch.ones(HEADS, 40, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e8, 1e12, 1e30])
+@pytest.mark.parametrize("of", ["destinations", "sources", "edges", "products"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_source_gives_all_its_weight_for_any_logits(backend: str, of: str, size: float) -> None:
+    graph = GRAPHS["longformer"]
+    q, k, v, dst, src = (x.detach() for x in leaves(graph, dtype=torch.float32))
+    if of == "products":
+        q = q * min(size, 1e8)
+    biases = {
+        "destinations": NodeBias(dst=dst * size, src=src),
+        "sources": NodeBias(dst=dst, src=src * size),
+        "edges": torch.randn(graph.num_edges, HEADS) * size,
+    }
+    sums = ops.attend(
+        graph, q, k, torch.ones_like(v), bias=biases.get(of), normalize="softmax_dst", backend=backend
+    ).sum(0)
+    torch.testing.assert_close(sums, torch.full((HEADS, 5), 131.0), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["csr", "tiles"])
+def test_the_sums_of_rounded_weights_have_gradients(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_source, "_ROUNDED", -1.0)
+    for graph in GRAPHS.values():
+        inputs = leaves(graph, 2)
+        q, k, v, dst, src = inputs
+        of_edges = torch.randn(graph.num_edges, HEADS, dtype=torch.float64)
+        bias = NodeBias(dst, src), of_edges
+        expected = ops.attend(graph, q, k, v, bias=bias, normalize="softmax_dst", backend="edge_list")
+        found = ops.attend(graph, q, k, v, bias=bias, normalize="softmax_dst", backend=backend)
+        assert_equal(found, expected, inputs)
+
+
+def test_rounded_weights_and_data_of_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_source, "_ROUNDED", -1.0)
+    graph = GRAPHS["longformer"]
+    q, k, v, _, _ = leaves(graph)
+    added = torch.randn(graph.num_edges, 1, 5, dtype=torch.float64)
+    round = Round(graph, v, Dot(q, k, 0.3), edge_value=added, normalize="softmax_dst", return_weights=True)
+    for which in (0, 1):  # the results, and the weights
+        found, expected = (engine.run(round, backend)[which] for backend in ("csr", "edge_list"))
+        assert found is not None
+        assert expected is not None
+        assert_equal(found, expected, [q, k])
 
 
 def test_a_source_masked_by_its_bias_weighs_nothing() -> None:

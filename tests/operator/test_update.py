@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
-from mpnn.update import GRU, MLP, Add, Concat, FeedForward, PostNorm, PreNorm, Update, as_update
+from mpnn.update import GRU, MLP, Add, Concat, EdgeUpdate, FeedForward, PostNorm, PreNorm, Update, as_update
 
 DIM = 4
 
@@ -34,14 +34,33 @@ def test_concat_is_graphsage() -> None:
     assert Concat(DIM, 5, message_dim=2, bias=False)(x, message[..., :2]).shape == (2, 3, 5)
 
 
-@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook"])
-def test_concat_calls_a_hooked_linear(hook: str) -> None:
-    x, message = pair()
-    update, calls = Concat(DIM, 5), []
-    expected = update(x, message)
-    getattr(update.linear, hook)(lambda *arguments: calls.append(arguments))
-    torch.testing.assert_close(update(x, message), expected)
-    assert len(calls) == 1
+@pytest.mark.parametrize("hook", ["forward_hook", "forward_pre_hook", "full_backward_pre_hook"])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_hooked_maps_are_called(hook: str, everywhere: bool) -> None:
+    """Hooks of a map, and those that torch calls for all modules."""
+    graph, (x, message), calls = graphs.window(1).bind(3), pair(), []
+    concat, of_edges = Concat(DIM, 5), EdgeUpdate(DIM, 4)
+    edge = torch.randn(2, graph.num_edges, 4)
+
+    def results() -> list[Tensor]:
+        own = x.clone().requires_grad_()  # else torch warns that backward hooks see no inputs
+        y, (e, _) = concat(own, message), of_edges(edge.clone().requires_grad_(), own, own, graph)
+        return [y, e, *torch.autograd.grad(y.sum() + e.sum(), [*concat.parameters(), *of_edges.parameters()])]
+
+    def called(module: nn.Module, *_: object) -> None:
+        calls.append(module)
+
+    expected = results()
+    if everywhere:
+        handles = [getattr(nn.modules.module, f"register_module_{hook}")(called)]
+    else:
+        handles = [getattr(module, f"register_{hook}")(called) for module in (concat.linear, of_edges.of_edge)]
+    try:
+        torch.testing.assert_close(results(), expected)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert calls.count(concat.linear) == calls.count(of_edges.of_edge) == 1
 
 
 def test_concat_calls_an_adapted_linear() -> None:

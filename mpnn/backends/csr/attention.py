@@ -105,8 +105,9 @@ def estimate(round: Round) -> Estimate:
 def run(round: Round) -> Result:
     graph, dtype = round.graph, round.accumulate_dtype
     by_destination = round.weighted and round.normalize == "softmax_dst"
+    of_sources: Tensor | None = None
     if by_destination:
-        round = by_source.over_sources(round, run)
+        round, of_sources = by_source.over_sources(round, run)
     tables = [b for b in round.bias if isinstance(b, EmbeddingTable)]  # the kernel looks up one of them
     table = tables[0] if tables else None
     bias = round.edge_bias(b for b in round.bias if b is not table)
@@ -159,6 +160,7 @@ def run(round: Round) -> Result:
         out = out * share[..., None]
         if round.return_weights:
             weights = weights * share.index_select(-2, graph.ends[1])
+            weights = weights if of_sources is None else weights * of_sources.index_select(-2, graph.ends[0])
     width = round.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
     if type(round.reduce) is Mean:

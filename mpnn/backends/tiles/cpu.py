@@ -89,11 +89,11 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    graph, score, value = round.graph, round.score, round.value
-    assert isinstance(score, Dot)
     by_destination = round.normalize == "softmax_dst"
     if by_destination:
-        round = by_source.over_sources(round, run)
+        round, _ = by_source.over_sources(round, run)
+    graph, score, value = round.graph, round.score, round.value
+    assert isinstance(score, Dot)
     pieces = _pieces(round)
     pieces = pieces if pieces is not None and "piece number" in counts(round) else None
     query, key, padded = map(_pad, (score.query, score.key, value))

@@ -306,7 +306,8 @@ class HGTConv(Replacement, pyg.HGTConv):
     def forward(self, x_dict: Any, edge_index_dict: Any) -> Any:
         edges, known = edge_index_dict, set(edge_index_dict) <= set(self.edge_types)
         lists = all(is_edge_list(ends) and not isinstance(ends, Graph) for ends in edges.values())
-        ours = known and edges and lists and self.flow == "source_to_target"
+        plain = not (is_hooked(self.k_rel) or is_hooked(self.v_rel))
+        ours = known and edges and lists and plain and self.flow == "source_to_target"
         if not ours or not all(self.computes(ends, *x_dict.values()) for ends in edges.values()):
             return super().forward(x_dict, edge_index_dict)
         parts = {

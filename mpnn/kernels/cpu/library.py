@@ -62,7 +62,10 @@ def run(
 
     Raises:
         MemoryError: there was no memory for intermediate results.
+        TypeError: operations are recorded by `make_fx`.
     """
+    if torch._C._len_torch_dispatch_stack():
+        _refuse_recording(name)
     kernel, address, count = _kernel(name, dtype), ctypes.addressof(parameters), torch.get_num_threads()
     team = threads.team() if count > 1 and entries * parts > 1 else None
     if team is None and count > 1:
@@ -108,7 +111,55 @@ def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 def address(x: torch.Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+    """The address of a tensor's numbers: the one way by which a tensor becomes a parameter of a kernel.
+
+    Kernels read and write addresses without a check. So a tensor whose numbers are not in this memory is refused:
+    FakeTensors, DTensors and other wrappers, those of the transforms of `torch.func`, meta tensors, other devices,
+    sparse layouts, storages that were freed.
+
+    Raises:
+        TypeError: for such a tensor; the message names its kind.
+    """
+    if x is None:
+        return None
+    if type(x) is torch.Tensor and x.is_cpu:
+        try:
+            if at := x.data_ptr():
+                return at
+        except RuntimeError:  # a wrapper in a transform, or a sparse layout
+            pass
+    return _address_of_unusual(x)
+
+
+def _refuse_recording(name: str) -> None:
+    """Raises TypeError inside `make_fx`: its program would have the results of one call as constants."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        raise TypeError(
+            f"make_fx records operations of torch, and {name} is a compiled kernel: trace with torch.compile or "
+            'torch.export, which know it, or name backend="edge_list"'
+        )
+
+
+def _address_of_unusual(x: torch.Tensor) -> int:
+    """The address of an empty tensor, a parameter, or a subclass with memory of its own. TypeError for all others."""
+    kind = type(x).__name__
+    if torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python):
+        why = f"{kind} computes its operations itself, and its memory is not its numbers"
+    elif torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x):
+        why = "inside a transform of torch.func, or while a program is traced, a tensor stands for others"
+    elif x.layout != torch.strided:
+        why = f"the tensor has the layout {x.layout}; call .to_dense()"
+    elif not x.is_cpu:
+        why = f"the tensor is on {x.device}; move it to the CPU"
+    else:
+        at = x.data_ptr()
+        if at or not x.numel():
+            return at
+        why = f"the memory of the {kind} {list(x.shape)} was freed"
+    raise TypeError(
+        f"compiled kernels read memory: {why}. Pass plain tensors, such as to_local() of a DTensor; trace with "
+        'torch.compile or torch.export, which know the kernels; or name backend="edge_list"'
+    )
 
 
 def struct_size(name: str) -> int:

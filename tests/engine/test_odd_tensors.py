@@ -1,0 +1,58 @@
+"""Tensors that kernels cannot read: each is computed as edges one by one are, or refused with a sentence."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[1] / "support" / "odd_tensors.py"
+GROUPS = {
+    "traced": ["FakeTensor", "FakeTensor beside real ones", "make_fx", "make_fx, symbolic", "functional"],
+    "wrapped": [
+        "wrapper",
+        "DTensor",
+        "subclass",
+        "parameter",
+        "in grad",
+        "in vmap",
+        "in jvp",
+        "in vmap of grad",
+        "dual",
+    ],
+    "differentiated": ["gradients", "gradients to be differentiated", "batches of gradients", "functionalized"],
+    "without memory": ["freed", "meta", "sparse", "sparse rows", "mkldnn", "nested", "jagged", "quantized"],
+    "of other dtypes": ["complex", "imaginary part", "negated", "bool", "integers", "uint16", "float8", "float64"],
+    "of other strides": ["expanded", "overlapping", "spread", "other strides", "misaligned"],
+    "of other shapes": ["no rows", "no width", "one dimension", "scalar", "more dimensions"],
+    "no tensors": ["array", "list", "None", "number", "text"],
+    "in modes": ["inference mode", "device meta", "dispatch mode", "autocast", "default dtype", "plain"],
+}
+
+
+FAST = "traced"  # the others are the same test, of a minute in all
+
+
+@pytest.mark.parametrize("group", [FAST, *(pytest.param(g, marks=pytest.mark.slow) for g in GROUPS if g != FAST)])
+def test_odd_tensors_are_computed_or_refused(group: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROGRAM), *GROUPS[group]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    lines = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line or line == "end"]
+    assert lines, done.stderr
+    assert lines[-1] == ["end"], f"ended with {done.returncode} in {lines[-1]}: {done.stderr[-2000:]}"
+    assert [line for line in lines if line[0] == "WRONG"] == []
+    for line in lines:
+        if line[0] == "refused":
+            what, kind, text = line[2:4], line[4], line[6] if len(line) > 6 else ""
+            # Where kinds end that no check expects: in an attribute or an operator that they do not have.
+            assert kind not in ("AttributeError", "UnboundLocalError", "SystemError", "ZeroDivisionError"), (what, line)
+            assert len(text.split()) > 3, f"refused without a sentence: {line}"
+
+
+def test_the_program_notices_a_crash() -> None:
+    code = "import ctypes; print('begin\\tx', flush=True); ctypes.string_at(0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode < 0
+    assert done.stdout.splitlines()[-1] != "end"
