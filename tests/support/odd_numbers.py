@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,7 +207,7 @@ def run_apart(name: str, argument: str, value: Any) -> tuple[str, str]:
     if not child:
         with suppress(BaseException):
             os.close(read)
-            pages = int(open("/proc/self/statm").read().split()[0])
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
             resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + BYTES,) * 2)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             kind, text = outcome(name, argument, value)
