@@ -187,7 +187,7 @@ def _complete(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: b
     if query.dim() == 3:
         return _complete(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), scale, causal).squeeze(0)
     q, k, v = query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2)
-    return _sdpa(q, k, v, scale, None, causal).transpose(-3, -2)
+    return sdpa(q, k, v, scale, None, causal).transpose(-3, -2)
 
 
 _causal = partial(_complete, causal=True)
@@ -256,23 +256,24 @@ def _run_block(round: Round, block: _Block, *features: Tensor) -> tuple[Tensor, 
     if _is_materialized(round):
         out, weights = _materialized(round, block, q, k, v, bias)
     else:
-        out = _sdpa(q, k, v, score.scale, _mask(bias, block), block.causal and bias is None)
+        out = sdpa(q, k, v, score.scale, _mask(bias, block), block.causal and bias is None)
     if block.empty is not None:
         out = out.masked_fill(block.empty[:, None], 0.0)
     return out.transpose(-3, -2), weights
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
     """Out [..., H, S, D] of q, k and v [..., H, S or T, D], with one dimension or more before H."""
     if q.dim() > 4:
         batch = q.shape[:-3]
         if mask is not None and (mask.dim() > 4 or mask.shape[0] > 1):
             mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
-        out = _sdpa(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), scale, mask, causal)
+        out = sdpa(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), scale, mask, causal)
         return out.view(*batch, *out.shape[1:])
     if scale <= 0:  # torch's kernels mask before scaling, which would turn -inf to inf or NaN
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
-    if k.shape[1] != v.shape[1]:
+    if k.shape[1] != v.shape[1] or (mask is not None and q.is_cuda and q.shape[1] != k.shape[1]):
+        # On CUDA, the kernels that take a mask do not let heads share keys.
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]

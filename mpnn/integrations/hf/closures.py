@@ -160,18 +160,19 @@ def special(runs: Runs, first_query: int = 0, first_key: int = 0) -> Rule:
 @torch.compiler.assume_constant_result
 def as_band(function: Callable[..., Any]) -> Band | None:
     """The band of a mask function that contains no tensors, if the function agrees, or None."""
-    ends = _band(function)
+    ends = band_of(function)
     if ends is None or not Described(function, 1, Sizes(_SAMPLED, _SAMPLED)).agrees([banded(*ends)]):
         return None
     return ends
 
 
+@lru_cache(maxsize=256)
 def banded(left: int | None, right: int | None) -> Rule:
     """j - i is in [-left, right]; None is no limit."""
     return Rule(band(left, right), is_causal=right == 0)
 
 
-def _band(function: Any) -> Band | None:
+def band_of(function: Any) -> Band | None:
     """The ends of the band of a mask function (causal, bidirectional, a window, all of several), or None."""
     if function is compat.causal_mask_function:
         return None, 0
@@ -184,7 +185,7 @@ def _band(function: Any) -> Band | None:
         case "sliding_window_bidirectional_overlay":
             return int(free["sliding_window"]), int(free["sliding_window"])
         case "and_masks":
-            bands = [ends for part in free["mask_functions"] if (ends := _band(part)) is not None]
+            bands = [ends for part in free["mask_functions"] if (ends := band_of(part)) is not None]
             if len(bands) == len(free["mask_functions"]):
                 return _nearest(left for left, _ in bands), _nearest(right for _, right in bands)
     return None
@@ -204,7 +205,7 @@ def is_combined(function: Any) -> bool:
 
 def _read(function: Any, b: int) -> Rule | None:
     """The rule of an entry of the batch, None if the function is unknown."""
-    if (ends := _band(function)) is not None:
+    if (ends := band_of(function)) is not None:
         return banded(*ends)
     free = _closure(function)
     match _maker(function):

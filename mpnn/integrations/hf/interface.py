@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from mpnn import Graph, graphs, ops
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.stacked import StackedGraph
-from mpnn.integrations.hf import compat, masks, ranks, recurrences, traced
+from mpnn.integrations.hf import compat, direct, masks, ranks, recurrences, traced
 from mpnn.integrations.hf.closures import Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
@@ -42,6 +42,13 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 """Keywords that reach attention layers and change nothing there: transformers' own eager attention does not read them,
 and what they say about sources is in the mask."""
+
+_NEEDS_GRAPH = frozenset({
+    "dropout", "softcap", "output_attentions", "s_aux", "indices", "block_indices", "cu_seq_lens_k", "seq_idx",
+})  # fmt: skip
+"""Keywords of what torch's kernel does not compute by itself."""
+
+_KNOWN = _HARMLESS.union(_NEEDS_GRAPH, {"scaling", "is_causal", "position_bias"})
 
 _REFUSED = {
     "sinks": "has sinks that depend on the token",
@@ -105,104 +112,197 @@ def attend(
     return _uncompiled(module, query, key, value, attention_mask, **options)
 
 
+class _Call(NamedTuple):
+    """One call of an attention layer: query [B, H, queries, D], key and value [B, H_kv, keys, D], and the keywords.
+
+    sizes: batch, queries and keys, of the whole sequence where it is divided over processes.
+    """
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: dict[str, Any]
+    sizes: tuple[int, int, int]
+    is_divided: bool
+
+    @property
+    def by_offset(self) -> OffsetBias | None:
+        """T5's position bias, which is a table by offset."""
+        bias = self.options.get("position_bias")
+        return bias if isinstance(bias, OffsetBias) else None
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The position bias of the pairs, [B or 1, H or 1, queries, keys]."""
+        bias = self.options.get("position_bias")
+        return None if isinstance(bias, OffsetBias) or bias is None or has_no_bias(self.module) else bias
+
+    @property
+    def features(self) -> list[Tensor]:
+        """Query, key and value as [B, N, H, D]."""
+        return [x.transpose(1, 2) for x in (self.query, self.key, self.value)]
+
+
 def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | OffsetBias | None = None,
-    cu_seq_lens_k: Tensor | None = None,
-    output_attentions: bool | None = None,
-    indices: Tensor | None = None,
-    block_indices: Tensor | None = None,
-    **others: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    for name, option in others.items():
-        if option is not None and name not in _HARMLESS:
+    _check_keywords(module, options)
+    if query.is_meta:
+        return value.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = _as_autocast(query, key, value)
+    if (out := _without_graph(module, query, key, value, mask, options)) is not None:
+        return out, None
+    call = _read_call(module, query, key, value, mask, options)
+    mask, indices, bias = _read_mask(call, mask)
+    graph, is_flat = _choose_graph(call, mask, indices)
+    biases = _biases(call, bias, graph, is_flat)
+    out, weights = _over_graph(call, graph, is_flat, biases)
+    return out, None if weights is None else _dense(weights, graph, is_flat, call.sizes)
+
+
+def _as_autocast(*features: Tensor) -> list[Tensor]:
+    """Features in the dtype of autocast, as torch does for its own attention."""
+    dtype = torch.get_autocast_dtype(features[0].device.type)
+    return [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in features]
+
+
+def _check_keywords(module: nn.Module, options: dict[str, Any]) -> None:
+    """Raises ValueError for a keyword that may change the result and is not known here."""
+    if options.keys() <= _KNOWN:
+        return
+    for name, option in options.items():
+        if option is not None and name not in _KNOWN:
             what = _REFUSED.get(name, "gives its attention an option that may change the result")
             raise ValueError(
                 f"{type(module).__name__} {what} ({name}=), which mpnn does not support; use "
                 "attn_implementation='eager'"
             )
-    if query.is_meta:
-        return value.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
-    if output_attentions is None and not torch.compiler.is_compiling():
-        output_attentions = compat.collects_attentions()
+
+
+def _read_call(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
+) -> _Call:
+    if options.get("output_attentions") is None and not torch.compiler.is_compiling():
+        options["output_attentions"] = compat.collects_attentions()
     batch, _, queries, _ = query.shape
-    keys = key.shape[2]
     is_divided = active() is not None
-    if is_divided:
-        queries, keys = _whole_lengths(module, mask, position_bias, indices, block_indices, output_attentions)
-    by_offset, dense = None, None
-    if isinstance(position_bias, OffsetBias):
-        by_offset = position_bias
-    elif not has_no_bias(module):
-        dense = position_bias
-    if indices is not None and isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None:
-        indices, mask, is_causal = _allowed(indices, mask[..., :keys]), None, False
-    if cu_seq_lens_k is not None or others.get("seq_idx") is not None or recurrences.is_packed():
-        chooses = indices is not None or block_indices is not None or hasattr(module, "indexer")
+    call = _Call(module, query, key, value, options, (batch, queries, key.shape[2]), is_divided)
+    return call._replace(sizes=(batch, *_whole_lengths(call, mask))) if is_divided else call
+
+
+def _whole_lengths(call: _Call, mask: Any) -> tuple[int, int]:
+    """The numbers of queries and keys of the sequence that is divided over processes."""
+    unserved = (call.options.get(name) for name in ("position_bias", "indices", "block_indices", "output_attentions"))
+    if not isinstance(mask, Mask) or any(x is not None and x is not False for x in unserved):
+        raise ValueError(
+            f"{type(call.module).__name__} has a mask of its own, biases, chosen tokens or returned weights, which are "
+            "not divided over processes; call it outside of mpnn.distributed.sharded"
+        )
+    return mask.sizes.queries, mask.sizes.keys
+
+
+def _read_mask(call: _Call, mask: Mask | Tensor | None) -> tuple[Mask, Tensor | None, Tensor | None]:
+    """The mask, the indices of chosen sources, and what is added to the logits, [B or 1, H or 1, queries, keys].
+
+    A mask of bools only limits the indices. A float mask is added to the logits.
+    """
+    module, options = call.module, call.options
+    is_causal, indices = options.get("is_causal"), options.get("indices")
+    limits = isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None
+    if indices is not None and isinstance(mask, Tensor) and limits:
+        indices, mask, is_causal = _allowed(indices, mask[..., : call.sizes[2]]), None, False
+    cu_seqlens = options.get("cu_seq_lens_k")
+    if cu_seqlens is not None or options.get("seq_idx") is not None or recurrences.is_packed():
+        chooses = indices is not None or options.get("block_indices") is not None or hasattr(module, "indexer")
         _check_packed(module, chooses)
-    mask, dense = _mask_and_bias(module, mask, dense, is_causal, (batch, queries, keys))
-    if cu_seq_lens_k is not None:
-        mask = mask.within(cu_seq_lens_k)
+    mask, bias = _mask_and_bias(module, mask, call.bias, is_causal, call.sizes)
+    return mask, indices, bias
+
+
+def _without_graph(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
+) -> Tensor | None:
+    """Attention by torch's kernel alone, [B, queries, H, D]; None if the layer needs a graph.
+
+    A short forward pass and a new token make no graph and no plan: the pairs of the mask say which keys the kernel
+    takes. For several queries, it is the kernel that the plan for such a graph has chosen.
+    """
+    if torch.compiler.is_compiling() or active() is not None or _RECORDER.get() is not None:
+        return None
+    for name, option in options.items():
+        is_set = name in _NEEDS_GRAPH and option is not None and option is not False
+        if is_set and (name != "dropout" or option):
+            return None
+    if graph_of(module) is not None or compat.collects_attentions() or recurrences.is_packed():
+        return None
+    by_offset = options.get("position_bias")
+    if by_offset is not None and type(by_offset) is not OffsetBias:
+        if not has_no_bias(module):
+            return None
+        by_offset = None
+    if mask is None:
+        mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
+    pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None
+    return None if pairs is None else direct.attend(query, key, value, pairs, options.get("scaling"), by_offset)
+
+
+def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Graph, bool]:
+    """The graph, and whether it is over the nodes of all entries of the batch, one after the other."""
+    module, options, device = call.module, call.options, call.query.device
+    batch, _, keys = call.sizes
+    if (cu_seqlens := options.get("cu_seq_lens_k")) is not None:
+        mask = mask.within(cu_seqlens)
     if torch.compiler.is_compiling():
-        topology = text_of(module), must_be_causal(module)
-        graph, is_flat = traced.graph(mask, topology, batch, keys, query.device)
-    elif block_indices is not None:
-        _check_slots(module, mask, others.get("position_ids"))
-        graph, is_flat = _of_blocks(module, block_indices, mask, _instead(module, mask), keys), False
-    elif indices is not None:
-        within = mask.graph(_instead(module, mask), batch, keys, query.device, flat=True)[0]
-        graph, is_flat = _of_indices(indices, keys, within), True
-    else:
-        graph, is_flat = mask.graph(_instead(module, mask), batch, keys, query.device)
-    features = [x.transpose(1, 2) for x in (query, key, value)]
-    if torch.is_autocast_enabled(query.device.type):  # as torch does for its own attention
-        dtype = torch.get_autocast_dtype(query.device.type)
-        features = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in features]
+        return traced.graph(mask, (text_of(module), must_be_causal(module)), batch, keys, device)
+    if (blocks := options.get("block_indices")) is not None:
+        _check_slots(module, mask, options.get("position_ids"))
+        return _of_blocks(module, blocks, mask, _instead(module, mask), keys), False
+    if indices is not None:
+        within = mask.graph(_instead(module, mask), batch, keys, device, flat=True)[0]
+        return _of_indices(indices, keys, within), True
+    graph, is_flat = mask.graph(_instead(module, mask), batch, keys, device)
+    if call.is_divided and is_flat:
+        raise ValueError("sequences of a batch with different padding are not divided over processes")
+    return graph, is_flat
+
+
+def _biases(call: _Call, bias: Tensor | None, graph: Graph, is_flat: bool) -> Any:
+    """What is added to the logits of the edges, as `mpnn.ops.attend` takes it."""
+    per_edge = None if bias is None else _per_edge(bias, graph, is_flat, call.sizes[0])
+    if (by_offset := call.by_offset) is None:
+        return per_edge
+    if per_edge is None:
+        return by_offset.over(graph, is_flat, call.query)
+    return per_edge + by_offset.on_edges(graph, call.query)
+
+
+def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[Tensor, Tensor | None]:
+    """Out [B, queries, H, D], and the weights of the edges if the layer returns them."""
+    options, features = call.options, call.features
     if is_flat:
         features = [x.flatten(0, 1) for x in features]
-    bias: Any = None if dense is None else _per_edge(dense, graph, is_flat, batch)
-    if by_offset is not None:
-        bias = by_offset.over(graph, is_flat, query) if bias is None else bias + by_offset.on_edges(graph, query)
-    if is_divided and is_flat:
-        raise ValueError("sequences of a batch with different padding are not divided over processes")
     recorder = None if torch.compiler.is_compiling() else _RECORDER.get()
     visit, records_weights = recorder or (None, False)
-    with_weights = bool(output_attentions) or records_weights
-    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
-    shares = ranks.shares() if is_divided and not with_weights else None
+    returns_weights = bool(options.get("output_attentions"))
+    with_weights = returns_weights or records_weights
+    terms = {"scale": options.get("scaling"), "softcap": options.get("softcap"), "sinks": options.get("s_aux")}
+    shares = ranks.shares() if call.is_divided and not with_weights else None
     if shares is not None:
-        result = shares.attend(graph, *features, **options)
+        result = shares.attend(graph, *features, **terms)
     else:
-        result = ops.attend(graph, *features, bias=bias, dropout=dropout, return_weights=with_weights, **options)
+        terms |= {"bias": biases, "dropout": options.get("dropout", 0.0), "return_weights": with_weights}
+        result = ops.attend(graph, *features, **terms)
     out, weights = result if with_weights else (result, None)
     if visit is not None:
         visit(graph, weights if records_weights else None)
-        weights = weights if output_attentions else None
     if is_flat:
-        out = out.unflatten(0, (batch, queries))
-    return out, None if weights is None else _dense(weights, graph, is_flat, (batch, queries, keys))
+        out = out.unflatten(0, call.sizes[:2])
+    return out, weights if returns_weights else None
 
 
 _uncompiled = torch.compiler.disable(_attend)
-
-
-def _whole_lengths(module: nn.Module, mask: Any, *unserved: Any) -> tuple[int, int]:
-    """The numbers of queries and keys of the sequence that is divided over processes."""
-    if not isinstance(mask, Mask) or any(x is not None and x is not False for x in unserved):
-        raise ValueError(
-            f"{type(module).__name__} has a mask of its own, biases, chosen tokens or returned weights, which are not "
-            "divided over processes; call it outside of mpnn.distributed.sharded"
-        )
-    return mask.sizes.queries, mask.sizes.keys
 
 
 def _mask_and_bias(
@@ -274,7 +374,7 @@ def _instead(module: nn.Module, mask: Mask) -> Instead | None:
     text = text_of(module)
     if _has_cross_topology(module):
         if role_of(module) == "decoder":
-            _FIRST_QUERY.set(mask.sizes.first_query)
+            _FIRST_QUERY.set(mask.placed.first_query)
         elif role_of(module) == "cross" and text is not None:
             return Instead(parse(text), row=_FIRST_QUERY.get())
     return None if text is None else Instead(parse(text), must_be_causal(module))
@@ -285,10 +385,16 @@ def must_be_causal(module: nn.Module) -> bool:
     return getattr(getattr(module, "config", None), "mpnn_causal", True) is not False
 
 
+def graph_of(module: nn.Module) -> Any:
+    """`config.mpnn_graph` of an attention layer, or None."""
+    config = getattr(module, "config", None)
+    # A configuration looks attributes up in Python code, which takes as long as an operation of torch.
+    return None if config is None else object.__getattribute__(config, "__dict__").get("mpnn_graph")
+
+
 def text_of(module: nn.Module) -> str | None:
     """The topology that `config.mpnn_graph` gives an attention layer, as text, or None for the model's own mask."""
-    config: compat.PretrainedConfig | None = getattr(module, "config", None)
-    spec = None if config is None else getattr(config, "mpnn_graph", None)
+    spec = graph_of(module)
     if spec is None or isinstance(spec, str):
         return spec
     text: str | None
@@ -298,7 +404,7 @@ def text_of(module: nn.Module) -> str | None:
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise ValueError(f"{type(module).__name__} has no layer_idx; give one graph for all layers")
-    types = getattr(config, "layer_types", None)
+    types = getattr(module.config, "layer_types", None)
     text = spec.get(str(layer), spec.get(types[layer]) if types else None)
     return text
 
@@ -315,7 +421,7 @@ def role_of(module: nn.Module) -> str:
 
 
 def _has_cross_topology(module: nn.Module) -> bool:
-    spec = getattr(getattr(module, "config", None), "mpnn_graph", None)
+    spec = graph_of(module)
     return isinstance(spec, dict) and "cross" in spec
 
 
@@ -369,7 +475,7 @@ def _check_packed(module: nn.Module, chooses: bool) -> None:
 
 def _check_slots(module: nn.Module, mask: Mask, positions: Tensor | None) -> None:
     """Raises ValueError unless each token stands at the slot of its position, as blocks begin at slots."""
-    slots = mask.sizes.first_query + torch.arange(mask.sizes.queries)
+    slots = mask.placed.first_query + torch.arange(mask.sizes.queries)
     real = torch.ones(1, mask.sizes.keys, dtype=torch.bool) if mask.padding is None else mask.padding.cpu()
     moved = torch.zeros_like(slots) if positions is None else positions.cpu() - slots
     if bool((real[:, slots] & (moved != 0)).any()) or bool((real.any(-1) & ~real[:, 0]).any()):

@@ -19,7 +19,7 @@ from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.integrations.hf import compat, ranks
 from mpnn.integrations.hf.builders import crossed, sources, window_of
-from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, banded, is_combined, special
+from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, band_of, banded, is_combined, special
 from mpnn.integrations.hf.trees import TreeMask
 
 _COMPUTES = (
@@ -40,9 +40,41 @@ class Instead(NamedTuple):
     row: int | None = None
 
 
+@dataclass(eq=False)
+class Pairs:
+    """A mask that torch's kernel takes as it is, so that no graph is made.
+
+    start, stop: the keys that some query attends to; a stop of None is their number. is_causal: each query attends to
+    the keys up to its own; otherwise to all, or to those that `allowed`, bool [B or 1, 1, queries or 1, keys], says.
+    empty: rows without keys, bool [B or 1, 1, queries or 1, 1], if only a device has the numbers that decide it;
+    `allowed` is true there.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    is_causal: bool = False
+    allowed: Tensor | None = None
+    empty: Tensor | None = None
+    _added: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def added(self, dtype: torch.dtype) -> Tensor:
+        """What is added to the logits, 0 or -inf, of the shape of `allowed`. All layers of a forward pass share it."""
+        if dtype not in self._added:
+            assert self.allowed is not None
+            keys = self.allowed.shape[-1]
+            # Torch's kernels on CUDA copy a mask whose rows are not aligned.
+            room = keys if self.allowed.is_cpu else -(-keys // 16) * 16
+            zeros = self.allowed.new_zeros((*self.allowed.shape[:-1], room), dtype=dtype)
+            self._added[dtype] = zeros[..., :keys].masked_fill_(~self.allowed, -torch.inf)
+        return self._added[dtype]
+
+
 @dataclass(eq=False, repr=False)
 class Mask:
-    """A mask of transformers that becomes a graph when an attention layer asks for it."""
+    """A mask of transformers that becomes a graph when an attention layer asks for it.
+
+    place: the position of the first query, where a static cache has it on a GPU; `placed` reads it.
+    """
 
     batch: int
     sizes: Sizes
@@ -50,7 +82,17 @@ class Mask:
     padding: Tensor | None = None
     use_vmap: bool = False
     device: torch.device | None = None
+    place: Tensor | None = None
     _graphs: dict[Any, tuple[Graph, bool]] = field(default_factory=dict)
+    _pairs: dict[int, Pairs | None] = field(default_factory=dict)
+    _packed: dict[int, tuple[Tensor, "Mask"]] = field(default_factory=dict)
+
+    @classmethod
+    def of_rules(cls, rules: list[Rule], sizes: Sizes, device: torch.device | None = None) -> "Mask":
+        """A mask whose rules are known, one for each entry of the batch."""
+        result = cls(len(rules), sizes, _of_rules, device=device)
+        result.rules = rules
+        return result
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,13 +152,92 @@ class Mask:
         """The rule of each entry of the batch, without padding."""
         if isinstance(self.function, tuple):
             return [banded(*self.function)] * self.batch
-        return Described(self.function, self.batch, self.sizes, self.use_vmap, self.device).rules()
+        return Described(self.function, self.batch, self.placed, self.use_vmap, self.device).rules()
+
+    @cached_property
+    def placed(self) -> Sizes:
+        """The sizes with the position of the first query, which a static cache has on its device."""
+        if self.place is None:
+            return self.sizes
+        _check_not_capturing("the position of a token in a static cache")
+        return self.sizes._replace(first_query=int(self.place))
+
+    @cached_property
+    def _band(self) -> Band | None:
+        """The band that this mask is but for its padding; None if it is another mask."""
+        ends = self.function if isinstance(self.function, tuple) else band_of(self.function)
+        if ends is None or isinstance(self.function, tuple) or self.sizes.queries == 1:
+            return ends
+        described = Described(self.function, self.batch, self.placed, self.use_vmap, self.device)
+        return ends if described.agrees([banded(*ends)] * self.batch) else None
+
+    def pairs(self, keys: int) -> Pairs | None:
+        """The mask as torch's kernel takes it, for a layer with so many keys; None if attention needs a graph."""
+        if keys not in self._pairs:
+            self._pairs[keys] = self._as_pairs(keys)
+        return self._pairs[keys]
+
+    def _as_pairs(self, keys: int) -> Pairs | None:
+        if self._is_on_device():
+            return self._pairs_on_device() if keys == self.sizes.keys else None
+        if self._band is None or keys > self.sizes.keys:
+            return None
+        if self.sizes.queries == 1:
+            return self._of_one_query(keys)
+        return None if self._padding is not None else _of_all_tokens(self._band, self.sizes._replace(keys=keys))
+
+    def _of_one_query(self, keys: int) -> Pairs | None:
+        assert self._band is not None
+        left, right = self._band
+        _, _, query, first_key = self.placed
+        row = query - first_key
+        start = 0 if left is None else max(row - left, 0)
+        stop = keys if right is None else min(row + right + 1, keys)
+        if start >= stop:
+            return None
+        if self.padding is None:
+            return Pairs(start, stop)
+        allowed = self.padding
+        if (first_key + start, first_key + stop) != (0, allowed.shape[1]):
+            allowed = allowed[:, first_key + start : first_key + stop]
+        if bool(allowed.all()):
+            return Pairs(start, stop)
+        return Pairs(start, stop, allowed=allowed[:, None, None]) if bool(allowed.any(1).all()) else None
+
+    def _is_on_device(self) -> bool:
+        """Whether numbers that decide the mask are on a GPU, and must not be read."""
+        return self.place is not None or (self.padding is not None and is_capturing())
+
+    def _pairs_on_device(self) -> Pairs | None:
+        """All pairs, computed as transformers does: nothing waits for the device."""
+        function: Any = self.function
+        if isinstance(function, tuple) or "rules" in vars(self):
+            return None
+        queries, keys, first_query, first_key = self.sizes
+        allowed = compat.sdpa_mask(
+            self.batch,
+            queries,
+            keys,
+            first_query if self.place is None else self.place,  # type: ignore[arg-type]
+            first_key,
+            function,
+            self.padding,
+            allow_is_causal_skip=False,
+            use_vmap=self.use_vmap,
+            device=self.device or "cpu",
+        )
+        assert allowed is not None
+        empty = ~allowed.any(-1, keepdim=True)
+        return Pairs(allowed=allowed | empty, empty=empty)
 
     @cached_property
     def _padding(self) -> list[bytes] | None:
         """The keys of each entry of the batch that are not padding, as bytes of bools."""
         keys = slice(self.sizes.first_key, self.sizes.first_key + self.sizes.keys)
-        if self.padding is None or bool(self.padding[:, keys].all()):
+        if self.padding is None:
+            return None
+        _check_not_capturing("a padding mask")
+        if bool(self.padding[:, keys].all()):
             return None
         return [entry.tobytes() for entry in self.padding.cpu().numpy()]
 
@@ -148,12 +269,21 @@ class Mask:
                     f"the mask is of the shape {list(self.shape)}, and the layer has {batch} x {keys} keys"
                 )
             same = not flat and topologies[1:] == topologies[:-1]
-            graph = _graph(tuple(topologies[:1] if same else topologies), self.sizes._replace(keys=keys))
+            graph = _graph(tuple(topologies[:1] if same else topologies), self.placed._replace(keys=keys))
             self._graphs[key] = graph.to(device), not same
         return self._graphs[key]
 
     def within(self, cu_seqlens: Tensor) -> "Mask":
-        """The mask within the packed sequences that begin at these cumulative lengths, for a batch of one."""
+        """The mask within the packed sequences that begin at these cumulative lengths, for a batch of one. All layers
+        of a forward pass get the same one, and so the same graph."""
+        _, packed = self._packed.get(id(cu_seqlens), (None, None))
+        if packed is None:
+            packed = self._within(cu_seqlens)
+            self._packed[id(cu_seqlens)] = cu_seqlens, packed
+        return packed
+
+    def _within(self, cu_seqlens: Tensor) -> "Mask":
+        _check_not_capturing("cumulative lengths (cu_seq_lens_k)")
         lengths = cu_seqlens.diff().cpu().numpy()
         labels = np.repeat(np.arange(len(lengths)), lengths)
         if self.batch != 1 or len(labels) != self.sizes.keys or self.sizes.queries != self.sizes.keys:
@@ -161,10 +291,42 @@ class Mask:
                 f"cu_seq_lens adds up to {len(labels)} tokens, and the mask is of the shape {list(self.shape)}: packed "
                 "sequences take a batch of one, without a cache"
             )
-        packed = Mask(1, self.sizes, device=self.device)
         positions = np.arange(len(labels)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        packed.rules = [rule.within(positions.astype(np.int64).tobytes()) for rule in self.rules]
-        return packed
+        data = positions.astype(np.int64).tobytes()
+        return Mask.of_rules([rule.within(data) for rule in self.rules], self.sizes, self.device)
+
+
+def _of_rules(*_: Any) -> Any:
+    """Stands for the function of a mask whose rules are known."""
+    raise AssertionError("the rules of this mask are known")
+
+
+def _of_all_tokens(band: Band, sizes: Sizes) -> Pairs | None:
+    """A mask without padding over several queries: complete or causal."""
+    left, right = band
+    queries, keys, first_query, first_key = sizes
+    reaches_left = left is None or left >= first_query + queries - 1 - first_key
+    reaches_right = right is None or right >= first_key + keys - 1 - first_query
+    if reaches_left and reaches_right:
+        return Pairs()
+    if reaches_left and right == 0 and first_query == first_key and keys >= queries:
+        return Pairs(0, queries, is_causal=True)
+    return None
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is captured, so that nothing may wait for the device."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _check_not_capturing(what: str) -> None:
+    """Raises ValueError while a CUDA graph is captured."""
+    if is_capturing():
+        raise ValueError(
+            f"the graph of this layer depends on numbers on the GPU, {what}, which cannot be read while a CUDA graph "
+            "is captured: pass no attention_mask if there is no padding, and use neither a topology "
+            "(mpnn.hf.use(model) without graph) nor unpad=True in captured calls; or do not capture the model"
+        )
 
 
 def mask(
@@ -198,20 +360,26 @@ def _mask(
     if (whole := ranks.current()) is not None:
         kv_length, q_length, attention_mask = whole.tokens, whole.new, whole.padding
         q_offset, kv_offset = kv_length - q_length, 0
-    sizes = Sizes(int(q_length), int(kv_length), int(q_offset), int(kv_offset))
+    place = q_offset if isinstance(q_offset, Tensor) and _is_unread(q_offset) else None
+    sizes = Sizes(int(q_length), int(kv_length), int(q_offset) if place is None else 0, int(kv_offset))
     if isinstance(attention_mask, TreeMask):
-        result = Mask(batch_size, sizes, device=device)
-        result.rules = [attention_mask.rule(Described(mask_function, batch_size, sizes, use_vmap, device), config)]
-        return result
+        sizes = sizes._replace(first_query=int(q_offset))
+        rule = attention_mask.rule(Described(mask_function, batch_size, sizes, use_vmap, device), config)
+        return Mask.of_rules([rule] * batch_size, sizes, device)
     padding = _padding(attention_mask, sizes)
     skips = allow_is_causal_skip or allow_is_bidirectional_skip or use_vmap or sizes.queries == 1
-    if not skips and not is_combined(mask_function):
+    if not skips and place is None and not is_combined(mask_function):
         dense = compat.sdpa_mask(
             batch_size, *sizes, mask_function, attention_mask, allow_is_causal_skip=False, device=device or "cpu"
         )
         assert dense is not None
         return dense
-    return Mask(batch_size, sizes, mask_function, padding, use_vmap, device)
+    return Mask(batch_size, sizes, mask_function, padding, use_vmap, device, place)
+
+
+def _is_unread(number: Tensor) -> bool:
+    """Whether to read a number would wait for a GPU."""
+    return number.is_cuda
 
 
 def _padding(attention_mask: Tensor | None, sizes: Sizes) -> Tensor | None:
@@ -222,7 +390,7 @@ def _padding(attention_mask: Tensor | None, sizes: Sizes) -> Tensor | None:
             "for pairs, write attention_mask[:, None].bool()"
         )
     padding = compat.prepare_padding_mask(attention_mask, sizes.keys, sizes.first_key)
-    return None if padding is None else padding.to(torch.bool)
+    return padding if padding is None or padding.dtype == torch.bool else padding.to(torch.bool)
 
 
 _uncompiled = torch.compiler.disable(_mask, reason="numbers decide this mask; pass an attention_mask if there is none")
@@ -263,9 +431,8 @@ def _has_tensors(
 
 def from_dense(allowed: Tensor, first_query: int = 0) -> Mask:
     """A mask from bools [B, 1, queries, keys]."""
-    result = Mask(len(allowed), Sizes(allowed.shape[-2], allowed.shape[-1], first_query))
-    result.rules = [special(Runs.from_dense(entry[0].bool().numpy()), first_query) for entry in allowed.cpu()]
-    return result
+    rules = [special(Runs.from_dense(entry[0].bool().numpy()), first_query) for entry in allowed.cpu()]
+    return Mask.of_rules(rules, Sizes(allowed.shape[-2], allowed.shape[-1], first_query))
 
 
 @cached_graph

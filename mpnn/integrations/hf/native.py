@@ -111,7 +111,8 @@ class XLNetAttention(xlnet.XLNetRelativeAttention):
             allowed = torch.ones(1, 1, queries, keys) if attn_mask is None else attn_mask.permute(2, 3, 0, 1) <= 0
             result = from_dense(allowed, keys - queries)
             if topology is not None:  # what masks forbid stays so; positions count from the first column
-                result.rules = [Rule(placed(topology) & rule.topology) for rule in result.rules]
+                rules = [Rule(placed(topology) & rule.topology) for rule in result.rules]
+                result = Mask.of_rules(rules, result.sizes)
             return result
 
         query, key, value = (x.permute(1, 2, 0, 3) for x in (q_head + self.r_w_bias, k_head_h, v_head_h))
@@ -150,12 +151,11 @@ class LongformerAttention(longformer.LongformerSelfAttention):
 
         def build() -> Mask:
             near = window(radius) if topology is None else placed(topology)
-            mask = Mask(batch, Sizes(length, length))
-            mask.rules = [
+            rules = [
                 Rule((near | sources(hub.numpy().tobytes())) & sources(kept.numpy().tobytes()))
                 for hub, kept in zip(hubs.cpu(), keep.cpu(), strict=True)
             ]
-            return mask
+            return Mask.of_rules(rules, Sizes(length, length))
 
         query, key, value = (_heads(to(hidden_states), self.num_heads) for to in (self.query, self.key, self.value))
         mask = _cached(attention_mask, build, (topology, radius))

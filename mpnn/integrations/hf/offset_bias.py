@@ -5,8 +5,9 @@ query only (Raffel et al. 2020, section 2.1). The layers pass what it returns to
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +19,21 @@ from mpnn.graph.relations import Offset
 _FAMILIES = "t5", "mt5"  # which pass the bias on without computing with it
 
 
-class OffsetBias(NamedTuple):
-    """The bias of `queries` after `past` tokens over `keys`. It holds the layer rather than its table, so that gradient
-    checkpointing does not differentiate one table twice."""
+@dataclass(eq=False)
+class OffsetBias:
+    """The bias of `queries` after `past` tokens over `keys`, which all layers of a forward pass share. It holds the
+    layer rather than its table, so that gradient checkpointing does not differentiate one table twice."""
 
     layer: Any
     queries: int
     keys: int
-    past: int
+    first: int | Tensor
+    _row: Tensor | None = None
+
+    @cached_property
+    def past(self) -> int:
+        """The number of tokens before the first query, which a static cache has on its device."""
+        return int(self.first)
 
     @property
     def clip(self) -> int:
@@ -34,17 +42,33 @@ class OffsetBias(NamedTuple):
 
     def table(self, like: Tensor) -> Tensor:
         """The bias of each offset of key and query, [2 * clip + 1, H]."""
-        layer, device = self.layer, self.layer.relative_attention_bias.weight.device
-        if device.type == "meta":  # offloaded; the hooks of accelerate load the weight when the module is called
-            device = like.device
+        return self._of(torch.arange(-self.clip, self.clip + 1, device=self._device(like)) - self.past, like)
+
+    def row(self, start: int, count: int, like: Tensor) -> Tensor:
+        """The bias of one query and each of the keys from `start` on, [1, H, 1, count]. Computed once a forward pass,
+        unless its gradient is asked for."""
+        row = None if torch.is_grad_enabled() else self._row
+        if row is None:
+            row = self._of(torch.arange(self.keys, device=self._device(like)) - self.first, like).T[None, :, None]
+            self._row = None if torch.is_grad_enabled() else row
+        return row[..., start : start + count].to(like)
+
+    def _of(self, offsets: Tensor, like: Tensor) -> Tensor:
+        """The bias of these offsets of key and query, [..., H]."""
+        layer = self.layer
         buckets = layer._relative_position_bucket(
-            torch.arange(-self.clip, self.clip + 1, device=device) - self.past,
+            offsets,
             bidirectional=not layer.is_decoder,
             num_buckets=layer.relative_attention_num_buckets,
             max_distance=layer.relative_attention_max_distance,
         )
-        table: Tensor = layer.relative_attention_bias(buckets)
-        return table.to(like)
+        bias: Tensor = layer.relative_attention_bias(buckets)
+        return bias.to(like)
+
+    def _device(self, like: Tensor) -> torch.device:
+        device: torch.device = self.layer.relative_attention_bias.weight.device
+        # An offloaded weight is loaded by accelerate's hooks when the module is called.
+        return like.device if device.type == "meta" else device
 
     def over(self, graph: Graph, is_flat: bool, like: Tensor) -> BiasTable | Tensor:
         """The bias of the edges of a graph, over one sequence or over all of a batch, one after the other."""
@@ -67,7 +91,7 @@ class _ByOffset:
     def __call__(
         self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: int | Tensor = 0
     ) -> OffsetBias:
-        return OffsetBias(self.layer, query_length, key_length, int(past_seen_tokens))
+        return OffsetBias(self.layer, query_length, key_length, past_seen_tokens)
 
 
 def by_offset(model: nn.Module) -> list[Callable[[], None]]:

@@ -1,0 +1,88 @@
+"""Attention layers of transformers by torch's kernel alone, where the pairs of a mask need no graph.
+
+A new token attends to a slice of its keys, or to those that are not padding; a text without padding attends to all, or
+to those before. To make a graph and a plan for these takes longer than the kernel on a hundred tokens.
+"""
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn import graphs
+from mpnn.backends import dense, registered
+from mpnn.engine import dispatch
+from mpnn.integrations.hf.masks import Pairs
+from mpnn.integrations.hf.offset_bias import OffsetBias
+from mpnn.kernels.once_differentiable import refuse_second_derivatives
+from mpnn.round import Round
+from mpnn.scores import Dot
+
+_FEW = 128  # keys up to which the reshaping takes as long as it saves, on a CPU
+_PLANNED = 1 << 12  # forms
+_IS_CHOSEN: dict[Hashable, bool] = {}
+"""Whether torch's kernel is what the plan chooses for features of a form over a complete or a causal graph."""
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None, by_offset: OffsetBias | None
+) -> Tensor | None:
+    """Out [B, queries, H, D] of query [B, H, queries, D], key and value [B, H_kv, keys, D]; None if another kernel is
+    quicker, or torch's does not take this."""
+    if scale is not None and scale <= 0:
+        return None
+    if pairs.stop is not None and (pairs.start, pairs.stop) != (0, key.shape[2]):
+        key = key[:, :, pairs.start : pairs.stop]
+        value = value[:, :, pairs.start : pairs.stop]
+    if query.shape[2] == 1:
+        out = _of_one_query(query, key, value, scale, _row(query, key, pairs, by_offset))
+    elif by_offset is None and (pairs.allowed is not None or _is_chosen(query, key, value, pairs.is_causal)):
+        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        out = dense.sdpa(query, key, value, scale, pairs.allowed, pairs.is_causal)
+    else:
+        return None
+    return (out if pairs.empty is None else out.masked_fill(pairs.empty, 0.0)).transpose(1, 2)
+
+
+def _row(query: Tensor, key: Tensor, pairs: Pairs, by_offset: OffsetBias | None) -> Tensor | None:
+    """What is added to the logits of one query, [B or 1, H or 1, 1, keys]; None for zeros."""
+    if by_offset is None:
+        return None if pairs.allowed is None else pairs.added(query.dtype)
+    row = by_offset.row(pairs.start, key.shape[2], query)
+    return row if pairs.allowed is None else row + pairs.added(query.dtype)
+
+
+def _of_one_query(query: Tensor, key: Tensor, value: Tensor, scale: float | None, mask: Tensor | None) -> Tensor:
+    """Out [B, H, 1, D]."""
+    batch, heads, _, width = query.shape
+    groups = key.shape[1]
+    if groups == heads or (mask is None and (query.is_cuda or key.shape[2] <= _FEW)):
+        out = F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=groups != heads)
+    else:
+        # The heads that share keys are rows of one product.
+        rows = query.reshape(batch, groups, heads // groups, width)
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask.reshape(mask.shape[0], groups, heads // groups, mask.shape[3])
+        out = F.scaled_dot_product_attention(rows, key, value, mask, scale=scale)
+        out = out.reshape(batch, heads, 1, value.shape[3])
+    return refuse_second_derivatives(out) if out.requires_grad else out
+
+
+def _is_chosen(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
+    learns = torch.is_grad_enabled() and (query.requires_grad, key.requires_grad, value.requires_grad)
+    like = query.dtype, key.dtype, value.dtype, query.device
+    form = is_causal, query.shape, key.shape, value.shape, like, learns, registered()
+    chosen = _IS_CHOSEN.get(form)
+    if chosen is None:
+        if len(_IS_CHOSEN) >= _PLANNED:
+            _IS_CHOSEN.clear()
+        chosen = _IS_CHOSEN[form] = _plan(query, key, value, is_causal)
+    return chosen
+
+
+def _plan(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
+    topology = graphs.causal() if is_causal else graphs.complete()
+    graph = topology.bind(query.shape[2], key.shape[2]).to(query.device)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    return dispatch.choice(Round(graph, v, Dot(q, k, 1.0)), "auto").direct is not None

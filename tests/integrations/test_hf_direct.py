@@ -1,0 +1,286 @@
+"""Attention in place without a graph: new tokens, short texts and captured calls, against the graphs of their masks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mpnn.hf
+from mpnn import ops
+from mpnn.engine import dispatch
+from mpnn.integrations.hf import direct, interface, masks
+
+CAUSAL = hf.masking_utils.causal_mask_function
+BANDS: dict[str, Any] = {
+    "causal": CAUSAL,
+    "complete": hf.masking_utils.bidirectional_mask_function,
+    "window": hf.masking_utils.sliding_window_causal_mask_function(4),
+    "window both ways": hf.masking_utils.sliding_window_bidirectional_mask_function(3),
+}
+SIZES = {
+    "new token": (1, 12, 11, 0),
+    "static cache": (1, 12, 6, 0),
+    "sliding cache": (1, 7, 11, 5),
+    "text": (12, 12, 0, 0),
+    "text in a static cache": (9, 12, 0, 0),
+    "new tokens": (3, 12, 9, 0),
+}  # queries, keys, first query, first key
+
+
+def features(queries: int, keys: int, heads: int = 4, groups: int = 2) -> list[Tensor]:
+    """Query, key and value of a batch of 2, [B, heads, N, 8]."""
+    draw = torch.Generator().manual_seed(queries + keys)
+    sizes = ((heads, queries), (groups, keys), (groups, keys))
+    return [torch.randn(2, h, n, 8, generator=draw, dtype=torch.float64) for h, n in sizes]
+
+
+def padding(keys: int, padded: int) -> Tensor:
+    mask = torch.ones(2, keys, dtype=torch.bool)
+    mask[1, :padded] = False
+    return mask
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("padded", [0, 3])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", BANDS)
+def test_pairs_are_the_edges_of_the_graph(name: str, size: str, padded: int, groups: int) -> None:
+    queries, keys, first_query, first_key = SIZES[size]
+    mask = masks.mask(
+        2, queries, keys, first_query, first_key,
+        mask_function=BANDS[name], attention_mask=padding(first_key + keys, padded),
+    )  # fmt: skip
+    assert isinstance(mask, masks.Mask)
+    query, key, value = features(queries, keys, groups=groups)
+    pairs = mask.pairs(keys)
+    if queries == 1:
+        assert pairs is not None or (padded and size == "static cache" and name == "window")
+    if pairs is None:
+        return
+    if queries > 1:
+        direct._IS_CHOSEN.clear()
+    out = direct.attend(query, key, value, pairs, 0.3, None)
+    if out is None:  # another kernel is quicker
+        return
+    graph, is_flat = mask.graph(None, 2, keys, query.device)
+    rows = [x.transpose(1, 2) for x in (query, key, value)]
+    rows = [x.flatten(0, 1) for x in rows] if is_flat else rows
+    expected = ops.attend(graph, *rows, scale=0.3, backend="edge_list").view(out.shape)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, num_key_value_heads=2)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=6)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+    "t5": lambda: hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    ),
+}
+SMALL: dict[str, Any] = {
+    "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+IDS = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
+LEFT = padding(9, 4).long()
+
+
+def pair(name: str) -> tuple[Any, Any]:
+    """A model with sdpa attention, and a copy in place."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    model.generation_config.update(pad_token_id=0, eos_token_id=None, do_sample=False, max_new_tokens=6)
+    ours = copy.deepcopy(model)
+    mpnn.hf.use(ours)
+    return model, ours
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_new_token_makes_no_graph_and_no_plan(name: str, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ours = pair(name)
+    made: list[int] = []
+    graph, choice = masks.Mask.graph, dispatch.choice
+
+    def counted(self: masks.Mask, *args: Any, **options: Any) -> Any:
+        made.append(self.sizes.queries)
+        return graph(self, *args, **options)
+
+    def planned(round: Any, backend: str) -> Any:
+        made.append(round.graph.num_dst)
+        return choice(round, backend)
+
+    monkeypatch.setattr(masks.Mask, "graph", counted)
+    monkeypatch.setattr(dispatch, "choice", planned)
+    options = {"attention_mask": LEFT, "cache_implementation": cache}
+    found = ours.generate(IDS, **options)
+    assert 1 not in made  # only the prompt, of several queries, may make one
+    assert found.equal(model.generate(IDS, **options))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_text_of_a_batch_does_not_depend_on_the_others(name: str) -> None:
+    _, ours = pair(name)
+    other = IDS.clone()
+    other[0] = other[0].flip(0)
+    other[1, :4] = 7  # padding
+    a, b = (ours.generate(ids, attention_mask=LEFT) for ids in (IDS, other))
+    assert a[1, -6:].equal(b[1, -6:])
+
+
+def test_a_bias_by_offset_is_computed_once_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    _, ours = pair("t5")
+    bucket, computed = T5Attention._relative_position_bucket, []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        computed.append(args)
+        return bucket(*args, **options)
+
+    monkeypatch.setattr(T5Attention, "_relative_position_bucket", staticmethod(counted))
+    ours.generate(IDS, attention_mask=LEFT)
+    assert len(computed) <= 6 + 2  # the encoder computes it in each of two layers
+
+
+# A number read, and results whose size depends on numbers.
+LOOKS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_consecutive"}
+COPIES = {"cpu", "numpy", "tolist", "__array__"}  # which no operator shows while tensors are on a CPU
+
+
+class Waits(TorchDispatchMode):
+    """Notes what would wait for a GPU, or copy to it or from it, on tensors on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.functions = _Copies(self.seen)
+
+    def __enter__(self) -> Waits:
+        self.functions.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.functions.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, options = func.overloadpacket.__name__, kwargs or {}
+        waits = name in LOOKS or name == "lift_fresh"
+        if name == "repeat_interleave":
+            waits = options.get("output_size") is None
+        if name == "index":
+            waits = any(i is not None and i.dtype == torch.bool for i in args[1])
+        if waits:
+            self.seen.append(name)
+        return func(*args, **options)
+
+
+class _Copies(TorchFunctionMode):
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in COPIES:
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a CUDA graph were captured, and tensors on a GPU."""
+    monkeypatch.setattr(masks, "is_capturing", lambda: True)
+    monkeypatch.setattr(masks, "_is_unread", lambda number: True)
+
+
+def step(name: str, model: Any) -> Callable[[], Tensor]:
+    """A call that a CUDA graph captures."""
+    if name == "a layer with a padded mask":
+        layer = model.model.layers[0].self_attn
+        query, key, value = (x.float() for x in features(9, 9))
+
+        def attend() -> Tensor:
+            mask = masks.mask(2, 9, 9, mask_function=CAUSAL, attention_mask=LEFT.bool())
+            options = {"is_causal": True, "scaling": 0.3}
+            attention = hf.AttentionInterface()[model.config._attn_implementation]
+            dense = (
+                mask
+                if model.config._attn_implementation == "mpnn"
+                else (hf.masking_utils.sdpa_mask(2, 9, 9, attention_mask=LEFT.bool()))
+            )
+            return attention(layer, query, key, value, dense, **options)[0] * LEFT[:, :, None, None]
+
+        return attend
+    if name == "training":
+        return lambda: model(IDS, attention_mask=LEFT, labels=IDS.masked_fill(LEFT == 0, -100), use_cache=False).loss
+    cache = hf.StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad():
+        model(IDS, attention_mask=LEFT, past_key_values=cache)
+    mask = torch.cat([LEFT, LEFT.new_ones(2, 1)], 1)
+    start = [layer.cumulative_length.clone() for layer in cache.layers]
+
+    def decode() -> Tensor:
+        for layer, length in zip(cache.layers, start, strict=True):
+            layer.cumulative_length.copy_(length)
+        positions = mask.cumsum(1)[:, -1:] - 1
+        with torch.no_grad():
+            return model(IDS[:, -1:], attention_mask=mask, position_ids=positions, past_key_values=cache).logits
+
+    return decode
+
+
+@pytest.mark.parametrize("what", ["a layer with a padded mask", "training", "decoding"])
+def test_captured_calls_do_not_wait_for_the_device(what: str, request: pytest.FixtureRequest) -> None:
+    model, ours = pair("llama")
+    expected = step(what, model)()
+    call = step(what, ours)
+    request.getfixturevalue("capturing")
+    with Waits() as waits:
+        found = call()
+        if what == "training":
+            found.backward()
+    assert waits.seen == []
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_what_waits_is_noticed() -> None:
+    x = torch.arange(3.0)
+    calls: list[Callable[[], Any]] = [
+        lambda: x.sum().item(), lambda: bool(x.sum()), lambda: x[x > 1], lambda: x.nonzero(), lambda: torch.tensor(1.0),
+        lambda: x.repeat_interleave(x.long()), lambda: x.cpu(), lambda: x.numpy(), lambda: x.tolist(),
+    ]  # fmt: skip
+    for call in calls:
+        with Waits() as waits:
+            call()
+        assert len(waits.seen) >= 1
+    with Waits() as waits:
+        (x * 2).double().sum()
+    assert waits.seen == []
+
+
+@pytest.mark.usefixtures("capturing")
+def test_graphs_that_captured_calls_cannot_make_are_refused() -> None:
+    _, ours = pair("llama")
+    mpnn.hf.use(ours, "causal() & window(3)")
+    with torch.no_grad():
+        ours(IDS)  # no number decides this graph
+        with pytest.raises(ValueError, match="pass no attention_mask if there is no padding"):
+            ours(IDS, attention_mask=LEFT)
+
+
+def test_recorded_layers_make_their_graphs() -> None:
+    _, ours = pair("llama")
+    seen: list[Any] = []
+    with torch.no_grad(), mpnn.hf.record(lambda graph, weights: seen.append(graph)):
+        ours(IDS)
+    assert len(seen) == 2
+    assert interface._RECORDER.get() is None
