@@ -20,6 +20,7 @@ from benchmarks import (
     disk as from_disk,
     fit,
     gpu as on_gpu,
+    gpu_report,
     regret,
     report as reports,
     sampling as sampled,
@@ -43,6 +44,7 @@ SAMPLING_RESULTS = HERE / "results" / "sampling.json"
 DISK_RESULTS = HERE / "results" / "disk.json"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
 PAGE = HERE.parent / "docs" / "performance.md"
+GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "README.md"
 
 console = Console(highlight=False)
 app = typer.Typer(
@@ -281,17 +283,18 @@ def report(
     reasons: Annotated[Path, typer.Option(help="Why bars were missed: Markdown, written by hand.")] = REASONS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
-    """Writes the page of a run, with its tables, bars and pictures."""
+    """Writes the page of a run, with its tables, bars and pictures, and a GPU's tables in docs/gpu.md and README.md."""
     if not results.is_file():
         raise typer.BadParameter(f"there is no {results}; python -m benchmarks cpu writes it", param_hint="--results")
-    others = {
-        title: json.loads(file.read_text())
-        for title, file in (("Whole workloads", workloads), ("On a GPU", gpu))
-        if file.is_file()
-    }
+    others = {"Whole workloads": json.loads(workloads.read_text())} if workloads.is_file() else {}
+    on_card = json.loads(gpu.read_text()) if gpu.is_file() else None
     regrets = json.loads(plans.read_text()) if plans.is_file() else None
     why = reasons.read_text() if reasons.is_file() else ""
-    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets, why)}")
+    lines = gpu_report.section(on_card) if on_card else ()
+    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets, why, lines)}")
+    for other in GPU_PAGES if on_card and page == PAGE else ():
+        other.write_text(gpu_report.fill(other.read_text(), on_card))
+        console.print(f"wrote the tables of {other}")
 
 
 @app.command("regret")

@@ -38,10 +38,11 @@ def write(
     others: Mapping[str, dict[str, Any]] | None = None,
     regrets: dict[str, Any] | None = None,
     reasons: str = "",
+    gpu: Sequence[str] = (),
 ) -> Path:
     """Writes the page, and its pictures into `img/` beside it; returns the page's path. `others`: results of further
     runs by the title of their part of the page. `regrets`: how far plans are from the quickest backend. `reasons`: why
-    bars were missed, as Markdown."""
+    bars were missed, as Markdown. `gpu`: the lines of a run on a GPU."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures = plots.draw(results["rows"], page.parent / "img")
     if ratios := times_faster(results["rows"]):
@@ -52,6 +53,8 @@ def write(
         lines += [*_bars(other["rows"]), *_tables(other["rows"], {})]
     if regrets:
         lines += ["", *plans(regrets)]
+    if gpu:
+        lines += ["", *gpu]
     if reasons:
         lines += ["", "# Why bars are missed", "", reasons.strip()]
     page.write_text("\n".join(lines).rstrip() + "\n")

@@ -1,6 +1,7 @@
 """The harness from end to end on one tiny case: what it writes, what it refuses, and how it judges."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from typer.testing import CliRunner, Result
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks are no part of the installed package
 
-from benchmarks import cli, disk, measure, run, series, truth  # noqa: E402
+from benchmarks import cli, disk, gpu_report, measure, run, series, truth  # noqa: E402
 from benchmarks.cases import all_cases, select  # noqa: E402
 from benchmarks.contest import BOTH, FORWARD, OURS, STEP, Bar, Case, Contest, Entry, Missing  # noqa: E402
 from benchmarks.sizes import DEFAULT, FULL, SMALL  # noqa: E402
@@ -179,6 +180,39 @@ def test_help_teaches_and_wrong_words_are_refused() -> None:
     done = here("cpu", "--threads", 1, "--only", "no such case")
     assert done.exit_code == 2
     assert "the groups are dense, sparse, length" in said(done.output)
+
+
+# ---------------------------------------------------------------------------------------- a GPU's tables
+
+
+def test_every_figure_of_a_gpu_has_its_row() -> None:
+    """Pages hold exactly the tables that the file gives, and `docs/gpu.md` no time or ratio besides."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())
+    for page in cli.GPU_PAGES:
+        text = page.read_text()
+        assert gpu_report.fill(text, results) == text, f"{page.name}: run python -m benchmarks report"
+        assert gpu_report.without_tables(text) != text
+    assert "\n".join(gpu_report.section(results)) in cli.PAGE.read_text()
+    figure = re.compile(r"\d\s*(ms|us|ns|x|times|TFLOP/s|GB/s|GB|MB|%)(?!\w)|\d\s*(micro|milli|nano)seconds")
+    prose = gpu_report.without_tables((ROOT / "docs" / "gpu.md").read_text())
+    assert not figure.search(prose), figure.search(prose)
+
+
+def test_tables_of_a_gpu_say_what_failed_and_what_a_plan_cost() -> None:
+    row = {"group": "plan", "case": "a", "direction": FORWARD, "ours": "csr"}
+    rows = [
+        row | {"entries": {"csr": {"median": 3e-3}, "tiles": {"median": 2e-3}, "dense": {"note": "no"}}},
+        row | {"case": "b", "entries": {"csr": {"median": 1e-3}}},
+        row | {"case": "c", "error": "RuntimeError: no | kernel"},
+    ]
+    ((_, chosen, quickest, ratio),) = gpu_report.regrets(rows)
+    assert (chosen, quickest, ratio) == ("csr", "tiles", pytest.approx(1.5))
+    lines = "\n".join(gpu_report.table(rows))
+    assert "| a | csr | 3 ms |" in lines
+    assert "|  | tiles | 2 ms (0.67 x) |" in lines
+    assert "c | forward failed: RuntimeError: no / kernel" in lines
+    with pytest.raises(ValueError, match="there is no table 'speed'"):
+        gpu_report.fill("<!-- gpu: speed --><!-- gpu end -->", {"rows": rows})
 
 
 # ---------------------------------------------------------------------------------------- checking
