@@ -6,16 +6,17 @@
 states that enter and leave. On CPU `mpnn/kernels/cpu/{scan,delta_rule,feature_gates}.cpp` compute them and state the
 formulas. They advance in chunks of nodes. Within a chunk the logits are materialized, so that all work is matrix
 products; few states are in memory. NaN in a source can reach rows of its chunk that do not attend to it. On CUDA
-`mpnn/kernels/cuda/recurrence.py` computes recurrences, and torch operations linear attention (`_scan`), as on other
-devices and where no library was compiled, which refuse recurrences.
+`mpnn/kernels/cuda/chunks` computes recurrences, or node by node `mpnn/kernels/cuda/recurrence.py` those that chunks do
+not serve (`in_chunks`). Torch operations compute linear attention there (`_scan`), as on other devices and where no
+library was compiled, which refuse recurrences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from functools import lru_cache
 from itertools import accumulate
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ ALL, PAST, FUTURE = range(3)
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of scan.h
 LOGITS = 36  # per row of a running sum: the average within its chunk
 _MIN_COLUMNS = 32  # of an item, if one per state is too few for the threads
+_CHUNKED_WIDTH = 256  # of features of a recurrence on a GPU
+_CHUNKED_NODES = 16  # of a document of a recurrence on a GPU, on average; fewer leave most of a chunk empty
 _FEW = 3  # nodes that are computed one after the other, not in chunks
 _MIN_PARTS = 4  # of the heads in a backward pass, for any number of threads
 _MOST_TOGETHER = 8  # heads with the same queries and keys in one work item, whose states are in the cache
@@ -199,6 +202,7 @@ def recurrence(
     scale: float = 1.0,
     documents: Sequence[int] | None = None,
     unit: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A causal sum with gates, and the delta rule, on CPU and CUDA:
 
@@ -215,9 +219,10 @@ def recurrence(
         state: [B, H, F, D], S before the first node; None for zeros.
         documents: lengths of documents, which sum to N. Each begins with a state of zeros, but the first with `state`.
         unit: whether queries and keys are divided by their lengths, sqrt(|x|^2 + 1e-6).
+        dtype: of out. Default: float32 for 16-bit features, else that of the features.
 
     Returns:
-        out [B, N, H, D], and S after the last node, [B, H, F, D]; both float32 for 16-bit features.
+        out [B, N, H, D], and S after the last node, [B, H, F, D], which is float32 for 16-bit features.
 
     Raises:
         ValueError: if shapes do not fit together.
@@ -239,23 +244,43 @@ def recurrence(
     if not on_gpu:
         check_device(query, "recurrences")
     wide = _wide(query)
-    log_gate, beta, state = (None if x is None else x.to(wide) for x in (log_gate, beta, state))
+    dtype = wide if dtype is None else dtype
+    chunked = on_gpu and in_chunks(query.dtype, width, deep, ends)
+    if not chunked:  # which reads gates of any type
+        log_gate, beta, state = (None if x is None else x.to(wide) for x in (log_gate, beta, state))
     if not value.numel() or not query.numel():
-        last = query.new_zeros(batch, heads, width, deep, dtype=wide) if state is None else state
+        last = query.new_zeros(batch, heads, width, deep, dtype=wide) if state is None else state.to(wide)
         inputs = [x for x in (query, key, value, log_gate, beta, state) if x is not None]
         nothing = torch.stack([x.flatten()[:0].sum(dtype=wide) for x in inputs]).sum()  # so that autograd knows them
-        return nothing.expand(batch, nodes, heads, deep), last + nothing
+        return nothing.expand(batch, nodes, heads, deep).to(dtype), last + nothing
     if not on_gpu and not is_differentiated():
-        return _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
+        out, last = _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
+        return out.to(dtype), last
     if unit:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
-    function: Any = _Recurrence
-    if on_gpu:
-        from mpnn.kernels.cuda import recurrence as in_triton  # imports Triton
+    function, options = _function(on_gpu, chunked), (scale, heads, ends)
+    if chunked:
+        return cast(tuple[Tensor, Tensor], function(query, key, value, log_gate, beta, state, *options, dtype))
+    out, last = function(query, key, value, log_gate, beta, state, *options)
+    return out.to(dtype), last
 
-        function = in_triton.Recurrence
-    out, last = function.apply(query, key, value, log_gate, beta, state, scale, heads, ends)
-    return out, last
+
+def _function(on_gpu: bool, chunked: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+    if not on_gpu:
+        return cast(Any, _Recurrence.apply)
+    if chunked:
+        from mpnn.kernels.cuda.chunks.function import Chunked  # imports Triton
+
+        return cast(Any, Chunked.apply)
+    from mpnn.kernels.cuda.recurrence import Recurrence
+
+    return cast(Any, Recurrence.apply)
+
+
+def in_chunks(dtype: torch.dtype, width: int, deep: int, ends: Sequence[int]) -> bool:
+    """Whether a GPU runs a recurrence over documents that end there in parallel chunks: features of at most 32 bits, at
+    most 256 wide, and at least 16 nodes a document on average. Others go node by node, as a step of decoding does."""
+    return dtype.itemsize <= 4 and max(width, deep) <= _CHUNKED_WIDTH and ends[-1] >= _CHUNKED_NODES * len(ends)
 
 
 def is_differentiated() -> bool:

@@ -124,6 +124,10 @@ from mpnn.kernels.cuda.recurrence import Recurrence
 x = given.leaf(1, 9, 2, 8)
 numbers = given.leaf(1, 9, 2, 8), given.leaf(1, 9, 2), given.leaf(1, 2, 8, 8)
 Recurrence.apply(x, x, x, *numbers, 0.1, 2, (4, 9))[0].sum().backward()
+from mpnn.kernels.cuda.chunks.function import Chunked
+gate, beta, state = numbers
+for gates in (gate, given.leaf(1, 9, 2)):
+    Chunked.apply(*[x.bfloat16()] * 3, gates, beta, state, 0.1, 2, (4, 9), torch.bfloat16)[0].sum().backward()
 print(json.dumps([triton.__version__, *sorted(set(compiled))]))
 """
 
@@ -152,6 +156,8 @@ def test_every_kernel_compiles_for_a_gpu(triton: str, architecture: str, tmp_pat
     assert {name for name, _ in kernels} == {
         "forward.attend", "forward.join", "backward.deltas", "backward.gradients", "reduce.segment_reduce",
         "reduce.join", "reduce.segment_reduce_backward", "recurrence.forward", "recurrence.backwards",
-        "recurrence.forwards",
+        "recurrence.forwards", "chunks.within.gates", "chunks.within.scores", "chunks.within.solve",
+        "chunks.states.walk", "chunks.states.walk_back", "chunks.outputs.outputs", "chunks.outputs.sent",
+        "chunks.gradients.values", "chunks.gradients.keys",
     }  # fmt: skip
     assert all(size > 0 for _, size in kernels)

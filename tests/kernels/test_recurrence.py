@@ -3,15 +3,17 @@ documents, shared heads, gates from 0 to 1."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from row_cases import TRITON, on_triton, poisoned
+from row_cases import INTERPRETED, TRITON, on_triton, poisoned
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpnn.kernels.cpu import library
-from mpnn.kernels.scan import recurrence
+from mpnn.kernels.scan import ends_of, in_chunks, recurrence
 from mpnn.kernels.selective_scan import selective_scan
 from mpnn.kernels.state_update import state_update
 from tests.support import recurrences as twin
@@ -236,6 +238,23 @@ def test_what_does_not_fit_is_named() -> None:
 # ------------------------------------------------------------------------------------------------ by Triton
 
 
+@pytest.mark.parametrize(
+    ("dtype", "width", "ends", "chunked"),
+    [
+        (torch.bfloat16, 128, [4096], True),
+        (torch.float32, 256, [16], True),
+        (torch.float32, 64, [1], False),  # a step of decoding
+        (torch.float32, 64, [1, 2, 40], False),
+        (torch.float32, 257, [4096], False),
+        (torch.float64, 64, [4096], False),
+    ],
+    ids=str,
+)
+def test_which_recurrences_run_in_chunks(dtype: torch.dtype, width: int, ends: list[int], chunked: bool) -> None:
+    assert in_chunks(dtype, width, 64, ends) == chunked
+    assert in_chunks(dtype, 64, width, ends) == chunked
+
+
 def by_triton(
     query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None, state: Tensor | None,
     *, scale: float = 1.0, documents: list[int] | None = None,
@@ -261,6 +280,115 @@ def test_triton_agrees_with_the_twin(
     given = [x if x is None or n == 5 else x[:, :12] for n, x in enumerate(inputs(kind, heads, batch=1))]
     options = {"scale": 0.3, "documents": documents}
     assert worst(results(by_triton, given, **options), results(twin.recurrence, given, **options)) < 1e-12
+
+
+def small(kind: str, heads: tuple[int, int, int], gates: str = "to exp(-20)", nodes: int = 19) -> list[Tensor | None]:
+    """Inputs of few nodes and features, of the type that chunks take: rounded to float32."""
+    query, key, value, log_gate, beta, state = inputs(kind, heads, gates, batch=1)
+    log_gate = log_gate if log_gate is None or log_gate.dim() == 3 else log_gate[..., :10]
+    rows = [query[..., :10], key[..., :10], value[..., :9], log_gate, beta]
+    rows = [None if x is None else x[:, :nodes] for x in rows]
+    return [None if x is None else x.float() for x in (*rows, state[:, :, :10, :9])]
+
+
+def doubled(given: list[Tensor | None]) -> list[Tensor | None]:
+    return [None if x is None else x.double() for x in given]
+
+
+def by_chunks(
+    *given: Tensor | None, scale: float = 1.0, documents: list[int] | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    from mpnn.kernels.cuda.chunks.function import Chunked
+
+    tensors = [None if x is None else x.to(TRITON.device) for x in given]
+    ends = ends_of(documents, given[0].shape[1])
+    heads = max(x.shape[2] for x in tensors[:5] if x is not None)
+    out, last = Chunked.apply(*tensors, scale, heads, ends, dtype)
+    return out.cpu(), last.cpu()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 8 nodes, and blocks of 8 rows and columns where the interpreter runs them."""
+    from mpnn.kernels.cuda.chunks import function
+
+    if INTERPRETED:
+        launch = function.Launch(columns=8)
+        config = function.Config(8, 8, *[launch] * 8)
+        monkeypatch.setattr(function, "_LEAST", 8)
+        monkeypatch.setattr(function, "config", lambda dtype: config)
+
+
+@on_triton
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("heads", "documents"), [((1, 1, 4), [0, 3, 0, 15, 1, 0]), ((4, 2, 1), None)], ids=str)
+def test_chunks_agree_with_the_twin(kind: str, heads: tuple[int, int, int], documents: list[int] | None) -> None:
+    given, options = small(kind, heads), {"scale": 0.3, "documents": documents}
+    expected = results(twin.recurrence, doubled(given), **options)
+    assert worst([x.double() for x in results(by_chunks, given, **options)], expected) < 2e-6
+
+
+@on_triton
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("kind", ["gated", "gated delta", "features", "KDA"])
+@pytest.mark.parametrize("gates", ["1e-30", "resets of 0", "0"])
+def test_chunks_take_any_gate(kind: str, gates: str) -> None:
+    given = small(kind, (2, 2, 4), gates, nodes=17)
+    expected = results(twin.recurrence, doubled(given))
+    assert worst([x.double() for x in results(by_chunks, given)], expected) < 2e-6
+
+
+@on_triton
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("kind", ["gated", "KDA"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_chunks_of_16_bits(kind: str, dtype: torch.dtype) -> None:
+    """float16 has products of float32's range. Of bfloat16 the products of a chunk are rounded, some five times."""
+    given = [x if x is None or n > 2 else x.to(dtype) for n, x in enumerate(small(kind, (2, 2, 4), "near 1", nodes=9))]
+    expected = results(twin.recurrence, doubled(given))
+    found = results(lambda *x: by_chunks(*x, dtype=dtype), given)
+    assert found[0].dtype == dtype
+    assert found[1].dtype == torch.float32
+    assert worst([x.double() for x in found], expected) < (2**-10 if dtype == torch.float16 else 5 * 2**-7)
+
+
+@on_triton
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("kind", ["gated", "KDA"])
+def test_a_document_in_chunks_knows_nothing_of_the_others(kind: str) -> None:
+    given = small(kind, (4, 4, 4))
+    other = [None if x is None else x.clone() for x in given]
+    for x in other[:5]:
+        if x is not None:
+            x[:, :10] = -x[:, :10] if x is not other[3] else 3 * x[:, :10]
+    (plain, _), (changed, _) = (by_chunks(*x[:5], None, documents=[10, 9]) for x in (given, other))
+    assert plain[:, 10:].equal(changed[:, 10:])
+    assert not plain[:, :10].equal(changed[:, :10])
+
+
+@on_triton
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("run", [by_triton, by_chunks])
+def test_a_call_neither_waits_for_a_gpu_nor_copies_to_it(run: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    """But the first of its documents, whose ends it copies."""
+    given = [None if x is None else x.requires_grad_() for x in small("gated delta", (2, 2, 4), nodes=9)]
+    waits: list[str] = []
+
+    class Waits(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name, options = str(function), kwargs or {}
+            is_sized = "repeat_interleave" not in name or options.get("output_size") is not None
+            if not is_sized or any(word in name for word in ("_local_scalar_dense", "lift_fresh", "nonzero")):
+                waits.append(name)
+            return function(*args, **options)
+
+    for _ in range(2):
+        waits.clear()
+        with Waits():
+            out, last = run(*given, documents=[4, 5])
+            (out.sum() + last.sum()).backward()
+    assert waits == []
 
 
 @on_triton

@@ -1,0 +1,1 @@
+"""Recurrences in parallel chunks, by Triton. `function.Chunked` runs them; `mpnn.kernels.scan.recurrence` calls it."""

@@ -1,0 +1,330 @@
+"""Recurrences in parallel chunks as a differentiable function: the counterpart of `mpnn.kernels.scan.recurrence`, which
+states the formulas, and whose `in_chunks` says when it calls them.
+
+    forward     gates | scores, solve      walk            outputs        (what it reads | is read of gates a feature)
+    backward    sent (delta rule)          walk_back       values, keys
+
+Only `walk` and `walk_back` go from chunk to chunk, with the states alone; the other kernels take all chunks at once.
+The gradients need the states of all chunks, which the forward pass keeps in the type of its products: F x D numbers for
+each C nodes of a head.
+
+Products are those of tensor cores and are added up in float32: bfloat16 features in bfloat16, float16 features in TF32,
+which holds their 11 bits and has the range that sums need, and float32 features in three products of TF32, which leave
+an error of some 1e-6.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from mpnn.kernels.cuda.chunks import gradients, outputs, states, within
+from mpnn.kernels.cuda.chunks.tiles import rows
+from mpnn.kernels.cuda.schedule import power_of_two
+from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
+from mpnn.kernels.once_differentiable import once_differentiable
+
+_LEAST = 16  # the least side of a product
+_GATES = 16  # heads of a program of `gates`
+
+
+class Launch(NamedTuple):
+    """How a kernel is compiled: columns (or features) of a program, its warps, and the stages of its loops."""
+
+    columns: int
+    warps: int = 4
+    stages: int = 1
+
+
+class Config(NamedTuple):
+    """C nodes of a chunk, rows of the states that a walk without the delta rule holds, and each kernel's launch."""
+
+    chunk: int = 64
+    rows: int = 64
+    scores: Launch = Launch(32)
+    solve: Launch = Launch(64)
+    walk: Launch = Launch(32, stages=2)
+    walk_back: Launch = Launch(32, stages=2)
+    outputs: Launch = Launch(64)
+    sent: Launch = Launch(64)
+    values: Launch = Launch(64)
+    keys: Launch = Launch(64, warps=8)
+
+
+_NARROW = Config()
+_WIDE = Config(
+    chunk=32, rows=32, solve=Launch(32), outputs=Launch(32), sent=Launch(32), values=Launch(32), keys=Launch(32)
+)
+
+
+def config(dtype: torch.dtype) -> Config:
+    """The configuration for features of a dtype."""
+    return _NARROW if dtype == torch.bfloat16 else _WIDE
+
+
+class Chunks(NamedTuple):
+    """The first node of each chunk, and the node after its last; the first chunk of each document, and their count."""
+
+    starts: Tensor
+    stops: Tensor
+    first: Tensor
+    count: int
+    documents: int
+
+
+@lru_cache(maxsize=64)
+def _chunks(ends: tuple[int, ...], size: int, device: torch.device) -> Chunks:
+    """The chunks of documents that end there. Cached, so that no later call copies anything to the device."""
+    starts: list[int] = []
+    stops: list[int] = []
+    first = [0]
+    for begin, end in zip((0, *ends), ends, strict=False):
+        starts += range(begin, end, size)
+        stops += [min(start + size, end) for start in range(begin, end, size)]
+        first.append(len(starts))
+    tables = (torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in (starts, stops, first))
+    return Chunks(*tables, len(starts), len(ends))
+
+
+class _Operands(NamedTuple):
+    """The arguments of a recurrence and what the kernels before `outputs` compute; None where it has no such thing."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_gate: Tensor | None
+    beta: Tensor | None
+    state: Tensor | None
+    from_start: Tensor | None = None
+    to_end: Tensor | None = None
+    P: Tensor | None = None
+    A: Tensor | None = None
+    early_query: Tensor | None = None
+    early_key: Tensor | None = None
+    late_key: Tensor | None = None
+    through: Tensor | None = None
+    T: Tensor | None = None
+    W: Tensor | None = None
+    V: Tensor | None = None
+    states: Tensor | None = None
+
+    @property
+    def by_feature(self) -> bool:
+        return self.log_gate is not None and self.log_gate.dim() == 4
+
+
+class _Pass:
+    """The sizes of a recurrence, new tensors of them, and launches of kernels."""
+
+    def __init__(self, x: _Operands, scale: float, heads: int, ends: tuple[int, ...]) -> None:
+        self.batch, self.nodes, _, self.width = x.query.shape
+        self.deep = x.value.shape[-1]
+        self.heads, self.scale = heads, scale
+        self.device = x.query.device
+        self.config = config(x.query.dtype)
+        self.chunks = _chunks(ends, self.config.chunk, self.device)
+        is_narrow = x.query.dtype == torch.bfloat16
+        self.dtype = torch.bfloat16 if is_narrow else torch.float32
+        self.whole_width = max(_LEAST, power_of_two(self.width))
+        self.levels = self.config.chunk.bit_length() - 1
+        self.precision = {
+            "C": self.config.chunk,
+            "NARROW": tl.bfloat16 if is_narrow else None,
+            "PRECISION": "tf32x3" if x.query.dtype == torch.float32 else "tf32",
+        }
+
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def of_nodes(self, *width: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.new(self.batch, self.nodes, self.heads, *width, dtype=dtype)
+
+    def of_chunks(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.new(self.batch, self.heads, self.chunks.count, *shape, dtype=dtype)
+
+    def blocks(self, launch: Launch, width: int) -> tuple[int, int]:
+        """The columns of a program, and the blocks of columns that hold a width."""
+        columns = min(launch.columns, max(_LEAST, power_of_two(width)))
+        return columns, -(-width // columns)
+
+    def run(self, kernel: Any, launch: Launch, blocks: int, *arguments: Any, **sizes: int | bool) -> None:
+        """One program for each batch entry, chunk, head and block."""
+        programs = self.batch * self.chunks.count * self.heads * blocks
+        self._launch(kernel, launch, programs, *self.chunks[:2], self.chunks.count, *arguments, **sizes)
+
+    def walk(self, kernel: Any, launch: Launch, has_delta: bool, *arguments: Any) -> None:
+        """One program for each batch entry, document, head and block of a state."""
+        columns, column_blocks = self.blocks(launch, self.deep)
+        height = self.whole_width if has_delta else min(self.config.rows, self.whole_width)
+        row_blocks = -(-self.width // height)
+        programs = self.batch * self.chunks.documents * self.heads * row_blocks * column_blocks
+        tables = *self.chunks[:3], self.chunks.documents, self.chunks.count
+        sizes = row_blocks, column_blocks, self.heads, self.nodes
+        self._launch(kernel, launch, programs, *tables, *sizes, *arguments, ROWS=height, COLUMNS=columns)
+
+    def _launch(self, kernel: Any, launch: Launch, programs: int, *arguments: Any, **sizes: int | bool) -> None:
+        options = {**self.precision, **sizes, "num_warps": launch.warps, "num_stages": launch.stages}
+        kernel[(programs,)](*arguments, **options)
+
+
+class Chunked(torch.autograd.Function):
+    """The arguments and results of `mpnn.kernels.scan.recurrence`; `heads` of the result, `ends` of the documents, and
+    the `dtype` of out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None,
+        state: Tensor | None, scale: float, heads: int, ends: tuple[int, ...], dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        features = map(with_contiguous_rows, (query, key, value))
+        numbers = (None if x is None else x.contiguous() for x in (log_gate, beta, state))
+        x = _Operands(*features, *numbers)
+        p = _Pass(x, scale, heads, ends)
+        out = p.of_nodes(p.deep, dtype=dtype)
+        with on_device(query):
+            x = _solved(_gated(x, p), p)
+            x, last = _walked(x, p)
+            _write(out, x, p)
+        ctx.save_for_backward(*x)
+        ctx.options = scale, heads, ends
+        ctx.set_materialize_grads(False)
+        return out, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor | None, d_last: Tensor | None) -> Any:
+        x = _Operands(*ctx.saved_tensors)
+        p = _Pass(x, *ctx.options)
+        d_out = p.of_nodes(p.deep).zero_() if d_out is None else with_contiguous_rows(d_out)
+        d_last = None if d_last is None else d_last.contiguous()
+        with on_device(x.query):
+            d_query, d_key, d_value, d_log_gate, d_beta, d_state = _gradients(x, p, d_out, d_last)
+        shared = (d_query, x.query), (d_key, x.key), (d_value, x.value)
+        grads = [_summed(d, y).to(y.dtype) for d, y in shared]
+        numbers = (d_log_gate, x.log_gate), (d_beta, x.beta), (d_state, x.state)
+        grads += [None if y is None else d.to(y.dtype) for d, y in numbers]
+        return *grads, None, None, None, None
+
+
+def _summed(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradients [B, N, H, width] of the heads that share a head of x, added up."""
+    return grad if grad.shape == x.shape else grad.unflatten(2, (x.shape[2], -1)).sum(3)
+
+
+def _gated(x: _Operands, p: _Pass) -> _Operands:
+    """With the products of gates within chunks."""
+    if x.log_gate is None:
+        return x
+    if not x.by_feature:
+        from_start, to_end = p.of_nodes(dtype=torch.float32), p.of_nodes(dtype=torch.float32)
+        together = min(_GATES, power_of_two(p.heads))
+        blocks = -(-p.heads // together)
+        tables = *p.chunks[:2], p.chunks.count
+        within.gates[(p.batch * p.chunks.count * blocks,)](
+            *tables, blocks, p.heads, p.nodes, x.log_gate, from_start, to_end, C=p.config.chunk, BH=together
+        )
+        return x._replace(from_start=from_start, to_end=to_end)
+    size, has_delta = p.config.chunk, x.beta is not None
+    x = x._replace(
+        P=p.of_chunks(size, size),
+        A=p.of_chunks(size, size, dtype=torch.float32) if has_delta else None,
+        early_query=p.of_nodes(p.width),
+        early_key=p.of_nodes(p.width) if has_delta else None,
+        late_key=p.of_nodes(p.width),
+        through=p.of_chunks(p.width, dtype=torch.float32),
+    )
+    features, _ = p.blocks(p.config.scores, p.width)
+    query, key = rows(x.query, p.heads), rows(x.key, p.heads)
+    p.run(
+        within.scores, p.config.scores, 1, p.heads, p.nodes, p.width, query, key, x.log_gate, x.P, x.A, x.early_query,
+        x.early_key, x.late_key, x.through, LEVELS=p.levels, FEATURES=features,
+    )  # fmt: skip
+    return x
+
+
+def _solved(x: _Operands, p: _Pass) -> _Operands:
+    """With T, W and V of the delta rule."""
+    if x.beta is None:
+        return x
+    x = x._replace(T=p.of_chunks(p.config.chunk, p.config.chunk), W=p.of_nodes(p.width), V=p.of_nodes(p.deep))
+    columns, _ = p.blocks(p.config.solve, p.deep)
+    key = rows(x.key, p.heads)
+    early_key = key if x.early_key is None else rows(x.early_key, p.heads)
+    p.run(
+        within.solve, p.config.solve, 1, p.heads, p.nodes, p.width, p.deep, key, rows(x.value, p.heads), x.log_gate,
+        x.from_start, early_key, x.A, x.beta, x.T, x.W, x.V, LEVELS=p.levels, WIDTH=p.whole_width, DEEP=columns,
+        EXACT="tf32x3" if p.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
+    return x
+
+
+def _walked(x: _Operands, p: _Pass) -> tuple[_Operands, Tensor]:
+    """With the state before each chunk, and with e in place of V; and the last state."""
+    last = p.new(p.batch, p.heads, p.width, p.deep, dtype=torch.float32)
+    x = x._replace(states=p.of_chunks(p.width, p.deep))
+    key = rows(x.late_key if x.by_feature else x.key, p.heads)
+    value = rows(x.value if x.V is None else x.V, p.heads)
+    p.walk(
+        states.walk, p.config.walk, x.beta is not None, p.width, p.deep, key, value, x.W, x.beta, x.from_start,
+        x.to_end, x.through, x.state, x.states, x.V, last,
+    )  # fmt: skip
+    return x, last
+
+
+def _write(out: Tensor, x: _Operands, p: _Pass) -> None:
+    columns, blocks = p.blocks(p.config.outputs, p.deep)
+    query = rows(x.early_query if x.by_feature else x.query, p.heads)
+    value = rows(x.value if x.V is None else x.V, p.heads)
+    p.run(
+        outputs.outputs, p.config.outputs, blocks, blocks, p.heads, p.nodes, p.scale, p.width, p.deep, query,
+        rows(x.key, p.heads), value, x.log_gate, x.beta, x.from_start, x.P, x.states, out, WIDTH=p.whole_width,
+        DEEP=columns,
+    )  # fmt: skip
+
+
+def _gradients(x: _Operands, p: _Pass, d_out: Tensor, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Those of query, key and value, [B, N, H, ...], and of log_gate, beta and state."""
+    query, key = rows(x.query, p.heads), rows(x.key, p.heads)
+    early_query = rows(x.early_query, p.heads) if x.by_feature else query
+    late_key = rows(x.late_key, p.heads) if x.by_feature else key
+    value = rows(x.value if x.V is None else x.V, p.heads)
+    d_o = rows(d_out, p.heads)
+    sizes = p.heads, p.nodes, p.scale, p.width, p.deep
+    sent = None
+    if x.beta is not None:
+        sent = p.of_nodes(p.deep)
+        columns, blocks = p.blocks(p.config.sent, p.deep)
+        p.run(
+            outputs.sent, p.config.sent, blocks, blocks, *sizes, query, key, x.log_gate, x.P, d_o, sent,
+            WIDTH=p.whole_width, DEEP=columns,
+        )  # fmt: skip
+    d_states = p.of_chunks(p.width, p.deep)
+    d_state = None if x.state is None else torch.empty_like(x.state, dtype=torch.float32)
+    p.walk(
+        states.walk_back, p.config.walk_back, x.beta is not None, p.scale, p.width, p.deep, early_query, late_key, d_o,
+        sent, x.W, x.beta, x.from_start, x.to_end, x.through, d_last, d_states, d_state,
+    )  # fmt: skip
+
+    d_value = p.of_nodes(p.deep)
+    columns, blocks = p.blocks(p.config.values, p.deep)
+    d_beta = None if x.beta is None else p.new(p.batch, blocks, p.nodes, p.heads, dtype=torch.float32)
+    p.run(
+        gradients.values, p.config.values, blocks, blocks, *sizes, query, late_key, value, x.log_gate, x.beta, x.to_end,
+        x.P, x.A, x.T, sent, d_o, d_states, d_value, d_beta, WIDTH=p.whole_width, DEEP=columns,
+    )  # fmt: skip
+
+    d_query, d_key = p.of_nodes(p.width), p.of_nodes(p.width)
+    features, blocks = p.blocks(p.config.keys, p.width)
+    columns, _ = p.blocks(p.config.values, p.deep)
+    shape = x.log_gate.shape if x.by_feature else (p.batch, blocks, p.nodes, p.heads)
+    d_log_gate = None if x.log_gate is None else p.new(*shape, dtype=torch.float32)
+    p.run(
+        gradients.keys, p.config.keys, blocks, blocks, *sizes, query, key, value, x.log_gate, x.beta, x.from_start,
+        x.to_end, d_o, d_value, x.states, d_states, d_query, d_key, d_log_gate, LEVELS=p.levels, FEATURES=features,
+        DEEP=columns, BY_FEATURE=x.by_feature,
+    )  # fmt: skip
+    if d_log_gate is not None and not x.by_feature:
+        d_log_gate = d_log_gate.sum(1)
+    return d_query, d_key, d_value, d_log_gate, None if d_beta is None else d_beta.sum(1), d_state

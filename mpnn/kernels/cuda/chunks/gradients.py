@@ -1,0 +1,166 @@
+"""The gradients of a chunk, from the state S before it, the gradient Z of the state after it, and do:
+
+    values    du = to_end (k Z) + scale P^T do         dv = du, or of the delta rule dv = T^T (beta du), and
+              d_beta = e . (du - A^T dv)
+    keys      dq = from_start X + R k                  X = scale do S^T     R = tril(scale do u^T D)
+              dk = to_end Y + R^T q - from_start N - M k - M^T k
+                                                       Y = u Z^T     N = dv S^T     M = stril(dv u^T D)
+
+gate_m decays the edges j -> i with j < m <= i, and the gradient of log_gate_m is the sum over them: those through the
+chunk, `through S . Z`; those that begin before m and leave the chunk; those that enter it and end at m or later; and
+those inside, which end at m or later and do not begin there. No sum holds edges of other chunks, so that nothing large
+cancels and gates of 0 have gradients of 0.
+
+Loop nest of `keys`: blocks of the columns of the values; then, for gates a feature, the levels of `tiles`. One program
+for each batch entry, chunk, head and block of features.
+"""
+
+import triton
+import triton.language as tl
+
+from mpnn.kernels.cuda.chunks.tiles import (
+    chunk_of_program,
+    decay,
+    dot,
+    factor,
+    is_pair,
+    load,
+    square,
+    sums_from_start,
+    sums_to_end,
+)
+
+
+@triton.jit
+def values(
+    starts, stops, chunks, blocks, heads, nodes, scale, width, deep, query, key, e, log_gate, beta, to_end, P_in, A_in,
+    T_in, sent, d_out, d_states, d_value, d_beta, C: tl.constexpr, WIDTH: tl.constexpr, DEEP: tl.constexpr,
+    NARROW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """d_value [B, N, H, D], and of each block of columns d_beta [B, blocks, N, H]. With gates a feature `key` is k
+    to_end, and `P_in` and `A_in` are those of `scores`. The delta rule reads `sent`."""
+    b, c, h, block, n, inside = chunk_of_program(starts, stops, chunks, blocks, heads, C)
+    i, f, d = tl.arange(0, C), tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
+    at = (b * nodes + n) * heads + h
+    place = at[:, None] * deep + d[None, :]
+    exists = inside[:, None] & (d < deep)[None, :]
+    k = load(key, b, n, h, f, inside, width)
+    cell = ((b * heads + h) * chunks + c) * width * deep + f[:, None] * deep + d[None, :]
+    Z = tl.load(d_states + cell, mask=(f < width)[:, None] & (d < deep)[None, :], other=0.0)
+    du = dot(k, Z, NARROW, PRECISION)
+    if to_end is not None:
+        du *= tl.load(to_end + at, mask=inside, other=0.0)[:, None]
+    if T_in is not None:
+        du += tl.load(sent + place, mask=exists, other=0.0).to(tl.float32)
+        factors = tl.load(beta + at, mask=inside, other=0.0).to(tl.float32)
+        T = tl.load(T_in + square(b, c, h, chunks, heads, C))
+        dv = dot(tl.trans(T), du * factors[:, None], NARROW, PRECISION)
+        if A_in is not None:
+            A = tl.load(A_in + square(b, c, h, chunks, heads, C))
+        else:
+            A = dot(k, tl.trans(k), NARROW, PRECISION) * decay(log_gate, at, inside, C)
+            A = tl.where(i[:, None] > i[None, :], A, 0.0)
+        du -= dot(tl.trans(A), dv, NARROW, PRECISION)
+        predicted = load(e, b, n, h, d, inside, deep).to(tl.float32)
+        part = ((b * blocks + block) * nodes + n) * heads + h
+        tl.store(d_beta + part, tl.sum(du * predicted, 1), mask=inside)
+        tl.store(d_value + place, dv, mask=exists)
+    else:
+        if P_in is not None:
+            P = tl.load(P_in + square(b, c, h, chunks, heads, C))
+        else:
+            q = load(query, b, n, h, f, inside, width)
+            P = dot(q, tl.trans(k), NARROW, PRECISION) * decay(log_gate, at, inside, C)
+        do = load(d_out, b, n, h, d, inside, deep)
+        tl.store(d_value + place, du + scale * dot(tl.trans(P), do, NARROW, PRECISION), mask=exists)
+
+
+@triton.jit
+def keys(
+    starts, stops, chunks, blocks, heads, nodes, scale, width, deep, query, key, value, log_gate, beta, from_start,
+    to_end, d_out, d_value, states, d_states, d_query, d_key, d_log_gate, LEVELS: tl.constexpr, C: tl.constexpr,
+    FEATURES: tl.constexpr, DEEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr, BY_FEATURE: tl.constexpr,
+):  # fmt: skip
+    """d_query and d_key [B, N, H, F], and unless it is None d_log_gate: [B, N, H, F], or of each block of features [B,
+    blocks, N, H]. `value` is v, or e of the delta rule."""
+    b, c, h, block, n, inside = chunk_of_program(starts, stops, chunks, blocks, heads, C)
+    i, f = tl.arange(0, C), block * FEATURES + tl.arange(0, FEATURES)
+    at = (b * nodes + n) * heads + h
+    R, M = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
+    X, Y = tl.zeros([C, FEATURES], tl.float32), tl.zeros([C, FEATURES], tl.float32)
+    N, passing = tl.zeros([C, FEATURES], tl.float32), tl.zeros([FEATURES], tl.float32)
+    for d0 in range(0, deep, DEEP):
+        d = d0 + tl.arange(0, DEEP)
+        cell = ((b * heads + h) * chunks + c) * width * deep + f[:, None] * deep + d[None, :]
+        exists = (f < width)[:, None] & (d < deep)[None, :]
+        S = tl.load(states + cell, mask=exists, other=0.0)
+        Z = tl.load(d_states + cell, mask=exists, other=0.0)
+        do = load(d_out, b, n, h, d, inside, deep)
+        u = load(value, b, n, h, d, inside, deep)
+        if beta is not None:
+            u = u * tl.load(beta + at, mask=inside, other=0.0).to(tl.float32)[:, None]
+        X += dot(do, tl.trans(S), NARROW, PRECISION)
+        Y += dot(u, tl.trans(Z), NARROW, PRECISION)
+        R += dot(do, tl.trans(u), NARROW, PRECISION)
+        if beta is not None:
+            place = at[:, None] * deep + d[None, :]
+            dv = tl.load(d_value + place, mask=inside[:, None] & (d < deep)[None, :], other=0.0)
+            N += dot(dv, tl.trans(S), NARROW, PRECISION)
+            M += dot(dv, tl.trans(u), NARROW, PRECISION)
+        if log_gate is not None:
+            passing += tl.sum(S.to(tl.float32) * Z.to(tl.float32), 1)
+    q = load(query, b, n, h, f, inside, width).to(tl.float32)
+    k = load(key, b, n, h, f, inside, width).to(tl.float32)
+    X, R = scale * X, scale * R
+    rows = at[:, None] * width + f[None, :]
+    exists = inside[:, None] & (f < width)[None, :]
+    if BY_FEATURE:
+        stop = tl.load(stops + c)
+        start = tl.exp(sums_from_start(log_gate, b, n, h, f, stop, nodes, heads, width, C, C, FEATURES))
+        whole = tl.sum(tl.where(i[:, None] == C - 1, start, 0.0), 0)
+        X, N = start * X, start * N
+        Y = Y * tl.exp(sums_to_end(log_gate, b, n, h, f, stop, nodes, heads, width, C, C, FEATURES))
+        to_q, to_i = tl.zeros([C, FEATURES], tl.float32), tl.zeros([C, FEATURES], tl.float32)
+        to_j = tl.zeros([C, FEATURES], tl.float32)
+        for level in tl.static_range(LEVELS):
+            share = factor(log_gate, b, n, h, f, stop, nodes, heads, width, 2**level, C, FEATURES)
+            odd = (i // 2**level % 2 == 1)[:, None]
+            sends, asks = tl.where(odd, 0.0, k * share), tl.where(odd, q * share, 0.0)
+            pairs = tl.where(is_pair(2**level, C), R, 0.0)
+            to_q += share * dot(pairs, sends, NARROW, PRECISION)
+            to_j += share * dot(tl.trans(pairs), asks, NARROW, PRECISION)
+            if beta is not None:
+                pairs = tl.where(is_pair(2**level, C), M, 0.0)
+                to_i -= share * dot(pairs, sends, NARROW, PRECISION)
+                to_j -= share * dot(tl.trans(pairs), tl.where(odd, k * share, 0.0), NARROW, PRECISION)
+        entered = q * (X + to_q) - k * (N - to_i + to_j)
+        left = k * Y
+        crossing = tl.cumsum(entered, 0, reverse=True) + tl.cumsum(left, 0) - left + (whole * passing)[None, :]
+        tl.store(d_log_gate + rows, crossing, mask=exists)
+        itself = tl.sum(tl.where(i[:, None] == i[None, :], R, 0.0), 1)[:, None]
+        tl.store(d_query + rows, X + to_q + itself * k, mask=exists)
+        tl.store(d_key + rows, Y + to_j + to_i - N + itself * q, mask=exists)
+    else:
+        D = decay(log_gate, at, inside, C)
+        earlier = i[:, None] > i[None, :]
+        if log_gate is not None:
+            a = tl.load(from_start + at, mask=inside, other=0.0)[:, None]
+            X, N = a * X, a * N
+            Y = Y * tl.load(to_end + at, mask=inside, other=0.0)[:, None]
+        R, M = R * D, tl.where(earlier, M * D, 0.0)
+        sent, received = tl.trans(k), dot(R, k, NARROW, PRECISION)
+        if log_gate is not None:
+            whole = tl.load(from_start + (b * nodes + tl.load(stops + c) - 1) * heads + h)
+            edges = tl.where(earlier, dot(q, sent, NARROW, PRECISION) * R, 0.0)
+            if beta is not None:
+                edges -= dot(k, sent, NARROW, PRECISION) * M
+            entered = tl.sum(q * X - k * N, 1) + tl.sum(edges, 1) - tl.sum(edges, 0)
+            left = tl.sum(k * Y, 1)
+            crossing = tl.cumsum(entered, 0, reverse=True) + tl.sum(tl.where(earlier, left[None, :], 0.0), 1)
+            part = ((b * blocks + block) * nodes + n) * heads + h
+            tl.store(d_log_gate + part, crossing + whole * tl.sum(passing, 0), mask=inside)
+        dk = Y + dot(tl.trans(R), q, NARROW, PRECISION)
+        if beta is not None:
+            dk -= N + dot(M, k, NARROW, PRECISION) + dot(tl.trans(M), k, NARROW, PRECISION)
+        tl.store(d_query + rows, X + received, mask=exists)
+        tl.store(d_key + rows, dk, mask=exists)
