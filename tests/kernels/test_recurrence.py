@@ -282,13 +282,13 @@ def test_triton_agrees_with_the_twin(
     assert worst(results(by_triton, given, **options), results(twin.recurrence, given, **options)) < 1e-12
 
 
-def small(kind: str, heads: tuple[int, int, int], gates: str = "to exp(-20)", nodes: int = 19) -> list[Tensor | None]:
-    """Inputs of few nodes and features, of the type that chunks take: rounded to float32."""
+def small(kind: str, heads: tuple[int, int, int], gates: str = "to exp(-20)", nodes: int = 11) -> list[Tensor | None]:
+    """Inputs of few nodes, features and heads, of the type that chunks take: rounded to float32."""
     query, key, value, log_gate, beta, state = inputs(kind, heads, gates, batch=1)
     log_gate = log_gate if log_gate is None or log_gate.dim() == 3 else log_gate[..., :10]
-    rows = [query[..., :10], key[..., :10], value[..., :9], log_gate, beta]
-    rows = [None if x is None else x[:, :nodes] for x in rows]
-    return [None if x is None else x.float() for x in (*rows, state[:, :, :10, :9])]
+    numbers = [None if x is None else x[:, :, :2] for x in (log_gate, beta)]
+    rows = [None if x is None else x[:, :nodes] for x in (query[..., :10], key[..., :10], value[..., :9], *numbers)]
+    return [None if x is None else x.float() for x in (*rows, state[:, :2, :10, :9])]
 
 
 def doubled(given: list[Tensor | None]) -> list[Tensor | None]:
@@ -322,7 +322,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @on_triton
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("heads", "documents"), [((1, 1, 4), [0, 3, 0, 15, 1, 0]), ((4, 2, 1), None)], ids=str)
+@pytest.mark.parametrize(("heads", "documents"), [((1, 1, 2), [0, 2, 0, 9, 0]), ((2, 1, 1), None)], ids=str)
 def test_chunks_agree_with_the_twin(kind: str, heads: tuple[int, int, int], documents: list[int] | None) -> None:
     given, options = small(kind, heads), {"scale": 0.3, "documents": documents}
     expected = results(twin.recurrence, doubled(given), **options)
@@ -331,10 +331,10 @@ def test_chunks_agree_with_the_twin(kind: str, heads: tuple[int, int, int], docu
 
 @on_triton
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("kind", ["gated", "gated delta", "features", "KDA"])
-@pytest.mark.parametrize("gates", ["1e-30", "resets of 0", "0"])
+@pytest.mark.parametrize("kind", ["gated delta", "KDA"])
+@pytest.mark.parametrize("gates", ["1e-30", "resets of 0"])
 def test_chunks_take_any_gate(kind: str, gates: str) -> None:
-    given = small(kind, (2, 2, 4), gates, nodes=17)
+    given = small(kind, (1, 1, 2), gates)
     expected = results(twin.recurrence, doubled(given))
     assert worst([x.double() for x in results(by_chunks, given)], expected) < 2e-6
 
@@ -345,7 +345,7 @@ def test_chunks_take_any_gate(kind: str, gates: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_chunks_of_16_bits(kind: str, dtype: torch.dtype) -> None:
     """float16 has products of float32's range. Of bfloat16 the products of a chunk are rounded, some five times."""
-    given = [x if x is None or n > 2 else x.to(dtype) for n, x in enumerate(small(kind, (2, 2, 4), "near 1", nodes=9))]
+    given = [x if x is None or n > 2 else x.to(dtype) for n, x in enumerate(small(kind, (1, 1, 2), "near 1", nodes=9))]
     expected = results(twin.recurrence, doubled(given))
     found = results(lambda *x: by_chunks(*x, dtype=dtype), given)
     assert found[0].dtype == dtype
@@ -357,14 +357,14 @@ def test_chunks_of_16_bits(kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("kind", ["gated", "KDA"])
 def test_a_document_in_chunks_knows_nothing_of_the_others(kind: str) -> None:
-    given = small(kind, (4, 4, 4))
+    given = small(kind, (1, 1, 2))
     other = [None if x is None else x.clone() for x in given]
     for x in other[:5]:
         if x is not None:
-            x[:, :10] = -x[:, :10] if x is not other[3] else 3 * x[:, :10]
-    (plain, _), (changed, _) = (by_chunks(*x[:5], None, documents=[10, 9]) for x in (given, other))
-    assert plain[:, 10:].equal(changed[:, 10:])
-    assert not plain[:, :10].equal(changed[:, :10])
+            x[:, :5] = 3 * x[:, :5]
+    (plain, _), (changed, _) = (by_chunks(*x[:5], None, documents=[5, 6]) for x in (given, other))
+    assert plain[:, 5:].equal(changed[:, 5:])
+    assert not plain[:, :5].equal(changed[:, :5])
 
 
 @on_triton
@@ -372,7 +372,7 @@ def test_a_document_in_chunks_knows_nothing_of_the_others(kind: str) -> None:
 @pytest.mark.parametrize("run", [by_triton, by_chunks])
 def test_a_call_neither_waits_for_a_gpu_nor_copies_to_it(run: Callable[..., tuple[Tensor, Tensor]]) -> None:
     """But the first of its documents, whose ends it copies."""
-    given = [None if x is None else x.requires_grad_() for x in small("gated delta", (2, 2, 4), nodes=9)]
+    given = [None if x is None else x.requires_grad_() for x in small("gated delta", (1, 1, 2), nodes=9)]
     waits: list[str] = []
 
     class Waits(TorchDispatchMode):

@@ -135,7 +135,9 @@ def keys(
                 to_j -= share * dot(tl.trans(pairs), tl.where(odd, k * share, 0.0), NARROW, PRECISION)
         entered = q * (X + to_q) - k * (N - to_i + to_j)
         left = k * Y
-        crossing = tl.cumsum(entered, 0, reverse=True) + tl.cumsum(left, 0) - left + (whole * passing)[None, :]
+        earlier = tl.where(i[:, None] > i[None, :], 1.0, 0.0)
+        crossing = tl.cumsum(entered, 0, reverse=True) + dot(earlier, left, NARROW, PRECISION)
+        crossing += (whole * passing)[None, :]
         tl.store(d_log_gate + rows, crossing, mask=exists)
         itself = tl.sum(tl.where(i[:, None] == i[None, :], R, 0.0), 1)[:, None]
         tl.store(d_query + rows, X + to_q + itself * k, mask=exists)
