@@ -150,7 +150,7 @@ def gpu(
     until = began + seconds - 5.0  # a case takes a second or two
     if not resume:
         count = (on_gpu.processes() if device == "cuda" else 0) if processes is None else processes
-        known = on_gpu.prepare(cases, count, 0.35 * seconds) if count else on_gpu.rows_of_exact(cases)
+        known = on_gpu.prepare(cases, count, 0.25 * seconds) if count else on_gpu.rows_of_exact(cases)
         console.print(f"compiled and checked after {time.monotonic() - began:.0f} s")
     options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
     name = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}

@@ -34,7 +34,8 @@ def work(entry: Entry, direction: str) -> Callable[[], object]:
     ones: list[torch.Tensor] = []
 
     def both() -> object:
-        out = entry.call()
+        with torch.enable_grad():
+            out = entry.call()
         if not ones:
             ones.append(torch.randn_like(out))
         return torch.autograd.grad(out, list(entry.leaves), ones[0])

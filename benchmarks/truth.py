@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class Sampled:
         graph: the edges of the attention.
         inputs: what the work is a function of, in the type in which it runs.
         compute: `compute(part, rows, *inputs)`, the output of these rows, which alone are the destinations of the
-            graph `part`; it is called in float64.
+            graph `part`; it is called in float64, when something is checked.
         width: features an edge, which bounds the number of rows.
         dim: of the output, along which rows are counted.
     """
@@ -51,11 +52,17 @@ class Sampled:
     ) -> None:
         self.rows = drawn(graph, width, seed)
         self.dim = dim
-        exact = [x.detach().double().requires_grad_() for x in inputs]
-        out = compute(part_of(graph, self.rows), self.rows, *exact)
-        self.direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out.device)
-        self.out = out.detach()
-        self.gradients = torch.autograd.grad(out, exact, self.direction.double())
+        self.inputs = inputs
+        self.compute = lambda *exact: compute(part_of(graph, self.rows), self.rows, *exact)
+
+    @cached_property
+    def exact(self) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """The output of the rows, a direction, and the gradients along it."""
+        exact = [x.detach().double().requires_grad_() for x in self.inputs]
+        with torch.enable_grad():
+            out = self.compute(*exact)
+        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
+        return out.detach(), direction, torch.autograd.grad(out, exact, direction.double())
 
     @property
     def description(self) -> str:
@@ -64,14 +71,15 @@ class Sampled:
     def __call__(self, entry: Entry, direction: str) -> float:
         with torch.set_grad_enabled(direction == BOTH):
             out = entry.call() if entry.answer is None else entry.answer()
-        worst = error(entry.name, "output", out.detach().index_select(self.dim, self.rows), self.out)
+        expected, along, gradients = self.exact
+        worst = error(entry.name, "output", out.detach().index_select(self.dim, self.rows), expected)
         if direction == BOTH:
-            on_rows = torch.zeros_like(out).index_copy(self.dim, self.rows, self.direction.to(out.dtype))
+            on_rows = torch.zeros_like(out).index_copy(self.dim, self.rows, along.to(out.dtype))
             found = torch.autograd.grad(out, list(entry.leaves), on_rows)
             # Some gradients are zero but for rounding, as that of a bias on all keys alike is.
             narrow = is_narrow(entry)
-            least = smallest(self.gradients, narrow)
-            for i, (gradient, expected) in enumerate(zip(found, self.gradients, strict=True)):
+            least = smallest(gradients, narrow)
+            for i, (gradient, expected) in enumerate(zip(found, gradients, strict=True)):
                 worst = max(worst, error(entry.name, f"gradient {i}", entry.view(gradient), expected, least, narrow))
         return worst
 
@@ -107,7 +115,8 @@ class Whole:
     def __call__(self, entry: Entry, direction: str) -> float:
         exact = [x.detach().double().requires_grad_() for x in self.inputs]
         expected = self.compute(*exact)
-        along = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0)).to(expected.device)
+        generator = torch.Generator(expected.device).manual_seed(0)
+        along = torch.randn(expected.shape, generator=generator, device=expected.device)
         found = [self._results(entry, along, direction) for _ in range(2)]
         for what, (once, again) in enumerate(zip(*found, strict=True)):
             if not torch.equal(once.nan_to_num(), again.nan_to_num()):
@@ -142,7 +151,8 @@ class Agreement:
             out = entry.call() if entry.answer is None else entry.answer()
         found = [out.detach()]
         if direction == BOTH:
-            same = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
+            generator = torch.Generator(out.device).manual_seed(0)
+            same = torch.randn(out.shape, generator=generator, device=out.device).to(out)
             found += [entry.view(g) for g in torch.autograd.grad(out, list(entry.leaves), same)]
         expected = self.first.setdefault(direction, found)
         return max(error(entry.name, f"result {i}", *both) for i, both in enumerate(zip(found, expected, strict=True)))
