@@ -11,7 +11,7 @@ from mpnn.engine import folding
 from mpnn.engine.plan import choose
 from mpnn.graph import Graph
 from mpnn.graph.runs import Ints, Runs
-from mpnn.kernels import flex
+from mpnn.kernels.cuda import tile_config
 from mpnn.round import Round
 from mpnn.scores import Dot
 from tests.support.capabilities import GRAPHS
@@ -128,7 +128,7 @@ def test_very_many_runs_are_counted_in_samples(monkeypatch: pytest.MonkeyPatch) 
         return take(runs, at)
 
     monkeypatch.setattr(Runs, "take", counted)
-    x = torch.zeros(4096, 1, 8)
+    x, config = torch.zeros(4096, 1, 8), tile_config.choose(torch.float32, 8)
     for most in (rows + 1, torch.where(rows // cpu.ROWS % 4 == 0, 4096, 64)):
         graph = graphs.chosen((torch.rand(4096, 70) * most).long(), 4096)
         edges = graph.structure
@@ -140,5 +140,5 @@ def test_very_many_runs_are_counted_in_samples(monkeypatch: pytest.MonkeyPatch) 
         assert cpu.count_tiles(edges, cpu.ROWS, cpu.COLUMNS) == pytest.approx(exact, rel=0.25)
         assert taken.pop() == 16 * cpu.ROWS
         pairs = cuda.counts(Round(graph, x, Dot(x, x, 1.0)))["pair"]
-        assert pairs == pytest.approx(cpu.count_blocks(edges, flex.SIDE, flex.SIDE)[1], rel=0.25)
-        assert taken.pop() == 16 * flex.SIDE
+        assert pairs == pytest.approx(cpu.count_blocks(edges, config.rows, config.columns)[1], rel=0.25)
+        assert taken.pop() == 16 * config.rows

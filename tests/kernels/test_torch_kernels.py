@@ -1,12 +1,8 @@
-"""What torch's kernels for CUDA are given: FlexAttention's blocks, and the definition it runs, unfused, on CPU; where
-sequences laid end to end begin."""
+"""What torch's kernels for CUDA are given: where sequences laid end to end begin."""
 
-import re
-from dataclasses import replace
-
-import pytest
 import torch
 
+<<<<<<< HEAD
 from mpnn import engine, graphs
 from mpnn.backends.tiles import cpu, cuda
 from mpnn.edge_tables import BiasTable
@@ -129,6 +125,9 @@ def test_one_program_serves_all_topologies_and_lengths():
                 expected = engine.run(request, "edge_list")[0]
                 torch.testing.assert_close(cuda.run(request)[0], expected, rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] <= 2
+=======
+from mpnn.kernels import varlen
+>>>>>>> 8aaf3d0 (Attention over tiles of runs on CUDA by Triton kernels, in place of FlexAttention)
 
 
 def test_groups_laid_end_to_end_begin_where_the_last_one_ends():

@@ -1,7 +1,7 @@
 """Tiled attention for structured graphs: exact, at a cost proportional to the edges, forward and backward.
 
 The graph's runs determine which tiles of (destinations, sources) are empty and which are full, for any length, without
-visiting pairs. On CPU the kernels are this library's, on CUDA they are FlexAttention's.
+visiting pairs. The kernels are written in C++ for CPU, and in Triton for CUDA.
 
 On CPU, NaN and infinities of a node reach only the rows that attend to it: a query tile with sums that are not finite
 runs again, edge by edge in partial tiles. On CUDA, and in gradients, they can reach other rows of the same tiles,

@@ -107,7 +107,7 @@ def run(round: Round) -> Result:
         padded,
         table(round, ROWS),
         _per_edge([b for b in round.bias if not by_offset(b)], round),
-        *(None if x is None else _heads_first(x) for x in round.node_biases()),
+        *(None if x is None else heads_first(x) for x in round.node_biases()),
         score.scale,
         score.softcap,
         _dropout(round),
@@ -171,7 +171,7 @@ def _pad(x: Tensor) -> Tensor:
     return F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
 
 
-def _heads_first(x: Tensor) -> Tensor:
+def heads_first(x: Tensor) -> Tensor:
     """x [..., N, H] as [B, H, N]."""
     return (x.flatten(0, -3) if x.dim() > 2 else x[None]).mT.contiguous().resolve_neg()
 
@@ -183,7 +183,7 @@ def _per_edge(biases: list[PerEdge], round: Round) -> Tensor | None:
         return None
     batch = round.batch if total.dim() > 2 else torch.Size(())
     total = total.expand(*batch, round.graph.num_edges, round.heads)
-    return _heads_first(total)
+    return heads_first(total)
 
 
 def _dropout(round: Round) -> Dropout | None:
@@ -198,7 +198,10 @@ def by_offset(bias: PerEdge) -> bool:
 
 def table(round: Round, room: int = 0) -> Tensor | None:
     """The sum of all biases by offset, [H, offsets + room]: the bias of i - j is at index i - j + num_src - 1. None if
-    there are no such biases."""
+    there are no such biases.
+
+    The look-up is `F.embedding`, whose gradient has the same bits in each run on CUDA, unlike that of `index_select`.
+    """
     graph, biases = round.graph, [b for b in round.bias if by_offset(b)]
     if not biases:
         return None
@@ -207,7 +210,7 @@ def table(round: Round, room: int = 0) -> Tensor | None:
     zero = torch.zeros((), dtype=torch.int64, device=graph.device)
     by_index = total(
         [
-            b.table.to(round.accumulate_dtype).index_select(0, b.relation.ids(i, zero))
+            F.embedding(b.relation.ids(i, zero), b.table.to(round.accumulate_dtype))
             for b in biases
             if isinstance(b, EmbeddingTable) and b.relation
         ]

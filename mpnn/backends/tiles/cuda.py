@@ -1,109 +1,137 @@
-"""Tiles on CUDA, by FlexAttention; see `mpnn.kernels.flex`."""
+"""Tiles on CUDA, with this library's Triton kernels; see `mpnn/kernels/cuda/tile_attention.py`.
 
+Kernels look up biases by offset in a table, and read all other biases edge by edge, as on a CPU.
+"""
+
+from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
-from mpnn.backends.cost_model import Counts, Estimate, on_gpu
+from mpnn.backends import by_source
+from mpnn.backends.cost_model import Counts, Estimate
 from mpnn.backends.tiles import cpu
-from mpnn.backends.tiles.cpu import count_tiles, table
-from mpnn.graph import Graph
-from mpnn.graph.blocks import BlockMask
-from mpnn.graph.runs import Runs
-from mpnn.kernels import flex
-from mpnn.needs import on_edges
+from mpnn.backends.tiles.cpu import by_offset, count_tiles, heads_first, table
+from mpnn.kernels.cuda import schedule, tile_config
+from mpnn.kernels.cuda.tile_config import Config
+from mpnn.kernels.sinks import share_of_edges
 from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
-_MIN_WIDTH = 16  # of a head, the least operand of a tensor core
+SERVES = (cpu.SERVES | {"cuda"}) - {"cpu", "float64"}
+REASONS = cpu.REASONS | {"float64": "on CUDA its kernels run on tensor cores, which have no fast float64"}
 
-
-SERVES = (cpu.SERVES | {"cuda"}) - on_edges("bias") - {
-    "cpu", "float64", "sinks", "return_lse", "dropout", "head_ids", "node_ids", "bias by nodes", "softmax_dst",
-    "keep_accumulate_dtype",
-} | {"bias by Offset"}  # fmt: skip
-REASONS = cpu.REASONS | {
-    "float64": "FlexAttention has no float64",
-    "dropout": "FlexAttention has no dropout of weights",
-    "bias by nodes": "on CUDA it does not add biases of nodes",
-    "softmax_dst": "on CUDA it does not normalize over the destinations of a source",
-    **dict.fromkeys(on_edges("bias"), "on CUDA it supports only biases by offset j - i"),
-}
+# Of an H100 (26 November 2026, heads of 64, complete graphs): operations in a second on full tiles, and how much longer
+# forward and backward together take than forward. Partial tiles took twice as long. Measured before dropout and the
+# present kernels were written, so that these are estimates.
+_PER_SECOND = {torch.float16: 395e12, torch.bfloat16: 395e12, torch.float32: 70e12}
+_BOTH = {torch.float16: 4.0, torch.bfloat16: 4.0, torch.float32: 4.8}
+_PARTIAL = 2.0
+_DROPPED = 1.3
+_BIASED = 2.0
+_LAUNCH = 10e-6  # seconds of a launch and its share of the tail
 
 
 def refusal(round: Round) -> str | None:
-    if not round.graph.num_edges:
-        return "the graph has no edges"
-    if (most := round.graph.structure.most_runs) > flex.MAX_RUNS:
-        return f"some row has {most} runs, and on CUDA it compares at most {flex.MAX_RUNS}"
+    score = round.score
+    assert isinstance(score, Dot)
+    if (reason := schedule.unavailable(round.value, [])) is not None:
+        return reason
+    width, most = max(score.query.shape[-1], round.value.shape[-1]), tile_config.widest(round.value.dtype)
+    if width > most:
+        return f"on CUDA its heads of {round.value.dtype} are at most {most} wide, and these are {width} wide"
     return None
 
 
 def counts(round: Round) -> Counts:
-    """Pairs in tiles times heads, and products on them."""
-    score = round.score
+    """Pairs in tiles times heads, those of partial tiles, and products on pairs."""
+    score, graph, config = round.score, round.graph, _config(round)
     assert isinstance(score, Dot)
-    graph = round.graph
-    _, area = graph.cached("flex counts", lambda: count_tiles(graph.structure, flex.SIDE, flex.SIDE))
-    pairs = float(area * round.batch.numel() * round.heads)
-    return {"pair": pairs, "product": pairs * (score.query.shape[-1] + round.value.shape[-1])}
+    key = "tiles: counts", config.rows, config.columns
+    _, area = graph.cached(key, lambda: count_tiles(graph.structure, config.rows, config.columns))
+    heads = round.batch.numel() * round.heads
+    partial = min(2 * max(area - graph.num_edges, 0), area)  # a partial tile is half full
+    widths = score.query.shape[-1] + round.value.shape[-1]
+    return {
+        "pair": float(area * heads),
+        "partial pair": float(partial * heads),
+        "product": float(area * heads * widths),
+    }
 
 
 def estimate(round: Round) -> Estimate:
-    products = counts(round)["product"]
+    operations, dtype = counts(round), round.value.dtype
+    share = operations["partial pair"] / max(operations["pair"], 1.0)
+    seconds = 2 * operations["product"] * (1 + share * (_PARTIAL - 1)) / _PER_SECOND[dtype]
+    per_edge = any(not by_offset(b) for b in round.bias)
+    seconds *= (_DROPPED if round.dropout else 1.0) * (_BIASED if per_edge else 1.0)
+    seconds *= (_BOTH[dtype] if round.needs_grad else 1.0) * by_source.passes(round)
     numbers = sum(x.numel() for x in round.tensors) + round.batch.numel() * round.graph.num_dst * round.heads
-    passes = 3.5 if round.needs_grad else 1.0  # the backward pass takes five products where the forward takes two
-    size = numbers * round.value.element_size()
-    return Estimate(on_gpu(2 * products * passes, 2 * size * passes, round.value.dtype, 2 * passes), float(size))
+    biases = round.graph.num_edges * round.heads * 4 * per_edge
+    size = numbers * (6 if dtype == torch.float32 else dtype.itemsize) + biases
+    return Estimate(seconds + _LAUNCH * (6 if round.needs_grad else 2), float(size))
 
 
 def run(round: Round) -> Result:
-    graph, score = round.graph, round.score
+    score, value = round.score, round.value
     assert isinstance(score, Dot)
-    query, key, value = (_pad(x) for x in (score.query, score.key, round.value))
-    if key.shape[2] != value.shape[2]:
-        key, value = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, value))
-    mask = graph.cached("flex blocks", lambda: blocks(graph))
-    out = flex.attention(query, key, value, table(round), score.softcap, score.scale, mask)
-    return Result(out[..., : round.value.shape[-1]].view(*round.batch, *out.shape[1:-1], -1))
+    by_destination = round.normalize == "softmax_dst"
+    if by_destination:
+        round = by_source.over_sources(round, run)
+    query, key, padded = map(_with_batch, (score.query, score.key, value))
+    if key.shape[2] != padded.shape[2]:
+        key, padded = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, padded))
+    if score.scale <= 0:  # kernels take the maximum of products before they are scaled
+        query = -query if score.scale < 0 else query * 0.0
+    kernels: Any = import_module("mpnn.kernels.cuda.tile_attention")
+    out, lse = kernels.TileAttention.apply(
+        query,
+        key,
+        padded,
+        table(round),
+        _per_edge(round),
+        *(None if x is None else heads_first(x) for x in round.node_biases()),
+        _options(round, kernels),
+    )
+    if by_destination:
+        out = out * by_source.sums(lse).mT[..., None]
+    if round.sinks is not None:
+        out = out * share_of_edges(lse.mT, round.sinks)[..., None]
+    out = out.to(round.result_dtype).view(*round.batch, *out.shape[1:])
+    if not round.return_lse:
+        return Result(out)
+    lse = lse.nan_to_num(torch.nan, -torch.inf, -torch.inf).mT
+    return Result(out, lse=lse.view(*round.batch, round.graph.num_dst, round.heads))
 
 
-def blocks(graph: Graph) -> Any:
-    """The graph as FlexAttention's `BlockMask`, on the graph's device, in O(runs)."""
-    runs = graph.runs
-    tiles = graph.cached("flex tiles", lambda: BlockMask.of(runs, flex.SIDE, flex.SIDE))
-    numbers = (*_pad_runs(runs), *_tile_list(tiles, ~tiles.full), *_tile_list(tiles, tiles.full))
-    start, stop, *lists = (torch.from_numpy(x).to(graph.device, non_blocking=True) for x in numbers)
-    return flex.blocks(start, stop, (lists[0], lists[1]), (lists[2], lists[3]), runs.num_src)
+def _config(round: Round) -> Config:
+    score = round.score
+    assert isinstance(score, Dot)
+    return tile_config.choose(round.value.dtype, max(score.query.shape[-1], round.value.shape[-1]))
 
 
-def _pad_runs(runs: Runs) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Starts and stops of each row's runs, [R, N_dst]. Empty runs pad R to a power of two."""
-    count = np.diff(runs.ptr)
-    rank = np.arange(len(runs.start)) - np.repeat(runs.ptr[:-1], count)
-    room = 1 << (max(runs.most_runs, 1) - 1).bit_length()
-    start, stop = np.zeros((room, runs.num_dst), np.int32), np.zeros((room, runs.num_dst), np.int32)
-    start[rank, runs.row], stop[rank, runs.row] = runs.start, runs.stop
-    return start, stop
+def _options(round: Round, kernels: Any) -> Any:
+    graph, score, config = round.graph, round.score, _config(round)
+    assert isinstance(score, Dot)
+    keys = round.dropout_keys()
+    dropout = None if keys is None else kernels.Dropout(keys, round.dropout, graph.node_ids)
+    tiles = graph.cached(
+        ("tiles of", config.rows, config.columns),
+        lambda: kernels.TileGraph(graph.runs, config.rows, config.columns, graph.device),
+    )
+    return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, tiles, config)
 
 
-def _tile_list(tiles: BlockMask, which: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The selected tiles of each row of tiles: their number, [1, 1, rows], and columns, [1, 1, rows, columns]."""
-    rows = len(tiles.ptr) - 1
-    row = np.repeat(np.arange(rows), np.diff(tiles.ptr))[which]
-    count = np.bincount(row, minlength=rows)
-    rank = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    where = np.zeros((1, 1, rows, tiles.across), np.int32)
-    where[0, 0, row, rank] = tiles.column[which]
-    return count.astype(np.int32)[None, None], where
+def _per_edge(round: Round) -> Tensor | None:
+    """The sum of all biases per edge, [B or 1, H or 1, E]."""
+    total = round.edge_bias(b for b in round.bias if not by_offset(b))
+    if total is None:
+        return None
+    batch = round.batch if total.dim() > 2 else torch.Size(())
+    return heads_first(total.expand(*batch, round.graph.num_edges, total.shape[-1]))
 
 
-def _pad(x: Tensor) -> Tensor:
-    """x [..., N, H, D] as [B, N, H, D], with D padded to a power of two."""
-    x = x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)
-    width = max(_MIN_WIDTH, 1 << (x.shape[-1] - 1).bit_length())
-    return F.pad(x, (0, width - x.shape[-1])) if width != x.shape[-1] else x
+def _with_batch(x: Tensor) -> Tensor:
+    """x [..., N, H, D] as [B, N, H, D]."""
+    return x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)

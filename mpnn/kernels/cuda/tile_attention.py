@@ -1,0 +1,330 @@
+"""Attention over the tiles of a graph as a differentiable function of tensors: launches the kernels of `tile_forward`
+and `tile_backward`, which state the formulas. The counterpart of `mpnn.kernels.tile_attention` for GPUs.
+
+    forward:   float32 only: split query, key and value; attend; join the parts of divided rows
+    backward:  deltas; float32 only: split; by_query, add_parts; by_key, add_parts; for a table by_offset, add_diagonals
+
+Called by `mpnn/backends/tiles/cuda.py`. Nothing waits for the device or copies from it, so that calls can be captured
+in CUDA graphs once the schedules of the graph exist. Offsets between heads and batch entries are 64-bit numbers, and grids
+have one dimension, which a GPU limits to 2**31 programs.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from mpnn.kernels.cuda import tile_backward, tile_forward
+from mpnn.kernels.cuda.schedule import power_of_two
+from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
+from mpnn.kernels.cuda.tile_config import Config, Launch
+from mpnn.kernels.cuda.tile_schedule import OFFSETS, Schedule, TileGraph
+from mpnn.kernels.dropout_threshold import threshold
+from mpnn.kernels.once_differentiable import once_differentiable
+
+_MIN_WIDTH = 16  # of a head, the least operand of a tensor core
+_STEP = 16  # rows of a divided row of tiles that one program joins
+
+
+class Dropout(NamedTuple):
+    """`keys` int32 [B * H] from `mpnn.rng.keys`, the probability `p`, and what is hashed in place of the numbers of
+    destinations and sources, int32 [N_dst] and [N_src], or None."""
+
+    keys: Tensor
+    p: float
+    ids: tuple[Tensor, Tensor] | None = None
+
+
+class Options(NamedTuple):
+    """`scale` is positive, `softcap` None for none. `graph` has the tiles of `config`."""
+
+    scale: float
+    softcap: float | None
+    dropout: Dropout | None
+    graph: TileGraph
+    config: Config
+
+
+class _Inputs(NamedTuple):
+    """The tensors of a call; see `TileAttention`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    table: Tensor | None
+    bias: Tensor | None
+    dst_bias: Tensor | None
+    src_bias: Tensor | None
+
+
+class TileAttention(torch.autograd.Function):
+    """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, options)`
+
+    Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
+
+    query [B, N_dst, H, D], key [B, N_src, H_kv, D], value [B, N_src, H_kv, DV]; all float32, bfloat16 or float16.
+    Added to the logits after `softcap`, each float32 or None: table [H, N_dst + N_src - 1] by i - j + N_src - 1; bias
+    [B or 1, H or 1, E] in the order of rows; dst_bias [B, H, N_dst] and src_bias [B, H, N_src], both or neither.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *tensors, options = arguments
+        inputs = _Inputs(*map(with_contiguous_rows, tensors[:3]), *map(_contiguous, tensors[3:]))
+        with on_device(inputs.query):
+            out, lse, norm = _forward(inputs, options)
+        ctx.save_for_backward(*inputs, out, norm)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+        *tensors, out, norm = ctx.saved_tensors
+        d_out = torch.zeros_like(out) if d_out is None else with_contiguous_rows(d_out)
+        d_lse = None if d_lse is None else d_lse.contiguous()
+        with on_device(out):
+            return *_backward(_Inputs(*tensors), out, norm, d_out, d_lse, ctx.options, ctx.needs_input_grad), None
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _forward(inputs: _Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """out, lse and norm."""
+    query, value, graph = inputs.query, inputs.value, options.graph
+    batch, num_dst, heads, _ = query.shape
+    copies, width = batch * heads, value.shape[-1]
+    out = query.new_empty(batch, num_dst, heads, width)
+    lse, norm = (query.new_empty(batch, heads, num_dst, dtype=torch.float32) for _ in range(2))
+    if not copies * num_dst:
+        return out, lse, norm
+    visits = graph.by_row(copies)
+    shape = visits.slots, copies, graph.rows
+    part, part_norm = lse.new_empty(*shape, _room(width)), lse.new_empty(shape)
+    features = _features(inputs)
+    tile_forward.attend[(len(visits.units) * copies,)](
+        *features.tensors, out, lse, norm, part, part_norm,
+        visits.units, visits.column, visits.pattern, visits.number, *_shared(inputs, options),
+        copies, heads, num_dst, value.shape[1], *features.strides, *_bias_strides(inputs.bias),
+        **_constants(inputs, options), **_launch(options.config.forward),
+    )  # fmt: skip
+    if visits.slots:
+        tile_forward.join[(len(visits.divided) * copies * (graph.rows // _STEP),)](
+            part, part_norm, out, lse, norm, visits.divided, copies, heads, num_dst,
+            D=width, WIDTH=_room(width), ROWS=graph.rows, STEP=_STEP,
+        )  # fmt: skip
+    return out, lse, norm
+
+
+def _backward(
+    inputs: _Inputs, out: Tensor, norm: Tensor, d_out: Tensor, d_lse: Tensor | None, options: Options, needed: Any
+) -> list[Tensor | None]:
+    """The gradients of the inputs, None where they are not needed."""
+    query, value = inputs.query, inputs.value
+    grads = _Inputs(
+        *(x.new_empty(x.shape) if x is not None and need else None for x, need in zip(inputs, needed, strict=False))
+    )
+    # dst_bias moves all logits of a row, so that only lse depends on it.
+    if grads.dst_bias is not None:
+        grads = grads._replace(dst_bias=torch.zeros_like(grads.dst_bias) if d_lse is None else d_lse)
+    if not query.numel() * value.numel():
+        return [None if x is None else x.zero_() for x in grads]
+    batch, num_dst, heads, _ = query.shape
+    copies, width = batch * heads, value.shape[-1]
+    stats = norm.new_empty(*norm.shape, 2)
+    tile_backward.deltas[(triton.cdiv(num_dst, 32) * copies,)](
+        out, d_out, norm, d_lse, stats, copies, heads, num_dst, *d_out.stride()[:3],
+        D=width, WIDTH=_room(width), ROWS=32,
+    )  # fmt: skip
+    features = _features(inputs, d_out)
+    call = _Call(inputs, options, features, stats)
+    if grads.query is not None or grads.bias is not None:
+        d_bias = _by_query(call, grads)
+        grads = grads._replace(bias=d_bias)
+    if grads.key is not None or grads.value is not None or grads.src_bias is not None:
+        _by_key(call, grads)
+    if grads.table is not None:
+        _by_offset(call, grads.table)
+    return list(grads)
+
+
+class _Features(NamedTuple):
+    """Query, key, value and perhaps d_out as kernels read them, and for each the strides of batch, rows, heads and
+    planes."""
+
+    tensors: list[Tensor]
+    strides: list[int]
+
+
+class _Call(NamedTuple):
+    """What all kernels of a backward pass read."""
+
+    inputs: _Inputs
+    options: Options
+    features: _Features
+    stats: Tensor
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Heads, destinations and sources."""
+        _, num_dst, heads, _ = self.inputs.query.shape
+        return heads, num_dst, self.inputs.value.shape[1]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return *self.features.strides, *_bias_strides(self.inputs.bias)
+
+
+def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
+    """Writes the gradient of queries; returns that of biases per edge."""
+    inputs, graph = call.inputs, call.options.graph
+    heads, num_dst, num_src = call.sizes
+    batch, _, _, width = inputs.query.shape
+    copies = batch * heads
+    visits = graph.by_row(copies)
+    d_query = inputs.query.new_empty(inputs.query.shape) if grads.query is None else grads.query
+    d_bias, edges = None, 0
+    if grads.bias is not None:
+        edges = grads.bias.shape[-1]
+        d_bias = grads.bias.new_empty(batch, heads, edges)
+    part = call.stats.new_empty(visits.slots, copies, graph.rows, _room(width))
+    tile_backward.by_query[(len(visits.units) * copies,)](
+        *call.features.tensors, call.stats, d_query, d_bias, part,
+        visits.units, visits.column, visits.pattern, visits.number, *_shared(inputs, call.options),
+        copies, heads, num_dst, num_src, *call.strides, edges,
+        **_constants(inputs, call.options), **_launch(call.options.config.by_query),
+    )  # fmt: skip
+    _add_parts(part, d_query, visits, graph.rows)
+    if d_bias is None or grads.bias is None:
+        return None
+    return d_bias.sum_to_size(grads.bias.shape)
+
+
+def _by_key(call: _Call, grads: _Inputs) -> None:
+    """Writes the gradients of keys, values and src_bias."""
+    inputs, graph = call.inputs, call.options.graph
+    heads, num_dst, num_src = call.sizes
+    batch, _, key_heads, width = inputs.key.shape
+    copies, value_width = batch * key_heads, inputs.value.shape[-1]
+    visits = graph.by_column(copies, heads // key_heads)
+    d_key, d_value = (
+        x.new_empty(x.shape) if grad is None else grad
+        for x, grad in ((inputs.key, grads.key), (inputs.value, grads.value))
+    )
+    shape = visits.slots, copies, graph.columns
+    part, part_value = call.stats.new_empty(*shape, _room(width)), call.stats.new_empty(*shape, _room(value_width))
+    part_src = None if grads.src_bias is None else call.stats.new_empty(visits.slots, batch * heads, graph.columns)
+    tile_backward.by_key[(len(visits.units) * copies,)](
+        *call.features.tensors, call.stats, d_key, d_value, grads.src_bias, part, part_value, part_src,
+        visits.units, visits.row, visits.pattern, visits.number, *_shared(inputs, call.options),
+        copies, heads, num_dst, num_src, *call.strides,
+        **_constants(inputs, call.options), **_launch(call.options.config.by_key),
+    )  # fmt: skip
+    _add_parts(part, d_key, visits, graph.columns)
+    _add_parts(part_value, d_value, visits, graph.columns)
+    if grads.src_bias is not None and part_src is not None:
+        _add_parts(part_src, grads.src_bias.view(batch * heads, num_src, 1, 1), visits, graph.columns)
+
+
+def _by_offset(call: _Call, d_table: Tensor) -> None:
+    """Writes the gradient of the table."""
+    inputs, graph, launch = call.inputs, call.options.graph, call.options.config.by_query
+    heads, num_dst, num_src = call.sizes
+    copies, steps = len(inputs.query) * heads, graph.columns // launch.step
+    diagonals = graph.by_diagonal(heads)
+    visits = diagonals.schedule
+    sums = call.stats.new_empty(visits.slots, heads, graph.rows, graph.columns)
+    tile_backward.by_offset[(len(visits.units) * heads * steps,)](
+        *call.features.tensors, call.stats, sums,
+        visits.units, visits.row, visits.column, visits.pattern, visits.number, *_shared(inputs, call.options),
+        copies, heads, num_dst, num_src, *call.strides,
+        **_constants(inputs, call.options), **_launch(launch),
+    )  # fmt: skip
+    tile_backward.add_diagonals[(len(diagonals.ranges) * heads,)](
+        sums, diagonals.first, diagonals.ranges, d_table, heads, num_dst, num_src,
+        ROWS=graph.rows, COLUMNS=graph.columns, OFFSETS=OFFSETS,
+    )  # fmt: skip
+
+
+def _add_parts(part: Tensor, out: Tensor, visits: Schedule, rows: int) -> None:
+    """Adds up the parts [slots, B * heads, rows, width] of divided rows into out [B, N, heads, D]."""
+    if not visits.slots:
+        return
+    batch, nodes, heads, width = out.shape
+    tile_backward.add_parts[(len(visits.divided) * batch * heads * (rows // _STEP),)](
+        part, out, visits.divided, batch * heads, heads, nodes,
+        D=width, WIDTH=1 if width == 1 and part.dim() == 3 else _room(width), ROWS=rows, STEP=_STEP,
+    )  # fmt: skip
+
+
+def _shared(inputs: _Inputs, options: Options) -> tuple[Any, ...]:
+    """The arguments of all kernels from `words` to `softcap`."""
+    graph, dropout = options.graph, options.dropout
+    edges_before = None if inputs.bias is None else graph.edges_before
+    least = 0 if dropout is None else threshold(dropout.p)
+    of_dropout: tuple[Any, ...] = (None, None, None, 0, 1.0)
+    if dropout is not None and least:
+        growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
+        of_dropout = dropout.keys, *(dropout.ids or (None, None)), least, growth
+    return graph.words, edges_before, *inputs[3:], *of_dropout, options.scale, options.softcap
+
+
+def _features(inputs: _Inputs, *more: Tensor) -> _Features:
+    tensors, strides = [], []
+    for x in (*inputs[:3], *more):
+        if x.dtype == torch.float32:
+            planes = _split(x)
+            tensors.append(planes)
+            strides += [*planes.stride()[1:4], planes.stride(0)]
+        else:
+            tensors.append(x)
+            strides += [*x.stride()[:3], 0]
+    return _Features(tensors, strides)
+
+
+def _split(x: Tensor) -> Tensor:
+    """The three bfloat16 planes of float32 x [B, N, H, D]."""
+    batch, nodes, heads, width = x.shape
+    planes = x.new_empty(3, *x.shape, dtype=torch.bfloat16)
+    items, rows = batch * nodes * heads, max(1, 1024 // power_of_two(width))
+    if planes.numel():
+        tile_forward.split[(triton.cdiv(items, rows),)](
+            x, planes, items, nodes, heads, *x.stride()[:3], D=width, WIDTH=power_of_two(width), ROWS=rows
+        )
+    return planes
+
+
+def _bias_strides(bias: Tensor | None) -> tuple[int, int]:
+    """The strides of batch and heads, 0 where one is shared."""
+    if bias is None:
+        return 0, 0
+    batch, heads = (0 if n == 1 else step for n, step in zip(bias.shape, bias.stride()[:2], strict=False))
+    return batch, heads
+
+
+def _constants(inputs: _Inputs, options: Options) -> dict[str, Any]:
+    """The constants that kernels are compiled for, beside those of `_launch`."""
+    width, value_width = inputs.query.shape[-1], inputs.value.shape[-1]
+    return {
+        "GROUP": inputs.query.shape[2] // inputs.key.shape[2],
+        "D": width,
+        "DV": value_width,
+        "WIDTH": _room(width),
+        "WIDTH_V": _room(value_width),
+        "PLANES": 3 if inputs.query.dtype == torch.float32 else 1,
+        "ROWS": options.graph.rows,
+        "COLUMNS": options.graph.columns,
+    }
+
+
+def _launch(launch: Launch) -> dict[str, int]:
+    return {"STEP": launch.step, "num_warps": launch.warps, "num_stages": launch.stages}
+
+
+def _room(width: int) -> int:
+    """The width of tiles of features."""
+    return max(_MIN_WIDTH, power_of_two(width))

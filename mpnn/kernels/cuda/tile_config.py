@@ -1,0 +1,48 @@
+"""The sides of tiles, and how each kernel runs on them, by dtype and width of heads; measured, see docs/gpu.md.
+
+Small tiles follow a graph's edges closely, large ones load less for each product. The table has the shapes for each
+width, and `choose` takes the one that computes a graph's tiles fastest. Called by `mpnn/backends/tiles/cuda.py`.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from mpnn.kernels.cuda.schedule import power_of_two
+
+
+class Launch(NamedTuple):
+    """The keys (queries in the pass by key) that a program takes at a time, its warps, and its stages of loads."""
+
+    step: int
+    warps: int
+    stages: int
+
+
+class Config(NamedTuple):
+    """The sides of a tile, destinations by sources, and the launch of each kernel."""
+
+    rows: int
+    columns: int
+    forward: Launch
+    by_query: Launch
+    by_key: Launch
+
+
+_CONFIGS = {
+    (2, 64): Config(64, 64, Launch(64, 4, 3), Launch(64, 4, 3), Launch(64, 4, 3)),
+    (2, 128): Config(64, 64, Launch(64, 4, 3), Launch(64, 4, 2), Launch(32, 4, 2)),
+    (2, 256): Config(64, 64, Launch(32, 4, 2), Launch(32, 4, 2), Launch(32, 8, 2)),
+    (4, 64): Config(64, 64, Launch(32, 4, 2), Launch(32, 4, 2), Launch(32, 4, 2)),
+    (4, 128): Config(64, 64, Launch(32, 4, 2), Launch(32, 4, 1), Launch(32, 8, 1)),
+}  # bytes of a number, width
+
+
+def widest(dtype: torch.dtype) -> int:
+    """The widest head of a dtype."""
+    return max(width for size, width in _CONFIGS if size == dtype.itemsize)
+
+
+def choose(dtype: torch.dtype, width: int) -> Config:
+    """The configuration for heads up to `width` wide."""
+    return _CONFIGS[dtype.itemsize, max(64, power_of_two(width))]
