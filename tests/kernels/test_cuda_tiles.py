@@ -163,7 +163,8 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def attending(
     graph: Graph, dtype: torch.dtype = torch.float32, batch: tuple[int, ...] = (),
-    heads: tuple[int, int, int] = (2, 2, 2), widths: tuple[int, int] = (16, 16), scale: float = 0.3, softcap: float | None = None, **options: Any,
+    heads: tuple[int, int, int] = (2, 2, 2), widths: tuple[int, int] = (16, 16), scale: float = 0.3,
+    softcap: float | None = None, **options: Any,
 ) -> Round:  # fmt: skip
     graph = graph.to(TRITON.device)
     query = leaf(*batch, graph.num_dst, heads[0], widths[0], dtype=dtype)
@@ -189,7 +190,8 @@ def assert_agrees(round: Round, tolerance: float = 2e-6) -> None:
     """Results are those of `edge_list` in float64, and have the same bits again."""
     wide = round.map(lambda x, *_: x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x)
     direction = torch.randn(*round.batch, round.graph.num_dst, round.heads, round.value.shape[-1], device=TRITON.device)
-    ours, exact = results(cuda.run, round, direction), results(edge_list.run, wide, direction)
+    ours = [x.detach() for x in results(cuda.run, round, direction)]
+    exact = [x.detach() for x in results(edge_list.run, wide, direction)]
     for got, want in zip(ours, exact, strict=True):
         assert got.dtype == torch.float32 or got.dtype == round.value.dtype
         assert float((got.double() - want).abs().max()) <= tolerance * max(float(want.abs().max()), 1.0)
