@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.graph.runs import Ints, Runs, expand
-
+Runs = Any  # `mpnn.graph.runs.Runs`: kernels do not import graphs
+Ints = NDArray[np.int64]
 WORD = 32  # bits
 _LEAST = 16  # tiles of a unit
 _PROGRAMS = 512  # programs that fill a GPU
@@ -74,7 +74,14 @@ def _union(start: Ints, stop: Ints) -> Ints:
     start, stop = np.sort(start), np.sort(stop)
     begins = np.ones(len(start), bool)
     begins[1:] = start[1:] > stop[:-1]
-    return expand(start[begins], stop[np.roll(begins, -1)])
+    return _expand(start[begins], stop[np.roll(begins, -1)])
+
+
+def _expand(start: Ints, stop: Ints) -> Ints:
+    """The integers of all intervals, one interval behind the other."""
+    length = stop - start
+    before = np.cumsum(length) - length
+    return np.repeat(start - before, length) + np.arange(int(length.sum()))
 
 
 def _patterns(
@@ -119,7 +126,7 @@ def _words(
     left [tiles]: the first source of each tile.
     """
     begin, end = of_run[0][chunk] - first, of_run[1][chunk] - first
-    tile = expand(begin, end)
+    tile = _expand(begin, end)
     run = np.repeat(np.arange(chunk.start, chunk.stop), end - begin)
     low, high = (np.clip(x[run] - left[tile], 0, columns) for x in (runs.start, runs.stop))
     shape = len(left), columns // WORD, rows
