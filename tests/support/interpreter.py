@@ -1,4 +1,4 @@
-"""Mends two faults of the interpreter of Triton 3.6, so that tests run there too; newer ones are left alone."""
+"""Mends two faults of Triton's interpreter, so that tests run there."""
 
 from typing import Any
 
@@ -7,9 +7,8 @@ import triton
 
 
 def mend() -> None:
-    """Numbers of one entry become integers with NumPy 2.4 too, and products read bfloat16 as numbers, not as bits."""
-    if tuple(map(int, triton.__version__.split(".")[:2])) != (3, 6):
-        return
+    """Products read bfloat16 as numbers, not as bits; and in Triton 3.6 numbers of one entry become integers with NumPy
+    2.4 too."""
     from triton.runtime import interpreter
 
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
@@ -27,5 +26,6 @@ def mend() -> None:
     def numeric(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, as_numbers(a), as_numbers(b), *rest)
 
-    interpreter._patch_lang_tensor = patched
+    if tuple(map(int, triton.__version__.split(".")[:2])) == (3, 6):
+        interpreter._patch_lang_tensor = patched
     interpreter.InterpreterBuilder.create_dot = numeric
