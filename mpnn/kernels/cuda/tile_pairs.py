@@ -256,8 +256,8 @@ def gradients(
     a, b: as for `logits`. c, d: values and gradients of results, in the same order.
     """
     x, t, is_edge, edge = logits(
-        a, a1, a2, b, b1, b2, i, j, dst, src, pattern, number, first_row, first_column, words, edges_before, table, bias,
-        dst_bias, scale, softcap, num_dst, num_src, ROWS, COLUMNS, QUERIES, KEYS, PARTIAL, KEYS_DOWN, PLANES,
+        a, a1, a2, b, b1, b2, i, j, dst, src, pattern, number, first_row, first_column, words, edges_before, table,
+        bias, dst_bias, scale, softcap, num_dst, num_src, ROWS, COLUMNS, QUERIES, KEYS, PARTIAL, KEYS_DOWN, PLANES,
     )  # fmt: skip
     p = tl.exp2(x * factor(table, bias, dst_bias, scale, softcap) - norm)
     if PARTIAL:
