@@ -31,11 +31,13 @@ _GATES = 16  # heads of a program of `gates`
 
 
 class Launch(NamedTuple):
-    """How a kernel is compiled: columns (or features) of a program, its warps, and the stages of its loops."""
+    """How a kernel is compiled: columns (or features) of a program, its warps and the stages of its loops; and of `keys`
+    the columns of the values in a step of its loop."""
 
     columns: int
     warps: int = 4
     stages: int = 1
+    inner: int = 64
 
 
 class Config(NamedTuple):
@@ -55,7 +57,13 @@ class Config(NamedTuple):
 
 _NARROW = Config()
 _WIDE = Config(
-    chunk=32, rows=32, solve=Launch(32), outputs=Launch(32), sent=Launch(32), values=Launch(32), keys=Launch(32)
+    chunk=32,
+    rows=32,
+    solve=Launch(32),
+    outputs=Launch(32),
+    sent=Launch(32),
+    values=Launch(32),
+    keys=Launch(32, inner=32),
 )
 
 
@@ -317,7 +325,7 @@ def _gradients(x: _Operands, p: _Pass, d_out: Tensor, d_last: Tensor | None) -> 
 
     d_query, d_key = p.of_nodes(p.width), p.of_nodes(p.width)
     features, blocks = p.blocks(p.config.keys, p.width)
-    columns, _ = p.blocks(p.config.values, p.deep)
+    columns, _ = p.blocks(Launch(p.config.keys.inner), p.deep)
     shape = x.log_gate.shape if x.by_feature else (p.batch, blocks, p.nodes, p.heads)
     d_log_gate = None if x.log_gate is None else p.new(*shape, dtype=torch.float32)
     p.run(
