@@ -1,4 +1,4 @@
-"""Mends two faults of Triton's interpreter, so that tests run there."""
+"""Mends faults of Triton's interpreter, so that tests run there."""
 
 from typing import Any
 
@@ -7,8 +7,7 @@ import triton
 
 
 def mend() -> None:
-    """Products read bfloat16 as numbers, not as bits; and in Triton 3.6 numbers of one entry become integers with NumPy
-    2.4 too."""
+    """Products read bfloat16 as numbers, not as bits; in Triton 3.6 numbers of one entry become integers with NumPy 2.4."""
     from triton.runtime import interpreter
 
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
@@ -18,7 +17,7 @@ def mend() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
     def as_numbers(x: Any) -> Any:
-        if x.dtype.scalar != triton.language.bfloat16:
+        if x.data.dtype != np.uint16:
             return x
         numbers = (x.data.astype(np.uint32) << 16).view(np.float32)
         return interpreter.TensorHandle(numbers, triton.language.float32)
