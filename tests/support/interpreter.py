@@ -7,7 +7,7 @@ import triton
 
 
 def mend() -> None:
-    """Products read bfloat16 as numbers, not as bits; in Triton 3.6 numbers of one entry become integers with NumPy 2.4."""
+    """Products read bfloat16 as numbers, not as bits. In Triton 3.6 numbers of one entry become integers again."""
     from triton.runtime import interpreter
 
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot

@@ -31,8 +31,8 @@ _GATES = 16  # heads of a program of `gates`
 
 
 class Launch(NamedTuple):
-    """How a kernel is compiled: columns (or features) of a program, its warps and the stages of its loops; and for `keys`
-    the columns of a step of its loop."""
+    """How a kernel is compiled: columns (or features) of a program, its warps, and the stages of its loops; for `keys`
+    also the columns of a step of its loop."""
 
     columns: int
     warps: int = 4
