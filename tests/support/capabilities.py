@@ -332,7 +332,7 @@ COLUMNS = [(b, "cpu") for b in BACKENDS] + [(b, "cuda") for b in BACKENDS if b.N
 def all_installed() -> Iterator[None]:
     """Backends answer as if torch_sparse and triton were installed."""
     extra = mock.patch.object(scatter, "_installed", return_value=True)
-    with extra, mock.patch.object(schedule, "_unusable", return_value=None):
+    with extra, mock.patch.object(schedule, "unusable", return_value=None):
         yield
 
 
