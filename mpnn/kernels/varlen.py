@@ -1,6 +1,8 @@
-"""Attention within groups of different sizes in one call, on CUDA: torch's flash kernel for packed sequences."""
+"""Attention within groups of different sizes in one call, on CUDA: torch's flash kernel for packed sequences.
 
-from importlib.util import find_spec
+`torch.nn.attention.varlen` calls the same operator through Python, which takes as long as the kernel over a hundred
+texts, and in torch 2.11 it does not let heads share keys, as the kernel does.
+"""
 
 import torch
 from torch import Tensor
@@ -12,8 +14,7 @@ MAX_WIDTH = 256  # of a head, in the flash kernel
 def runs_here(query: Tensor, value: Tensor) -> bool:
     """Whether the kernel supports these features."""
     narrow = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
-    fits = query.shape[-1] == value.shape[-1] <= MAX_WIDTH and query.shape[-1] % 8 == 0
-    return narrow and fits and find_spec("torch.nn.attention.varlen") is not None
+    return narrow and query.shape[-1] == value.shape[-1] <= MAX_WIDTH and query.shape[-1] % 8 == 0
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, largest: int, scale: float) -> Tensor:
@@ -21,14 +22,32 @@ def attention(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, largest:
 
     sizes: int64 [groups], with sum N. largest: the largest size, passed as an int to avoid a synchronization.
     """
-    from torch.nn.attention.varlen import varlen_attn
-
-    cu_seqlens = starts(sizes, query.shape[:-3].numel())
+    ends = starts(sizes, query.shape[:-3].numel())
     flat = (x.flatten(0, -3) for x in (query, key, value))
-    grouped = query.shape[-2] != key.shape[-2]
-    out = varlen_attn(*flat, cu_seqlens, cu_seqlens, largest, largest, scale=scale, enable_gqa=grouped)
-    assert isinstance(out, Tensor)
-    return out.view(query.shape)
+    return packed(*flat, ends, ends, largest, largest, scale).view(query.shape)
+
+
+def packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dst_starts: Tensor,
+    src_starts: Tensor,
+    most_dst: int,
+    most_src: int,
+    scale: float,
+    causal: bool = False,
+) -> Tensor:
+    """Out [N_dst, H, D] of query [N_dst, H, D], key and value [N_src, H_kv, D], within groups.
+
+    dst_starts, src_starts: int32 [groups + 1], as `starts`. most_dst, most_src: the sizes of the largest group.
+    `causal`: the last node of a group attends to all of its sources, and each one before to one less.
+    """
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, dst_starts, src_starts, most_dst, most_src, 0.0, causal, False, scale=scale
+    )[0]
+    return out
 
 
 def starts(sizes: Tensor, batch: int) -> Tensor:

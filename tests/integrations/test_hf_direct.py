@@ -252,6 +252,56 @@ def test_captured_calls_do_not_wait_for_the_device(what: str, request: pytest.Fi
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
+def test_a_padded_batch_is_read_once_and_makes_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = hf.BertModel(hf.BertConfig(**SMALL)).eval()
+    mpnn.hf.use(model, unpad=True)
+    made, build = [], masks._graph
+
+    def counted(*args: Any) -> Any:
+        made.append(args)
+        return build(*args)
+
+    monkeypatch.setattr(masks, "_graph", counted)
+    with torch.no_grad(), Waits() as waits:
+        model(IDS, attention_mask=LEFT)
+    assert waits.seen.count("cpu") == 1
+    assert not LOOKS & set(waits.seen)
+    assert len(made) == 1
+
+
+def test_packed_sequences_of_known_lengths_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop over the sequences stands in for the kernel, which runs on a GPU only."""
+
+    def loop(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, _: Tensor, longest: int, *rest: Any) -> Tensor:
+        assert longest == 5
+        parts = [x.split([4, 5]) for x in (q, k, v)]
+        outs = [
+            torch.nn.functional.scaled_dot_product_attention(
+                *(x.transpose(0, 1) for x in part), scale=rest[1], is_causal=rest[2], enable_gqa=True
+            )
+            for part in zip(*parts, strict=True)
+        ]
+        return torch.cat([out.transpose(0, 1) for out in outs])
+
+    query, key, value = (x[:1] for x in features(9, 9))
+    ends = torch.tensor([0, 4, 9], dtype=torch.int32)
+    options = {"cu_seq_lens_k": ends, "cu_seq_lens_q": ends, "max_length_k": 5, "max_length_q": 5, "scaling": 0.3}
+    layer = pair("llama")[1].model.layers[0].self_attn
+    for name in ("causal", "complete"):
+        expected, _ = interface.attend(
+            layer, query, key, value, masks.mask(1, 9, 9, mask_function=BANDS[name]), **options
+        )
+        with monkeypatch.context() as patch, Waits() as waits:
+            patch.setattr(direct.varlen, "runs_here", lambda *_: True)
+            patch.setattr(direct.varlen, "packed", loop)
+            found, _ = interface.attend(
+                layer, query, key, value, masks.mask(1, 9, 9, mask_function=BANDS[name]), **options
+            )
+        assert waits.seen == []
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
 def test_what_waits_is_noticed() -> None:
     x = torch.arange(3.0)
     calls: list[Callable[[], Any]] = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -46,7 +46,10 @@ and what they say about sources is in the mask."""
 _NEEDS_GRAPH = frozenset({
     "dropout", "softcap", "output_attentions", "s_aux", "indices", "block_indices", "cu_seq_lens_k", "seq_idx",
 })  # fmt: skip
-"""Keywords of what torch's kernel does not compute by itself."""
+"""Keywords of what torch's kernel for whole texts does not compute."""
+
+_PACKED = "cu_seq_lens_k", "seq_idx"
+"""Of these, what says where packed sequences begin."""
 
 _KNOWN = _HARMLESS.union(_NEEDS_GRAPH, {"scaling", "is_causal", "position_bias"})
 
@@ -231,9 +234,10 @@ def _without_graph(
     """
     if torch.compiler.is_compiling() or active() is not None or _RECORDER.get() is not None:
         return None
+    is_packed = options.get("cu_seq_lens_k") is not None
     for name, option in options.items():
         is_set = name in _NEEDS_GRAPH and option is not None and option is not False
-        if is_set and (name != "dropout" or option):
+        if is_set and (name != "dropout" or option) and not (is_packed and name in _PACKED):
             return None
     if graph_of(module) is not None or compat.collects_attentions() or recurrences.is_packed():
         return None
@@ -244,8 +248,24 @@ def _without_graph(
         by_offset = None
     if mask is None:
         mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
+    if is_packed:
+        return _packed(module, query, key, value, mask, options)
     pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None
     return None if pairs is None else direct.attend(query, key, value, pairs, options.get("scaling"), by_offset)
+
+
+def _packed(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
+) -> Tensor | None:
+    """Attention within packed sequences whose longest the caller says, so that nothing waits for the device."""
+    longest = options.get("max_length_k")
+    is_causal = mask.is_causal_or_complete() if type(mask) is Mask and type(longest) is int else None
+    if is_causal is None or options.get("position_bias") is not None:
+        return None
+    _check_packed(module, hasattr(module, "indexer"))
+    return direct.attend_packed(
+        query, key, value, is_causal, options.get("scaling"), options["cu_seq_lens_k"], cast(int, longest)
+    )
 
 
 def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Graph, bool]:

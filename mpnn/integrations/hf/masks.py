@@ -4,7 +4,9 @@ A model of transformers asks for a mask (`mask`) and gives it to its attention l
 `closures.py` reads the description of the mask as a topology for each entry of the batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from mpnn import Graph, Topology
 from mpnn.graph.bind_cache import cached_graph
-from mpnn.graph.runs import Runs
+from mpnn.graph.runs import Ints, Runs
 from mpnn.graph.sharding import active
 from mpnn.integrations.hf import compat, ranks
 from mpnn.integrations.hf.builders import crossed, sources, window_of
@@ -283,8 +285,7 @@ class Mask:
         return packed
 
     def _within(self, cu_seqlens: Tensor) -> "Mask":
-        _check_not_capturing("cumulative lengths (cu_seq_lens_k)")
-        lengths = cu_seqlens.diff().cpu().numpy()
+        lengths = _lengths_of(cu_seqlens)
         labels = np.repeat(np.arange(len(lengths)), lengths)
         if self.batch != 1 or len(labels) != self.sizes.keys or self.sizes.queries != self.sizes.keys:
             raise ValueError(
@@ -294,6 +295,13 @@ class Mask:
         positions = np.arange(len(labels)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         data = positions.astype(np.int64).tobytes()
         return Mask.of_rules([rule.within(data) for rule in self.rules], self.sizes, self.device)
+
+    def is_causal_or_complete(self) -> bool | None:
+        """True for a causal mask over a whole text, False for a complete one, None for another or with padding."""
+        if self.batch != 1 or self.padding is not None or self._band is None or self._is_on_device():
+            return None
+        pairs = _of_all_tokens(self._band, self.sizes)
+        return None if pairs is None or self.sizes.queries != self.sizes.keys else pairs.is_causal
 
 
 def _of_rules(*_: Any) -> Any:
@@ -312,6 +320,27 @@ def _of_all_tokens(band: Band, sizes: Sizes) -> Pairs | None:
     if reaches_left and right == 0 and first_query == first_key and keys >= queries:
         return Pairs(0, queries, is_causal=True)
     return None
+
+
+_KNOWN_LENGTHS: ContextVar[tuple[Tensor, Ints] | None] = ContextVar("known lengths", default=None)
+
+
+@contextmanager
+def known_lengths(cu_seqlens: Tensor, lengths: Ints) -> Iterator[None]:
+    """Within the block, the lengths of these packed sequences are not read from the device."""
+    token = _KNOWN_LENGTHS.set((cu_seqlens, lengths))
+    try:
+        yield
+    finally:
+        _KNOWN_LENGTHS.reset(token)
+
+
+def _lengths_of(cu_seqlens: Tensor) -> Ints:
+    known, lengths = _KNOWN_LENGTHS.get() or (None, None)
+    if known is cu_seqlens and lengths is not None:
+        return lengths
+    _check_not_capturing("cumulative lengths (cu_seq_lens_k)")
+    return cu_seqlens.diff().cpu().numpy()
 
 
 def is_capturing() -> bool:

@@ -10,10 +10,13 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from mpnn.integrations.hf import masks
 
 _MIXING = nn.Conv1d, nn.Conv2d, nn.RNNBase  # layers in which tokens of two documents would meet
 
@@ -68,21 +71,72 @@ class _WithoutPadding:
         model = self.model
         forward: Any = type(model).forward
         given = _arguments(_signature(model), (model, *args), options)
-        if not _has_padding(model, given):
+        texts = _texts(model, given)
+        if texts is None:
             return forward(model, *args, **options)
-        keep = given.pop("attention_mask").bool()
+        del given["attention_mask"]
         return_dict = given.pop("return_dict", None)
         if given.get("position_ids") is None:
             given["position_ids"] = default_positions(model, given["input_ids"])
-        packed = {name: _packed(value, keep) for name, value in given.items()}
-        out = forward(model, **packed, **_documents(keep), attention_mask=None, return_dict=True)
-        out.last_hidden_state = padded(out.last_hidden_state, keep)
+        packed = {name: texts.pack(value) for name, value in given.items()}
+        with masks.known_lengths(texts.starts, texts.lengths):
+            out = forward(model, **packed, **texts.documents, attention_mask=None, return_dict=True)
+        out.last_hidden_state = texts.pad(out.last_hidden_state)
         if out.get("hidden_states") is not None:
-            out.hidden_states = tuple(padded(states, keep) for states in out.hidden_states)
+            out.hidden_states = tuple(map(texts.pad, out.hidden_states))
         if out.get("pooler_output") is not None:
             out.pooler_output = model.pooler(out.last_hidden_state)
         wants_dict = model.config.return_dict if return_dict is None else return_dict
         return out if wants_dict else out.to_tuple()
+
+
+class Texts(NamedTuple):
+    """The tokens of a padded batch [B, N].
+
+    lengths: of the texts with tokens, int64 on the CPU. places: of the tokens among all, int64 [T]. starts: the
+    cumulative lengths, int32. The last two are on the device of the batch.
+    """
+
+    shape: tuple[int, int]
+    lengths: masks.Ints
+    places: Tensor
+    starts: Tensor
+
+    @classmethod
+    def of(cls, keep: Tensor) -> "Texts | None":
+        """None if there is no padding, no token, or padding between tokens, where it would count in the distances of
+        windows. `keep` is bool [B, N]. This waits for the device once, as numbers decide how many tokens there are."""
+        allowed = keep.cpu().numpy()
+        lengths = allowed.sum(1)
+        changes = np.count_nonzero(allowed[:, 1:] != allowed[:, :-1], axis=1) + allowed[:, 0] + allowed[:, -1]
+        if not lengths.any() or lengths.sum() == allowed.size or (changes > 2).any():
+            return None
+        lengths = lengths[lengths > 0]
+        places = torch.from_numpy(np.flatnonzero(allowed))
+        starts = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
+        return cls(keep.shape, lengths, places.to(keep.device), starts.to(keep.device))
+
+    @property
+    def documents(self) -> dict[str, Any]:
+        """The texts as transformers' flash attention takes them."""
+        longest = int(self.lengths.max())
+        return {
+            "cu_seq_lens_q": self.starts,
+            "cu_seq_lens_k": self.starts,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+
+    def pack(self, value: Any) -> Any:
+        """Tensors [B, N, ...] as [1, T, ...]; everything else as it is."""
+        if isinstance(value, Tensor) and value.shape[:2] == self.shape:
+            return value.flatten(0, 1).index_select(0, self.places)[None]
+        return value
+
+    def pad(self, states: Tensor) -> Tensor:
+        """States of tokens [1, T, D] -> [B, N, D], zeros at padding."""
+        zeros = states.new_zeros(self.shape[0] * self.shape[1], states.shape[-1])
+        return zeros.index_copy(0, self.places, states[0]).view(*self.shape, -1)
 
 
 def _signature(model: Any) -> inspect.Signature:
@@ -106,12 +160,6 @@ def default_positions(model: Any, input_ids: Tensor) -> Tensor:
     return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
 
 
-def padded(states: Tensor, keep: Tensor) -> Tensor:
-    """States of tokens [1, T, D] -> [B, N, D] with zeros where `keep`, bool [B, N], is False."""
-    out = states.new_zeros(*keep.shape, states.shape[-1])
-    return out.masked_scatter(keep[..., None], states)
-
-
 def _arguments(signature: inspect.Signature, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
     """What a call gives, by name."""
     bound = signature.bind(*args, **options).arguments
@@ -120,36 +168,16 @@ def _arguments(signature: inspect.Signature, args: tuple[Any, ...], options: dic
     return bound | bound.pop(rest, {})
 
 
-def _has_padding(model: Any, given: dict[str, Any]) -> bool:
+def _texts(model: Any, given: dict[str, Any]) -> Texts | None:
+    """The texts of a padded batch; None if the call runs as before."""
     ids, mask = given.get("input_ids"), given.get("attention_mask")
     if ids is None or mask is None or mask.shape != ids.shape or ids.dim() != 2:
-        return False
+        return None
     if any(given.get(name) is not None for name in ("inputs_embeds", "past_key_values", "encoder_hidden_states")):
-        return False
+        return None
     attentions = given.get("output_attentions")
     if model.config.output_attentions if attentions is None else attentions:
-        return False
-    return _is_on_one_side(mask.bool())
-
-
-def _is_on_one_side(keep: Tensor) -> bool:
-    """Whether there is padding, and none between tokens, where it would count in the distances of windows."""
-    tokens = keep.sum(1)
-    gaps = keep.int().diff(dim=1).abs().sum(1) + keep[:, 0].int() + keep[:, -1].int()
-    return bool(tokens.any()) and not bool(keep.all()) and bool((gaps <= 2).all())
-
-
-def _packed(value: Any, keep: Tensor) -> Any:
-    """Tensors [B, N, ...] as [1, T, ...]; everything else as it is."""
-    if isinstance(value, Tensor) and value.shape[:2] == keep.shape:
-        return value[keep][None]
-    return value
-
-
-def _documents(keep: Tensor) -> dict[str, Any]:
-    """The tokens' documents as transformers' flash attention takes them; rows without tokens are none."""
-    lengths = keep.sum(1)
-    lengths = lengths[lengths > 0]
-    ends = nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    longest = int(lengths.max())
-    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+        return None
+    if masks.is_capturing():
+        return None
+    return Texts.of(mask.bool())
