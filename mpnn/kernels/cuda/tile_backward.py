@@ -234,7 +234,7 @@ def by_offset(
     """sums [slots, H, ROWS, COLUMNS]: dx of a unit's tiles, added up over all `copies // heads` entries of the batch.
     A unit has tiles of one diagonal. A program takes a head and a step of each tile."""
     STEPS: tl.constexpr = COLUMNS // STEP
-    _, first, middle, last, slot, _, h, step = load_unit(units, heads * STEPS, STEPS)
+    _diagonal, first, middle, last, slot, _program, h, step = load_unit(units, heads * STEPS, STEPS)
     offset = step.to(tl.int32) * STEP
     n, m = tl.arange(0, ROWS), tl.arange(0, STEP)
     table += h * (num_dst + num_src - 1) + num_src - 1
