@@ -4,7 +4,8 @@ Features of any width and any supported dtype are passed without a copy, except 
 values have different numbers of heads.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,14 +16,12 @@ from mpnn.backends.csr import attention, on_device
 from mpnn.edge_tables import PerEdge
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.row_spec import NORMALIZERS
+from mpnn.kernels.sinks import share_of_edges
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
-SERVES = (attention.SERVES | {"cuda"}) - {
-    "cpu", "sinks", "return_lse", "node_ids", "bias by nodes", "softmax_dst", "weights and lse",
-    "keep_accumulate_dtype",
-}  # fmt: skip
-REASONS = {"sinks": "on CUDA it does not support sinks", "return_lse": "on CUDA it does not return lse",
+SERVES = (attention.SERVES | {"cuda"}) - {"cpu", "node_ids", "bias by nodes", "softmax_dst"}
+REASONS = {
     "bias by nodes": "on CUDA it does not add biases of nodes",
     "softmax_dst": "on CUDA it does not normalize over the destinations of a source",
     "node_ids": "on CUDA its dropout hashes the numbers of nodes in the part, not in the whole graph"}  # fmt: skip
@@ -63,63 +62,104 @@ def run(round: Round) -> Result:
     from mpnn.kernels.cuda import row_attention
 
     graph, batch, heads = round.graph, round.batch, round.heads
-    features, options = _score(round)
+    operands = _OPERANDS[type(round.score)](round)
+    value = _entries(round.value, round)
+    query, key = (None if x is None else _entries(x, round) for x in (operands.query, operands.key))
+    if key is not None and key.shape[2] != value.shape[2]:  # the kernel groups both or neither
+        key, value = _repeat(key, heads), _repeat(value, heads)
+    edge_key, key_types = _edge_keys(operands.edge, round)
+    edge_value, value_types = _vectors(round.edge_value, round)
     bias = on_device.biases(round)
-    if bias is not None:
-        features["bias"] = on_device.per_edge(bias, heads, round)
-    if round.edge_value is not None:
-        features["edge_value"], options["value_types"] = _vectors(round.edge_value, round)
-    spec = row_attention.Spec(
-        on_device.rows(graph),
-        on_device.columns(graph),
+    score = row_attention.Score(
         heads,
-        normalize=NORMALIZERS[round.normalize if round.weighted else "none"],
-        dropout_keys=round.dropout_keys(),
-        dropout=round.dropout if round.weighted else 0.0,
-        return_weights=round.return_weights,
-        **options,
+        attention.KINDS[type(round.score)],
+        NORMALIZERS[round.normalize if round.weighted else "none"],
+        operands.scale,
+        operands.softcap,
+        0.0 if operands.slope == "tanh" else operands.slope,
+        operands.slope == "tanh",
+        round.dropout if round.weighted else 0.0,
     )
-    out, weights = row_attention.attend(spec, row_attention.Tensors(**features))
+    rows, columns = on_device.rows(graph), on_device.columns(graph)
+    spec = row_attention.Spec(
+        rows, columns, score, round.result_dtype, round.dropout_keys(), round.return_weights, key_types, value_types
+    )
+    tensors = row_attention.Tensors(
+        value,
+        query,
+        key,
+        operands.vector,
+        edge_key,
+        edge_value,
+        None if bias is None else on_device.per_edge(bias, heads, round),
+    )
+    out, weights, lse = row_attention.attend(spec, tensors)
     if type(round.reduce) is Mean:
         dtype = round.accumulate_dtype
-        inverse = graph.cached(("device inverse degree", dtype), lambda: spec.rows.inverse_degree(dtype))
+        inverse = graph.cached(("device inverse degree", dtype), lambda: rows.inverse_degree(dtype))
         out = (out * inverse).to(out.dtype)
+    if round.sinks is not None:
+        share = share_of_edges(lse, round.sinks)
+        out = (out * share[..., None]).to(out.dtype)
+        if weights is not None:
+            weights = weights * share.index_select(-2, graph.ends[1])
     out = out.view(*batch, *out.shape[1:])
-    return Result(out, None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype))
+    return Result(
+        out,
+        None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype),
+        lse.masked_fill(lse == torch.inf, -torch.inf).view(out.shape[:-1]) if round.return_lse else None,
+    )
 
 
-def _score(round: Round) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tensors of nodes and of the score as fields of `Tensors`, and options of the score as fields of `Spec`."""
-    value, heads = _entries(round.value, round), round.heads
+class _Operands(NamedTuple):
+    """What a score brings to the kernels."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    vector: Tensor | None = None
+    edge: PerEdge | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    slope: Any = 1.0
+
+
+def _of_dot(round: Round) -> _Operands:
     score: Any = round.score
-    options: dict[str, Any] = {}
-    kind, vector = attention.KINDS[type(score)], None
-    match score:
-        case Dot(query, key, scale, edge, softcap):
-            options = {"scale": scale, "softcap": softcap or 0.0}
-        case AdditiveScore(query, key, activation, edge):
-            query, key, slope = query[..., None], key[..., None], slope_of(activation)
-            options = {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
-        case AdditiveV2Score(query, key, vector, activation, edge):  # type: ignore[misc]
-            slope = slope_of(activation)
-            options = {"slope": 0.0 if slope == "tanh" else slope, "tanh": slope == "tanh"}
-        case _:
-            return {"value": value}, {"kind": kind, "scale": 0.0 if round.weighted else 1.0}
-    query, key, options["kind"] = _entries(query, round), _entries(key, round), kind
-    if key.shape[2] != value.shape[2]:  # the kernel groups both or neither
-        key, value = _repeat(key, heads), _repeat(value, heads)
-    features = {"value": value, "query": query, "key": key, "vector": vector}
-    if edge is not None and isinstance(round.score, AdditiveScore):
-        features["edge_key"] = on_device.per_edge(on_device.numbers(edge, round), heads, round)
-    elif edge is not None:
-        features["edge_key"], options["key_types"] = _vectors(edge, round)
-    return features, options
+    return _Operands(score.query, score.key, edge=score.edge_key, scale=score.scale, softcap=score.softcap or 0.0)
 
 
-def _vectors(data: PerEdge, round: Round) -> tuple[Tensor, Any]:
+def _of_additive(round: Round) -> _Operands:
+    score: Any = round.score
+    return _Operands(score.dst[..., None], score.src[..., None], edge=score.edge, slope=slope_of(score.activation))
+
+
+def _of_additive_v2(round: Round) -> _Operands:
+    score: Any = round.score
+    return _Operands(score.dst, score.src, score.vector, score.edge, slope=slope_of(score.activation))
+
+
+def _of_biases(round: Round) -> _Operands:
+    return _Operands(scale=0.0 if round.weighted else 1.0)
+
+
+_OPERANDS: dict[type, Callable[[Round], _Operands]] = {
+    Dot: _of_dot, AdditiveScore: _of_additive, AdditiveV2Score: _of_additive_v2, type(None): _of_biases
+}  # fmt: skip
+
+
+def _edge_keys(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
+    """What edges add to keys: numbers [B, E, H] of an additive score, else as `_vectors`."""
+    if data is not None and isinstance(round.score, AdditiveScore):
+        return on_device.per_edge(on_device.numbers(data, round), round.heads, round), None
+    return _vectors(data, round)
+
+
+def _vectors(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
     """Vectors per edge or per edge type, [B, E or edge types, H, D], and the edge types, None for vectors per edge."""
     from mpnn.kernels.cuda.row_attention import EdgeTypes, Ends
 
+    if data is None:
+        return None, None
     if isinstance(data, Tensor):
         return on_device.per_edge(data, round.heads, round, trailing=2), None
     graph = round.graph

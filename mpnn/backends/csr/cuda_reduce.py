@@ -13,7 +13,7 @@ from mpnn.round import Result, Round
 _TOGETHER = 1024  # most components of all heads that run as one head if there are no weights
 
 
-SERVES = (reduce.SERVES | {"cuda"}) - {"cpu", "own aggregate", "keep_accumulate_dtype"}
+SERVES = (reduce.SERVES | {"cuda"}) - {"cpu", "own aggregate"}
 REASONS = {
     "own aggregate": f"on CUDA it runs {', '.join(KINDS.values())} and compositions of them, and not {{aggregate}}"
 }
@@ -50,11 +50,14 @@ def run(round: Round) -> Result:
     shape = (1, numbers) if weight is None and numbers <= _TOGETHER else (heads, value.shape[-1])
     features = value.reshape(batch, graph.num_src, *shape)
 
+    # parts of a composed aggregator are rounded once, after they are composed
+    dtype = round.accumulate_dtype if reduce.is_composed(round.reduce) else round.result_dtype
+
     def fold(aggregator: Any) -> Tensor:
         from mpnn.kernels.cuda.row_reduce import RowReduce
 
         walks = on_device.rows(graph), on_device.columns(graph)
-        out: Tensor = RowReduce.apply(features, weight, *walks, KINDS[type(aggregator)])
+        out: Tensor = RowReduce.apply(features, weight, *walks, KINDS[type(aggregator)], dtype)
         return out.view(*round.batch, graph.num_dst, *value.shape[-2:])
 
-    return Result(reduce_parts(round.reduce, graph, fold).to(value.dtype))
+    return Result(reduce_parts(round.reduce, graph, fold).to(round.result_dtype))

@@ -48,28 +48,31 @@ def deltas(out, d_out, delta, count, width, ROWS: tl.constexpr, WIDTH: tl.conste
 
 @triton.jit
 def load_destinations(
-    query, d_out, lse, delta, b, i, h, mask, KIND: tl.constexpr, NORMALIZE: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr,
+    query, query_at, d_out, out_at, lse, delta, lse_at, b, i, h, mask, KIND: tl.constexpr, NORMALIZE: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
     """Queries, gradients of results, lse and delta; zeros where nothing reads them."""
     q, row_lse, row_delta = tl.zeros([1, 1, 1, 1], REAL), tl.zeros([1, 1, 1], REAL), tl.zeros([1, 1, 1], REAL)
     if KIND != CONSTANT:
-        q = load_vectors(query, b, i, h, mask, WIDTH, REAL)
-    d_message = load_vectors(d_out, b, i, h, mask, VALUE_WIDTH, REAL)
+        q = load_vectors(query, query_at, b, i, h, mask, WIDTH, REAL)
+    d_message = load_vectors(d_out, out_at, b, i, h, mask, VALUE_WIDTH, REAL)
     if NORMALIZE == SOFTMAX:
-        row_lse, row_delta = load_numbers(lse, b, i, h, mask, REAL), load_numbers(delta, b, i, h, mask, REAL)
+        row_lse = load_numbers(lse, lse_at, b, i, h, mask, REAL)
+        if delta is not None:
+            row_delta = load_numbers(delta, lse_at, b, i, h, mask, REAL)
     return q, d_message, row_lse, row_delta
 
 
 @triton.jit
 def load_sources(
-    key, value, b, j, h, mask, KIND: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr
-):
+    key, key_at, value, value_at, b, j, h, mask, KIND: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    REAL: tl.constexpr,
+):  # fmt: skip
     """Keys, zeros where nothing reads them, and values."""
     k = tl.zeros([1, 1, 1, 1], REAL)
     if KIND != CONSTANT:
-        k = load_vectors(key, b, j, h, mask, WIDTH, REAL)
-    return k, load_vectors(value, b, j, h, mask, VALUE_WIDTH, REAL)
+        k = load_vectors(key, key_at, b, j, h, mask, WIDTH, REAL)
+    return k, load_vectors(value, value_at, b, j, h, mask, VALUE_WIDTH, REAL)
 
 
 @triton.jit
@@ -83,30 +86,41 @@ def load_dropout_keys(dropout_keys, b, heads, h, DROPOUT: tl.constexpr):
 
 @triton.jit
 def gradients(
-    units, edges, ends, blocks, heads, query, key, value, vector, edge_key, key_types, edge_value, value_types, bias,
-    dropout_keys, threshold, keep_scale: tl.float64, scale: tl.float64, softcap: tl.float64, slope: tl.float64, lse,
-    delta, d_out, d_weights, d_rows, d_values, part, part_values, d_vector, d_edge_key, d_edge_value, d_bias,
+    units, col, edge, end_dst, end_src, query, key, value, vector, edge_key, key_types, edge_value, value_types, bias,
+    dropout_keys, out, lse, delta, d_out, d_weights, d_rows, d_values, part, part_values, d_vector, d_edge_key,
+    d_edge_value, d_bias, query_at, key_at, value_at, edge_key_at, edge_value_at, bias_at, out_at, lse_at,
+    d_weights_at, d_rows_at, d_values_at, part_at, part_values_at, d_edge_key_at, d_edge_value_at, d_bias_at, count,
+    blocks, heads, threshold, keep_scale: tl.float64, scale: tl.float64, softcap: tl.float64, slope: tl.float64,
     ROWS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NORMALIZE: tl.constexpr, TANH: tl.constexpr,
     SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Gradients [B, rows, heads, D or DV] of whole rows, parts of others into part and part_values [B, slots, heads, D
     or DV]. Those that are None are not needed.
 
     DESTINATIONS: d_rows of queries; d_edge_key, d_edge_value and d_bias; and d_vector [programs, BH, D], the share of
-    each program.
+    each program. If `out` is not None, delta, the sum of `out * d_out` of each row, is written too; else it is read.
     SOURCES: d_rows of keys and d_values. Here `heads` are those of keys and values, each of which GROUP heads share.
-    TYPES: d_rows of the table edge_key, and d_values of edge_value. Here a row holds the edges of a type. The columns
-    of `edges` are numbers of edges in the caller's order, whose destinations and sources `ends` holds.
+    TYPES: d_rows of the table edge_key, and d_values of edge_value. Here a row holds the edges of a type. Then `col`
+    holds numbers of edges in the caller's order, and `end_dst` and `end_src` their destinations and sources.
     """
-    row, first, last, slot, h, exists, b = rows_of_program(units, blocks, heads, R, BH)
+    row, first, last, slot, h, exists, b = rows_of_program(units, count, blocks, heads, R, BH, INDEX)
     v = tl.zeros([1, 1, 1, 1], REAL)
     if KIND == ACTIVATED:  # whose heads share no keys
-        v = load_parameter(vector, h, heads, query.width, WIDTH, REAL)
+        v = load_parameter(vector, h, heads, query_at.width, WIDTH, REAL)
     if ROWS == DESTINATIONS:
-        own = load_destinations(query, d_out, lse, delta, b, row, h, exists, KIND, NORMALIZE, WIDTH, VALUE_WIDTH, REAL)
+        known = delta if out is None else None
+        q, d_message, row_lse, row_delta = load_destinations(
+            query, query_at, d_out, out_at, lse, known, lse_at, b, row, h, exists, KIND, NORMALIZE, WIDTH, VALUE_WIDTH,
+            REAL,
+        )  # fmt: skip
+        if out is not None:
+            row_delta = tl.sum(load_vectors(out, out_at, b, row, h, exists, VALUE_WIDTH, REAL) * d_message, 3)
+            store_numbers(delta, lse_at, b, row, h, exists, row_delta)
     if ROWS == SOURCES:
-        own = load_sources(key, value, b, row, h, exists, KIND, WIDTH, VALUE_WIDTH, REAL)
+        own_key, own_value = load_sources(
+            key, key_at, value, value_at, b, row, h, exists, KIND, WIDTH, VALUE_WIDTH, REAL
+        )
     else:
         own_dropout_key = load_dropout_keys(dropout_keys, b, heads, h, DROPOUT)
     keep_scale, scale = tl.full([], keep_scale, REAL), tl.full([], scale, REAL)
@@ -115,31 +129,34 @@ def gradients(
     value_sums = tl.zeros([R, E, BH, VALUE_WIDTH], REAL)
     vector_sums = tl.zeros([R, E, BH, WIDTH], REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
+    next_other, next_id, next_mask = other_ends(col, edge, first, last, exists, E)
     for t in range(0, longest, E):
-        other, edge_id, mask = other_ends(edges, first + t, last, exists, E)
+        other, edge_id, mask = next_other, next_id, next_mask
+        next_other, next_id, next_mask = other_ends(col, edge, first + t + E, last, exists, E)
         i, j = row, other
         if ROWS == SOURCES:
             i, j = other, row
         if ROWS == TYPES:
             edge_id = other
-            i, j = tl.load(ends.dst + edge_id).to(tl.int64), tl.load(ends.src + edge_id).to(tl.int64)
+            i, j = tl.load(end_dst + edge_id).to(row.dtype), tl.load(end_src + edge_id).to(row.dtype)
         for g in range(GROUP if ROWS == SOURCES else 1):
             head = h * GROUP + g if ROWS == SOURCES else h
-            if ROWS == DESTINATIONS:
-                q, d_message, row_lse, row_delta = own
-            else:
+            if ROWS != DESTINATIONS:
                 q, d_message, row_lse, row_delta = load_destinations(
-                    query, d_out, lse, delta, b, i, head, mask, KIND, NORMALIZE, WIDTH, VALUE_WIDTH, REAL
-                )
+                    query, query_at, d_out, out_at, lse, delta, lse_at, b, i, head, mask, KIND, NORMALIZE, WIDTH,
+                    VALUE_WIDTH, REAL,
+                )  # fmt: skip
             if ROWS == SOURCES:
-                k, messages = own
+                k, messages = own_key, own_value
                 dropout_key = load_dropout_keys(dropout_keys, b, heads * GROUP, head, DROPOUT)
             else:
-                k, messages = load_sources(key, value, b, j, h // GROUP, mask, KIND, WIDTH, VALUE_WIDTH, REAL)
+                k, messages = load_sources(
+                    key, key_at, value, value_at, b, j, h // GROUP, mask, KIND, WIDTH, VALUE_WIDTH, REAL
+                )
                 dropout_key = own_dropout_key
             s, inner, k = logits(
-                q, k, v, edge_key, key_types, bias, b, edge_id, head, mask, scale, softcap, slope, KIND, TANH, SOFTCAP,
-                WIDTH, REAL,
+                q, k, v, edge_key, edge_key_at, key_types, bias, bias_at, b, edge_id, head, mask, scale, softcap, slope,
+                KIND, TANH, SOFTCAP, WIDTH, REAL,
             )  # fmt: skip
             w = weights(s, row_lse, mask, NORMALIZE)
             dropped = w
@@ -149,12 +166,12 @@ def gradients(
             if ROWS == DESTINATIONS or d_rows is not None:
                 if edge_value is not None:
                     table_row = table_rows(value_types, edge_id)
-                    messages += load_vectors(edge_value, b, table_row, head, mask, VALUE_WIDTH, REAL)
+                    messages += load_vectors(edge_value, edge_value_at, b, table_row, head, mask, VALUE_WIDTH, REAL)
                 d_w = tl.sum(d_message * messages, 3)
                 if DROPOUT:
                     d_w = tl.where(kept, d_w * keep_scale, 0.0)
                 if d_weights is not None:
-                    d_w += load_numbers(d_weights, b, edge_id, head, mask, REAL)
+                    d_w += load_numbers(d_weights, d_weights_at, b, edge_id, head, mask, REAL)
                 d_s = tl.where(mask, logit_gradients(w, d_w, row_delta, NORMALIZE), 0.0)
             if d_values is not None:
                 value_sums += dropped[:, :, :, None] * d_message
@@ -164,19 +181,21 @@ def gradients(
             if d_vector is not None:
                 vector_sums += d_s[:, :, :, None] * activation(inner, slope, TANH)
             if d_bias is not None:
-                store_numbers(d_bias, b, edge_id, head, mask, d_s)
+                store_numbers(d_bias, d_bias_at, b, edge_id, head, mask, d_s)
             if d_edge_value is not None:
                 to_value = dropped[:, :, :, None] * d_message
-                store_vectors(d_edge_value, b, edge_id, head, mask, to_value, VALUE_WIDTH)
+                store_vectors(d_edge_value, d_edge_value_at, b, edge_id, head, mask, to_value, VALUE_WIDTH)
             if d_edge_key is not None:
                 if KIND == ADDITIVE:
-                    store_numbers(d_edge_key, b, edge_id, head, mask, tl.sum(to_key, 3))
+                    store_numbers(d_edge_key, d_edge_key_at, b, edge_id, head, mask, tl.sum(to_key, 3))
                 else:
-                    store_vectors(d_edge_key, b, edge_id, head, mask, to_key, WIDTH)
+                    store_vectors(d_edge_key, d_edge_key_at, b, edge_id, head, mask, to_key, WIDTH)
     if d_rows is not None:
-        store_rows(d_rows, part, b, row, slot, h, exists, tl.sum(sums, 1)[:, None, :, :], WIDTH)
+        row_sums = tl.sum(sums, 1)[:, None, :, :]
+        store_rows(d_rows, d_rows_at, part, part_at, b, row, slot, h, exists, row_sums, WIDTH)
     if d_values is not None:
-        store_rows(d_values, part_values, b, row, slot, h, exists, tl.sum(value_sums, 1)[:, None, :, :], VALUE_WIDTH)
+        row_sums = tl.sum(value_sums, 1)[:, None, :, :]
+        store_rows(d_values, d_values_at, part_values, part_values_at, b, row, slot, h, exists, row_sums, VALUE_WIDTH)
     if d_vector is not None:
         at = (tl.program_id(0).to(tl.int64) * BH + tl.arange(0, BH)[:, None]) * WIDTH + tl.arange(0, WIDTH)
         tl.store(d_vector + at, tl.sum(tl.sum(vector_sums, 1), 0))

@@ -57,8 +57,8 @@ def activation_derivative(x, slope, TANH: tl.constexpr):
 
 @triton.jit
 def logits(
-    query, key, vector, edge_key, key_types, bias, b, edge_id, h, mask, scale, softcap, slope, KIND: tl.constexpr,
-    TANH: tl.constexpr, SOFTCAP: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
+    query, key, vector, edge_key, edge_key_at, key_types, bias, bias_at, b, edge_id, h, mask, scale, softcap, slope,
+    KIND: tl.constexpr, TANH: tl.constexpr, SOFTCAP: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
     """Logits [R, E, BH] of edges; and for their gradients the argument of the activation (or the tanh of soft capping),
     and keys with what edges add to them. `vector` [BH, WIDTH], of an `ACTIVATED` score. Edges add `edge_key` to keys
@@ -69,7 +69,7 @@ def logits(
         key = s
     elif KIND == DOT:
         if edge_key is not None:
-            key = key + load_vectors(edge_key, b, table_rows(key_types, edge_id), h, mask, WIDTH, REAL)
+            key = key + load_vectors(edge_key, edge_key_at, b, table_rows(key_types, edge_id), h, mask, WIDTH, REAL)
         s = tl.sum(query * key, 3) * scale
         inner = s
         if SOFTCAP:
@@ -78,15 +78,15 @@ def logits(
     elif KIND == ADDITIVE:
         inner = tl.sum(query + key, 3)
         if edge_key is not None:
-            inner += load_numbers(edge_key, b, edge_id, h, mask, REAL)
+            inner += load_numbers(edge_key, edge_key_at, b, edge_id, h, mask, REAL)
         s = activation(inner, slope, TANH)
     else:
         inner = query + key
         if edge_key is not None:
-            inner += load_vectors(edge_key, b, table_rows(key_types, edge_id), h, mask, WIDTH, REAL)
+            inner += load_vectors(edge_key, edge_key_at, b, table_rows(key_types, edge_id), h, mask, WIDTH, REAL)
         s = tl.sum(activation(inner, slope, TANH) * vector, 3)
     if bias is not None:
-        s += load_numbers(bias, b, edge_id, h, mask, REAL)
+        s += load_numbers(bias, bias_at, b, edge_id, h, mask, REAL)
     return s, inner, key
 
 

@@ -22,27 +22,30 @@ SUM, SQUARES, LARGEST, SMALLEST = (tl.constexpr(kind) for kind in range(4))  # t
 
 @triton.jit
 def segment_reduce(
-    units, edges, ptr, blocks, heads, x, weight, own, out, equal, part, part_equal, KIND: tl.constexpr,
-    MEAN: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
+    units, col, edge, x, weight, own, out, equal, part, part_equal, x_at, weight_at, out_at, part_at, count, blocks,
+    heads, KIND: tl.constexpr, MEAN: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
+    WIDTH: tl.constexpr, REAL: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Reduces the messages `weight_e * x_j` of each row by `KIND` into out [B, rows, H, D], and counts those that equal
     an extreme into `equal`, if not None. SQUARES are of the distances from `own` [B, rows, H, D]. `MEAN`: divided by
     the number of edges. Parts of divided rows go to their slots of part and part_equal [B, slots, H, D].
     """
-    row, first, last, slot, h, exists, b = rows_of_program(units, blocks, heads, R, BH)
+    row, first, last, slot, h, exists, b = rows_of_program(units, count, blocks, heads, R, BH, INDEX)
     result = tl.zeros([R, E, BH, WIDTH], REAL)  # of each entry of the tile, joined after the loop
     if KIND >= LARGEST:
         result = tl.full([R, E, BH, WIDTH], float("-inf"), REAL)
     bad = tl.zeros([R, E, BH, WIDTH], REAL)  # NaN where a message is NaN, which comparisons skip
-    count = tl.zeros([R, E, BH, WIDTH], REAL)
+    counted = tl.zeros([R, E, BH, WIDTH], REAL)
     if KIND == SQUARES:
-        middle = load_vectors(own, b, row, h, exists, WIDTH, REAL)
+        middle = load_vectors(own, out_at, b, row, h, exists, WIDTH, REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
+    next_j, next_id, next_mask = other_ends(col, edge, first, last, exists, E)
     for t in range(0, longest, E):
-        j, edge_id, mask = other_ends(edges, first + t, last, exists, E)
-        messages = load_vectors(x, b, j, h, mask, WIDTH, REAL)
+        j, edge_id, mask = next_j, next_id, next_mask
+        next_j, next_id, next_mask = other_ends(col, edge, first + t + E, last, exists, E)
+        messages = load_vectors(x, x_at, b, j, h, mask, WIDTH, REAL)
         if weight is not None:
-            messages *= load_numbers(weight, b, edge_id, h, mask, REAL)[:, :, :, None]
+            messages *= load_numbers(weight, weight_at, b, edge_id, h, mask, REAL)[:, :, :, None]
         if KIND == SUM:
             result += messages
         elif KIND == SQUARES:
@@ -56,23 +59,24 @@ def segment_reduce(
             new_result = tl.maximum(result, messages)
             if equal is not None:
                 same = (messages == new_result) & mask[:, :, :, None]
-                count = tl.where(new_result > result, 0.0, count) + same.to(REAL)
+                counted = tl.where(new_result > result, 0.0, counted) + same.to(REAL)
             result = new_result
     if KIND >= LARGEST:
         highest = tl.max(result, 1)
-        row_count = tl.sum(tl.where(result == highest[:, None, :, :], count, 0.0), 1)[:, None, :, :]
+        row_count = tl.sum(tl.where(result == highest[:, None, :, :], counted, 0.0), 1)[:, None, :, :]
         row_result = highest + tl.sum(bad, 1)
     else:
         row_result = tl.sum(result, 1)
     whole, divided = (slot < 0)[:, :, None] & exists, (slot >= 0)[:, :, None] & exists
     if part is not None:
-        store_vectors(part, b, slot, h, divided, row_result[:, None, :, :], WIDTH)
+        store_vectors(part, part_at, b, slot, h, divided, row_result[:, None, :, :], WIDTH)
         if equal is not None:
-            store_vectors(part_equal, b, slot, h, divided, row_count, WIDTH)
+            store_vectors(part_equal, part_at, b, slot, h, divided, row_count, WIDTH)
     degree = last - first
-    store_vectors(out, b, row, h, whole, normalize(row_result, degree[:, :, None], KIND, MEAN)[:, None, :, :], WIDTH)
+    row_result = normalize(row_result, degree[:, :, None], KIND, MEAN)[:, None, :, :]
+    store_vectors(out, out_at, b, row, h, whole, row_result, WIDTH)
     if equal is not None:
-        store_vectors(equal, b, row, h, whole, row_count, WIDTH)
+        store_vectors(equal, out_at, b, row, h, whole, row_count, WIDTH)
 
 
 @triton.jit
@@ -88,42 +92,45 @@ def normalize(result, degree, KIND: tl.constexpr, MEAN: tl.constexpr):
 
 @triton.jit
 def join(
-    divided, ptr, blocks, heads, part, part_equal, out, equal, KIND: tl.constexpr, MEAN: tl.constexpr,
-    BH: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
+    rows, ptr, edge_ptr, part, part_equal, out, equal, part_at, out_at, count, blocks, heads, KIND: tl.constexpr,
+    MEAN: tl.constexpr, BH: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
-    """Joins the parts of divided rows, always in the same order."""
-    k, rest = tl.program_id(0) % divided.count, tl.program_id(0) // divided.count
+    """Joins the parts of the `count` divided rows, always in the same order: row `rows[k]` has slots ptr[k] to
+    ptr[k + 1], and edges from `edge_ptr[row]` on."""
+    k, rest = tl.program_id(0) % count, tl.program_id(0) // count
     h, b = ((rest % blocks) * BH + tl.arange(0, BH)).to(tl.int64), (rest // blocks).to(tl.int64)
     exists = (h < heads)[None, None, :]
     result = tl.zeros([1, BH, WIDTH], REAL)
     if KIND >= LARGEST:
         result = tl.full([1, BH, WIDTH], float("-inf"), REAL)
     bad = tl.zeros([1, BH, WIDTH], REAL)
-    count = tl.zeros([1, BH, WIDTH], REAL)
-    for p in range(tl.load(divided.ptr + k), tl.load(divided.ptr + k + 1)):
+    counted = tl.zeros([1, BH, WIDTH], REAL)
+    for p in range(tl.load(ptr + k), tl.load(ptr + k + 1)):
         place = tl.zeros([1, 1], tl.int64) + p
-        next_result = tl.sum(load_vectors(part, b, place, h, exists, WIDTH, REAL), 1)
+        next_result = tl.sum(load_vectors(part, part_at, b, place, h, exists, WIDTH, REAL), 1)
         if KIND >= LARGEST:
             bad += tl.where(next_result != next_result, next_result, 0.0)
             new_result = tl.maximum(result, next_result)
             if equal is not None:
-                more = tl.sum(load_vectors(part_equal, b, place, h, exists, WIDTH, REAL), 1)
-                count = tl.where(new_result > result, 0.0, count) + tl.where(next_result == new_result, more, 0.0)
+                more = tl.sum(load_vectors(part_equal, part_at, b, place, h, exists, WIDTH, REAL), 1)
+                counted = tl.where(new_result > result, 0.0, counted) + tl.where(next_result == new_result, more, 0.0)
             result = new_result
         else:
             result += next_result
-    row = tl.load(divided.row + k)
-    degree = tl.load(ptr + row + 1) - tl.load(ptr + row) + tl.zeros([1, 1, 1], tl.int64)
+    row = tl.load(rows + k)
+    degree = tl.load(edge_ptr + row + 1) - tl.load(edge_ptr + row) + tl.zeros([1, 1, 1], tl.int64)
     place = tl.zeros([1, 1], tl.int64) + row
-    store_vectors(out, b, place, h, exists, normalize(result + bad, degree, KIND, MEAN)[:, None, :, :], WIDTH)
+    result = normalize(result + bad, degree, KIND, MEAN)
+    store_vectors(out, out_at, b, place, h, exists, result[:, None, :, :], WIDTH)
     if equal is not None:
-        store_vectors(equal, b, place, h, exists, count[:, None, :, :], WIDTH)
+        store_vectors(equal, out_at, b, place, h, exists, counted[:, None, :, :], WIDTH)
 
 
 @triton.jit
 def segment_reduce_backward(
-    units, edges, blocks, heads, x, weight, d_out, compared, d_x, d_weight, part, KIND: tl.constexpr,
-    R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr, WIDTH: tl.constexpr, REAL: tl.constexpr,
+    units, col, edge, x, weight, d_out, compared, d_x, d_weight, part, x_at, weight_at, d_out_at, d_x_at, d_weight_at,
+    part_at, count, blocks, heads, KIND: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
+    WIDTH: tl.constexpr, REAL: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Gradients by source: d_x [B, N_src, H, D] of whole rows, parts of others into part [B, slots, H, D], and d_weight
     [B, E, H], if not None.
@@ -132,24 +139,27 @@ def segment_reduce_backward(
     messages that equal an extreme. `compared` [B, N_dst, H, D] holds the extremes, or the means that SQUARES are taken
     from.
     """
-    row, first, last, slot, h, exists, b = rows_of_program(units, blocks, heads, R, BH)
-    own = load_vectors(x, b, row, h, exists, WIDTH, REAL)
+    row, first, last, slot, h, exists, b = rows_of_program(units, count, blocks, heads, R, BH, INDEX)
+    own = load_vectors(x, x_at, b, row, h, exists, WIDTH, REAL)
     sums = tl.zeros([R, E, BH, WIDTH], REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
+    next_i, next_id, next_mask = other_ends(col, edge, first, last, exists, E)
     for t in range(0, longest, E):
-        i, edge_id, mask = other_ends(edges, first + t, last, exists, E)
-        d_message = load_vectors(d_out, b, i, h, mask, WIDTH, REAL)
+        i, edge_id, mask = next_i, next_id, next_mask
+        next_i, next_id, next_mask = other_ends(col, edge, first + t + E, last, exists, E)
+        d_message = load_vectors(d_out, d_out_at, b, i, h, mask, WIDTH, REAL)
         w = tl.full([1, 1, 1, 1], 1.0, REAL)
         if weight is not None:
-            w = load_numbers(weight, b, edge_id, h, mask, REAL)[:, :, :, None]
+            w = load_numbers(weight, weight_at, b, edge_id, h, mask, REAL)[:, :, :, None]
         if KIND == SQUARES:
-            d_message = d_message * (w * own - load_vectors(compared, b, i, h, mask, WIDTH, REAL))
+            d_message = d_message * (w * own - load_vectors(compared, d_out_at, b, i, h, mask, WIDTH, REAL))
         elif KIND >= LARGEST:
-            extreme = load_vectors(compared, b, i, h, mask, WIDTH, REAL)
+            extreme = load_vectors(compared, d_out_at, b, i, h, mask, WIDTH, REAL)
             unequal = tl.where(extreme == extreme, 0.0, extreme)  # an extreme of NaN has no gradient but NaN
             d_message = tl.where(w * own == extreme, d_message, unequal)
         if d_weight is not None:
-            store_numbers(d_weight, b, edge_id, h, mask, tl.sum(d_message * own, 3))
+            store_numbers(d_weight, d_weight_at, b, edge_id, h, mask, tl.sum(d_message * own, 3))
         sums += w * d_message
     if d_x is not None:
-        store_rows(d_x, part, b, row, slot, h, exists, tl.sum(sums, 1)[:, None, :, :], WIDTH)
+        row_sums = tl.sum(sums, 1)[:, None, :, :]
+        store_rows(d_x, d_x_at, part, part_at, b, row, slot, h, exists, row_sums, WIDTH)

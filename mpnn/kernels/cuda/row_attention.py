@@ -4,20 +4,24 @@ The counterpart of `mpnn.kernels.row_attention` for GPUs, with the same arithmet
 and dtype, and nothing waits for the device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from mpnn.kernels import row_spec
 from mpnn.kernels.cuda import backward, forward, row_reduce
 from mpnn.kernels.cuda.backward import DESTINATIONS, SOURCES, TYPES
-from mpnn.kernels.cuda.schedule import Divided, Sorted, Tile, power_of_two, tile
-from mpnn.kernels.cuda.tensors import View, on_device, real, view, with_contiguous_rows
+from mpnn.kernels.cuda.launch import Arguments, layout
+from mpnn.kernels.cuda.schedule import TUNING, Sorted, Tile, power_of_two, tile
+from mpnn.kernels.cuda.tensors import Strides, index_type, on_device, real, strides, with_contiguous_rows
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
-from mpnn.kernels.row_spec import NORMALIZERS
+from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
+
+_NAMES = {CONSTANT: "additive", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "activated"}  # in TUNING
 
 
 class Tensors(NamedTuple):
@@ -54,13 +58,9 @@ class EdgeTypes(NamedTuple):
     ends: Ends
 
 
-class Spec(NamedTuple):
-    """All other arguments. `rows`: the edges by destination. `columns`: returns the edges by source. `kind` to `tanh`:
-    the score, as in `mpnn.kernels.row_spec`; softcap 0 for none. `dropout_keys`: [B * H] int32, None without dropout.
-    `key_types` and `value_types`: the edge types of edge_key and edge_value, None if each edge has a row of its own."""
+class Score(NamedTuple):
+    """The plain numbers of a call. `kind` to `tanh`: the score, as in `mpnn.kernels.row_spec`; softcap 0 for none."""
 
-    rows: Sorted
-    columns: Callable[[], Sorted]
     heads: int
     kind: int
     normalize: int
@@ -68,50 +68,69 @@ class Spec(NamedTuple):
     softcap: float = 0.0
     slope: float = 1.0
     tanh: bool = False
-    dropout_keys: Tensor | None = None
     dropout: float = 0.0
+
+    @property
+    def softmax(self) -> bool:
+        return self.normalize == row_spec.NORMALIZERS["softmax"]
+
+
+class Spec(NamedTuple):
+    """All other arguments. `rows`: the edges by destination. `columns`: returns the edges by source. `dtype`: of the
+    result. `dropout_keys`: [B * H] int32, None without dropout. `key_types` and `value_types`: the edge types of
+    edge_key and edge_value, None if each edge has a row of its own."""
+
+    rows: Sorted
+    columns: Callable[[], Sorted]
+    score: Score
+    dtype: torch.dtype
+    dropout_keys: Tensor | None = None
     return_weights: bool = False
     key_types: EdgeTypes | None = None
     value_types: EdgeTypes | None = None
 
-    @property
-    def softmax(self) -> bool:
-        return self.normalize == NORMALIZERS["softmax"]
 
-
-def attend(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor | None]:
-    """out [B, N_dst, H, DV], and weights before dropout [B, E, H] in the caller's order if they are asked for."""
+def attend(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """out [B, N_dst, H, DV]; weights before dropout [B, E, H] in the caller's order if they are asked for; and of a
+    softmax the log-sum-exp of logits [B, N_dst, H], float32 or float64, inf for rows without edges.
+    """
     return _RowAttention.apply(spec, *inputs)
 
 
 class _RowAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         inputs = _contiguous(Tensors(*tensors))
+        types = (x and x.ids for x in (spec.key_types, spec.value_types))
+        key = spec.score, spec.dtype, spec.return_weights, *map(layout, (*inputs, *types, spec.dropout_keys))
         with on_device(inputs.value):
-            out, lse, weights = _forward(spec, inputs)
-        ctx.spec = spec
-        ctx.save_for_backward(out, lse, weights, *inputs)
+            out, weights, lse = _forward(spec, inputs, key)
+        ctx.spec, ctx.key = spec, key
+        ctx.save_for_backward(out, weights, lse, *inputs)
         ctx.set_materialize_grads(False)
-        return out, weights
+        return out, weights, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None) -> Any:
-        out, lse, weights, *tensors = ctx.saved_tensors
-        if d_out is None and d_weights is None:
+    def backward(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
+        out, weights, lse, *tensors = ctx.saved_tensors
+        if d_out is None and d_weights is None and d_lse is None:
             return (None,) * (1 + len(tensors))
         d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous()
         with on_device(out):
-            delta = _deltas(ctx.spec, out, d_out, weights, d_weights) if ctx.spec.softmax else None
-            upstream = _Upstream(lse, delta, d_out, d_weights)
-            return None, *_backward(ctx.spec, Tensors(*tensors), upstream, ctx.needs_input_grad[1:])
+            delta = None
+            if d_weights is not None or d_lse is not None:
+                delta = _deltas(ctx.spec, out, d_out, weights, d_weights, d_lse)
+            upstream = _Upstream(out, lse, delta, d_out, d_weights)
+            return None, *_backward(ctx.spec, Tensors(*tensors), upstream, ctx.needs_input_grad[1:], ctx.key)
 
 
 class _Upstream(NamedTuple):
-    """The gradients that arrive, and what the forward pass left for them: lse and delta [B, N_dst, H], of softmax."""
+    """What the forward pass left, and the gradients that arrive. lse and delta [B, N_dst, H] are of softmax; delta is
+    None until a kernel computes it."""
 
-    lse: Tensor
+    out: Tensor
+    lse: Tensor | None
     delta: Tensor | None
     d_out: Tensor
     d_weights: Tensor | None
@@ -119,77 +138,128 @@ class _Upstream(NamedTuple):
 
 def _contiguous(inputs: Tensors) -> Tensors:
     """Features, of nodes or on edges, with a contiguous last dimension."""
-    features = {name: with_contiguous_rows(x) for name, x in inputs._asdict().items() if x is not None and x.dim() == 4}
-    return inputs._replace(**features, vector=None if inputs.vector is None else inputs.vector.contiguous())
+    features = {
+        name: with_contiguous_rows(x)
+        for name, x in inputs._asdict().items()
+        if x is not None and x.dim() == 4 and x.stride(3) != 1
+    }
+    vector = inputs.vector
+    if vector is not None:
+        features["vector"] = vector.contiguous()
+    return inputs._replace(**features) if features else inputs
 
 
-def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
-    """out, lse [B, N_dst, H], and weights."""
-    value, heads, rows = inputs.value, spec.heads, spec.rows
-    batch, width = value.shape[0], value.shape[-1]
-    kind, language = real(value.dtype)
-    out = value.new_empty(batch, rows.num_rows, heads, width)
-    lse = value.new_empty(*out.shape[:-1], dtype=kind) if spec.softmax else value.new_empty(0, 0, 0, dtype=kind)
-    weights = value.new_empty(batch, rows.num_edges, heads, dtype=kind) if spec.return_weights else None
+def _forward(spec: Spec, inputs: Tensors, key: Hashable) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """out, weights, and lse [B, N_dst, H]."""
+    value, rows, score = inputs.value, spec.rows, spec.score
+    batch, width, heads = value.shape[0], value.shape[-1], score.heads
+    kept = real(value.dtype)[0]
+    out = value.new_empty(batch, rows.num_rows, heads, width, dtype=spec.dtype)
+    lse = value.new_empty(batch, rows.num_rows, heads, dtype=kept) if score.softmax else None
+    weights = value.new_empty(batch, rows.num_edges, heads, dtype=kept) if spec.return_weights else None
     if not batch * rows.num_rows * heads:
-        return out, lse, weights
+        return out, weights, lse
     slots = rows.divided.slots
-    part, part_max, part_sum = (
-        value.new_empty(batch, slots, heads, *of, dtype=kind) if slots else None for of in ((width,), (), ())
-    )
-    shared = _shared(spec, inputs)
-    for b in rows.bins:
-        shape = _tile(spec, inputs, heads, b.long)
-        forward.attend[b.grid(shape, batch)](
-            b.units, rows.edges, shape.blocks, heads, *shared, view(out), view(lse, False),
-            view(weights, False), view(part), view(part_max, False), view(part_sum, False),
-            **_options(spec, inputs, shape),
-        )  # fmt: skip
+    part = part_max = part_sum = None
     if slots:
-        shape = tile(heads, width, False)
-        forward.join[(rows.divided.count * shape.blocks * batch,)](
-            rows.divided, shape.blocks, heads, view(part), view(part_max, False), view(part_sum, False),
-            view(out), view(lse, False), NORMALIZE=spec.normalize, BH=shape.heads, WIDTH=shape.width, REAL=language,
+        part = value.new_empty(batch, slots, heads, width, dtype=kept)
+        part_max = value.new_empty(batch, slots, heads, dtype=kept)
+        part_sum = torch.empty_like(part_max)
+
+    def arguments() -> Arguments:
+        shape = _tile(score, inputs, heads, "")
+        at = (
+            *_strides_of_inputs(inputs), strides(out), strides(lse, False), strides(weights, False), strides(part),
+            strides(part_max, False),
         )  # fmt: skip
-    if weights is not None and spec.softmax:
+        numbers = len(rows.units), shape.blocks, heads, *_numbers(score)
+        constants = {**_constants(score, inputs, shape), "INDEX": index_type(tensors)}
+        return Arguments(rows.programs(shape, batch), (*at, *numbers), constants, shape.warps)
+
+    tensors = (
+        *_tensors(spec, rows, inputs), out, lse, weights, part, part_max, part_sum
+    )  # fmt: skip
+    rows.launches.start(("attend", key), forward.attend, tensors, arguments)
+    if slots:
+        _join(spec, (part, part_max, part_sum), out, lse, key)
+    if weights is not None and lse is not None:
         weights.sub_(lse.index_select(1, rows.row_of_number)).exp_()
-    return out, lse, weights
+    return out, weights, lse
 
 
-def _deltas(spec: Spec, out: Tensor, d_out: Tensor, weights: Tensor | None, d_weights: Tensor | None) -> Tensor:
-    """The sum over each row of its weights times their gradients, [B, N_dst, H]: what softmax's backward pass needs."""
+def _join(spec: Spec, parts: Sequence[Tensor | None], out: Tensor, lse: Tensor | None, key: Hashable) -> None:
+    """Joins the parts of divided rows."""
+    divided = spec.rows.divided
+
+    def arguments() -> Arguments:
+        batch, _, heads, width = out.shape
+        shape = tile(heads, width, TUNING["join"])
+        at = strides(parts[0]), strides(parts[1], False), strides(out), strides(lse, False)
+        constants = {
+            "NORMALIZE": spec.score.normalize, "BH": shape.heads, "WIDTH": shape.width, "REAL": real(out.dtype)[1]
+        }  # fmt: skip
+        programs = divided.count * shape.blocks * batch
+        return Arguments(programs, (*at, divided.count, shape.blocks, heads), constants, shape.warps)
+
+    tensors = divided.row, divided.ptr, *parts, out, lse
+    spec.rows.launches.start(("join", key), forward.join, tensors, arguments)
+
+
+def _deltas(
+    spec: Spec,
+    out: Tensor,
+    d_out: Tensor,
+    weights: Tensor | None,
+    d_weights: Tensor | None,
+    d_lse: Tensor | None,
+) -> Tensor | None:
+    """The sum over each row of its weights times their gradients, less the gradient of lse, [B, N_dst, H]: what
+    softmax's backward pass needs. None for other normalizers."""
+    if not spec.score.softmax:
+        return None
     kind, language = real(out.dtype)
     delta = out.new_empty(out.shape[:-1], dtype=kind)
     width = power_of_two(out.shape[-1])
-    rows = max(1, 2048 // width)
+    rows = max(1, 512 // width)
     if delta.numel():
         backward.deltas[(triton.cdiv(delta.numel(), rows),)](
-            out, d_out, delta, delta.numel(), out.shape[-1], ROWS=rows, WIDTH=width, REAL=language
+            out, d_out, delta, delta.numel(), out.shape[-1], ROWS=rows, WIDTH=width, REAL=language, num_warps=1
         )
-    if d_weights is None or weights is None:
-        return delta
-    per_edge = (weights * d_weights).unsqueeze(-2)  # as if edges were nodes, with heads for features
-    return delta + row_reduce.segment_reduce(per_edge, None, spec.rows, spec.rows.numbered, "sum")[0].squeeze(-2)
+    if d_weights is not None and weights is not None:
+        per_edge = (weights * d_weights).unsqueeze(-2)  # as if edges were nodes, with heads for features
+        delta += row_reduce.segment_reduce(per_edge, None, spec.rows, spec.rows.numbered, "sum")[0].squeeze(-2)
+    return delta if d_lse is None else delta - d_lse
 
 
-def _backward(spec: Spec, inputs: Tensors, upstream: _Upstream, needed: Sequence[bool]) -> list[Tensor | None]:
+def _backward(
+    spec: Spec, inputs: Tensors, upstream: _Upstream, needed: Sequence[bool], key: Hashable
+) -> list[Tensor | None]:
     """The gradient of each tensor of `inputs`, None where it is not needed."""
     empty = not spec.rows.num_edges * upstream.d_out.shape[:-1].numel()
     new = torch.zeros_like if empty else _empty_like
     grads = Tensors(*(new(x) if x is not None and need else None for x, need in zip(inputs, needed, strict=True)))
     if empty:
         return list(grads)
-    of_edges = grads
-    for name, out, types in (("edge_key", "d_rows", spec.key_types), ("edge_value", "d_values", spec.value_types)):
-        if types is not None and getattr(grads, name) is not None:
-            table = {out: getattr(grads, name)}
-            _along(spec, inputs, upstream, types.rows(), TYPES, ends=types.ends, **table)
-            of_edges = of_edges._replace(**{name: None})
-    if any(x is not None for x in (of_edges.query, *of_edges[3:])):
-        d_vector = _along(spec, inputs, upstream, spec.rows, DESTINATIONS, grads.query, of_edges=of_edges)
+    tables = {"edge_key": spec.key_types, "edge_value": spec.value_types}
+    tables = {name: types for name, types in tables.items() if types is not None and getattr(grads, name) is not None}
+    of_edges = grads._replace(**dict.fromkeys(tables))
+    by_destination = any(x is not None for x in (of_edges.query, *of_edges[3:]))
+    if spec.score.softmax and upstream.delta is None and (tables or not by_destination):
+        delta = _deltas(spec, upstream.out, upstream.d_out, None, None, None)
+        upstream = upstream._replace(delta=delta)
+    for name, types in tables.items():
+        table = {"d_rows" if name == "edge_key" else "d_values": getattr(grads, name)}
+        _along(spec, inputs, upstream, types.rows(), TYPES, key, ends=types.ends, **table)
+    if by_destination:
+        computes = spec.score.softmax and upstream.delta is None
+        if computes:
+            upstream = upstream._replace(delta=torch.empty_like(upstream.lse))
+        d_vector = _along(
+            spec, inputs, upstream, spec.rows, DESTINATIONS, key, grads.query, of_edges=of_edges, computes=computes
+        )
         grads = grads._replace(vector=d_vector)
     if grads.value is not None or grads.key is not None:
-        _along(spec, inputs, upstream, spec.columns(), SOURCES, grads.key, grads.value)
+        _along(spec, inputs, upstream, spec.columns(), SOURCES, key, grads.key, grads.value)
     return list(grads)
 
 
@@ -204,86 +274,104 @@ def _along(
     upstream: _Upstream,
     rows: Sorted,
     which: Any,
+    key: Hashable,
     d_rows: Tensor | None = None,
     d_values: Tensor | None = None,
     ends: Ends | None = None,
     of_edges: Tensors | None = None,
+    computes: bool = False,
 ) -> Tensor | None:
     """Writes gradients along `rows`: DESTINATIONS, SOURCES or TYPES, see `backward.gradients`. With `of_edges`
-    also those of the data of edges; returns that of the score's vector."""
-    heads, batch = inputs.value.shape[2] if which == SOURCES else spec.heads, len(upstream.d_out)
-    part, part_values = (_parts(rows.divided, x, upstream) for x in (d_rows, d_values))
-    d_per_edge = (None, None, None) if of_edges is None else _per_edge(of_edges)
-    wanted, vectors = None if of_edges is None else of_edges.vector, []
-    for b in rows.bins:
-        shape = _tile(spec, inputs, heads, b.long, 2 if b.long and which != TYPES else 4)
-        (programs,), width = b.grid(shape, batch), _width(spec, inputs)
-        d_vector = None
-        if wanted is not None:
-            d_vector = upstream.d_out.new_empty(programs, shape.heads, width, dtype=upstream.lse.dtype)
-            vectors.append(d_vector.view(batch, shape.blocks, -1, shape.heads, width))
-        backward.gradients[(programs,)](
-            b.units, rows.edges, ends, shape.blocks, heads, *_shared(spec, inputs), *_views(upstream), view(d_rows),
-            view(d_values), view(part), view(part_values), d_vector, *d_per_edge, ROWS=which,
-            **_options(spec, inputs, shape),
+    also those of the data of edges; returns that of the score's vector. `computes`: delta too."""
+    score, (out, lse, delta, d_out, d_weights) = spec.score, upstream
+    heads = inputs.value.shape[2] if which == SOURCES else score.heads
+    batch, kept = len(d_out), real(d_out.dtype)[0]
+    part, part_values = (
+        None if x is None or not rows.divided.slots
+        else x.new_empty(batch, rows.divided.slots, *x.shape[2:], dtype=kept)
+        for x in (d_rows, d_values)
+    )  # fmt: skip
+    d_edge_key, d_edge_value, d_bias = (None, None, None) if of_edges is None else of_edges[4:]
+    wanted = None if of_edges is None else of_edges.vector
+    shape = _tile(score, inputs, heads, ", back")
+    programs, d_vector = rows.programs(shape, batch), None
+    if wanted is not None:
+        d_vector = d_out.new_empty(programs, shape.heads, _width(inputs), dtype=kept)
+
+    def arguments() -> Arguments:
+        at = (
+            *_strides_of_inputs(inputs), strides(d_out), strides(lse, False), strides(d_weights, False),
+            strides(d_rows), strides(d_values), strides(part), strides(part_values), _of_edge_keys(d_edge_key),
+            strides(d_edge_value), strides(d_bias, False),
         )  # fmt: skip
+        numbers = len(rows.units), shape.blocks, heads, *_numbers(score)
+        constants = {"ROWS": which.value, **_constants(score, inputs, shape), "INDEX": index_type(tensors)}
+        return Arguments(programs, (*at, *numbers), constants, shape.warps)
+
+    units, col, edge, *tensors = _tensors(spec, rows, inputs)
+    tensors = (
+        units, col, edge, *(ends or (None, None)), *tensors, out if computes else None, lse, delta, d_out, d_weights,
+        d_rows, d_values, part, part_values, d_vector, d_edge_key, d_edge_value, d_bias,
+    )  # fmt: skip
+    presence = tuple(x is not None for x in tensors)
+    name = which.value, d_out.data_ptr() % 16, layout(d_weights), presence
+    rows.launches.start((name, key), backward.gradients, tensors, arguments)
     row_reduce.join_parts(rows, part, d_rows)
     row_reduce.join_parts(rows, part_values, d_values)
     if wanted is None:
         return None
-    whole = [x.sum((0, 2)).flatten(0, 1)[:heads, : wanted.shape[1]] for x in vectors]
-    return sum(whole[1:], whole[0]).to(wanted.dtype)
+    whole = d_vector.view(batch, shape.blocks, -1, shape.heads, d_vector.shape[-1]).sum((0, 2))
+    return whole.flatten(0, 1)[:heads, : wanted.shape[1]].to(wanted.dtype)
 
 
-def _parts(divided: Divided, out: Tensor | None, upstream: _Upstream) -> Tensor | None:
-    """An empty tensor for the parts of divided rows of `out` [B, rows, heads, width]; None if no row is divided."""
-    if out is None or not divided.slots:
-        return None
-    return out.new_empty(len(out), divided.slots, *out.shape[2:], dtype=upstream.lse.dtype)
-
-
-def _shared(spec: Spec, inputs: Tensors) -> tuple[Any, ...]:
-    """The arguments of all kernels from `query` to `slope`."""
-    keep_scale, least = 1 / (1 - spec.dropout), threshold(spec.dropout)
-    features = view(inputs.query), view(inputs.key), view(inputs.value), inputs.vector
-    edge_key, edge_value, bias = _per_edge(inputs)
+def _tensors(spec: Spec, rows: Sorted, inputs: Tensors) -> tuple[Tensor | None, ...]:
+    """The arguments of all kernels from `units` to `dropout_keys`."""
+    value, query, key, vector, edge_key, edge_value, bias = inputs
     key_types, value_types = (types and types.ids for types in (spec.key_types, spec.value_types))
-    per_edge = edge_key, key_types, edge_value, value_types, bias
-    return (*features, *per_edge, spec.dropout_keys, least, keep_scale, spec.scale, spec.softcap, spec.slope)
+    return (
+        rows.units, rows.edges.col, rows.edges.edge, query, key, value, vector, edge_key, key_types, edge_value,
+        value_types, bias, spec.dropout_keys,
+    )  # fmt: skip
 
 
-def _per_edge(x: Tensors) -> tuple[View | None, View | None, View | None]:
-    """Views of edge_key, edge_value and bias."""
-    return view(x.edge_key, x.edge_key is not None and x.edge_key.dim() == 4), view(x.edge_value), view(x.bias, False)
+def _strides_of_inputs(x: Tensors) -> tuple[Strides | None, ...]:
+    """The arguments of all kernels from `query_at` to `bias_at`."""
+    nodes = strides(x.query), strides(x.key), strides(x.value)
+    return *nodes, _of_edge_keys(x.edge_key), strides(x.edge_value), strides(x.bias, False)
 
 
-def _views(upstream: _Upstream) -> tuple[Any, ...]:
-    lse, delta, d_out, d_weights = upstream
-    return view(lse, False), view(delta, False), view(d_out), view(d_weights, False)
+def _of_edge_keys(x: Tensor | None) -> Strides | None:
+    """Strides of vectors, or of the numbers of an `ADDITIVE` score."""
+    return None if x is None else strides(x, x.dim() == 4)
 
 
-def _width(spec: Spec, inputs: Tensors) -> int:
+def _numbers(score: Score) -> tuple[int | float, ...]:
+    """The arguments of all kernels from `threshold` to `slope`."""
+    return threshold(score.dropout), 1 / (1 - score.dropout), score.scale, score.softcap, score.slope
+
+
+def _width(inputs: Tensors) -> int:
     """The width of tiles of queries and keys."""
     return 1 if inputs.query is None else power_of_two(inputs.query.shape[-1])
 
 
-def _tile(spec: Spec, inputs: Tensors, heads: int, long: bool, tensors: int = 2) -> Tile:
-    return tile(heads, max(_width(spec, inputs), inputs.value.shape[-1]), long, tensors)
+def _tile(score: Score, inputs: Tensors, heads: int, way: str) -> Tile:
+    return tile(heads, max(_width(inputs), inputs.value.shape[-1]), TUNING[_NAMES[score.kind] + way])
 
 
-def _options(spec: Spec, inputs: Tensors, shape: Tile) -> dict[str, Any]:
-    """The constants that kernels are compiled for."""
+def _constants(score: Score, inputs: Tensors, shape: Tile) -> dict[str, Any]:
+    """The constants that kernels are compiled for, in the order of their parameters."""
     return {
-        "GROUP": spec.heads // inputs.value.shape[2],
-        "KIND": spec.kind,
-        "NORMALIZE": spec.normalize,
-        "TANH": spec.tanh,
-        "SOFTCAP": spec.softcap != 0.0,
-        "DROPOUT": spec.dropout_keys is not None,
+        "GROUP": score.heads // inputs.value.shape[2],
+        "KIND": score.kind,
+        "NORMALIZE": score.normalize,
+        "TANH": score.tanh,
+        "SOFTCAP": score.softcap != 0.0,
+        "DROPOUT": score.dropout > 0.0,
         "R": shape.rows,
         "E": shape.edges,
         "BH": shape.heads,
-        "WIDTH": _width(spec, inputs),
+        "WIDTH": _width(inputs),
         "VALUE_WIDTH": power_of_two(inputs.value.shape[-1]),
         "REAL": real(inputs.value.dtype)[1],
     }

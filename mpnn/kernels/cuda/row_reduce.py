@@ -3,15 +3,16 @@
 The counterpart of `mpnn.kernels.row_reduce`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpnn.kernels.cuda import reduce
-from mpnn.kernels.cuda.schedule import Edges, Sorted, tile
-from mpnn.kernels.cuda.tensors import on_device, real, view, with_contiguous_rows
+from mpnn.kernels.cuda.launch import Arguments, layout
+from mpnn.kernels.cuda.schedule import TUNING, Edges, Sorted, Tile, tile
+from mpnn.kernels.cuda.tensors import index_type, on_device, real, strides, with_contiguous_rows
 from mpnn.kernels.once_differentiable import once_differentiable
 
 _REDUCTIONS = {
@@ -25,7 +26,8 @@ _KINDS = {name: reduction.value for name, reduction in _REDUCTIONS.items()}
 
 
 class RowReduce(torch.autograd.Function):
-    """`RowReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H, D], float32 or float64.
+    """`RowReduce.apply(value, weight, rows, columns, kind, dtype)` -> out [B, N_dst, H, D] of `dtype`; float32 or
+    float64 for weighted extremes of 16-bit values, which must equal a message.
 
     value [B, N_src, H, D]; weight [B, E, H] in the caller's edge order, whose strides may be 0, or None for ones;
     `rows`: the edges by destination; `columns`: returns the edges by source; `kind`: "sum", "mean", "max", "min" or
@@ -34,16 +36,24 @@ class RowReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, weight: Tensor | None, rows: Sorted, columns: Callable[[], Sorted], kind: str
+        ctx: Any,
+        value: Tensor,
+        weight: Tensor | None,
+        rows: Sorted,
+        columns: Callable[[], Sorted],
+        kind: str,
+        dtype: torch.dtype,
     ) -> Tensor:
         value, compared = with_contiguous_rows(value), None
+        extreme = kind in ("max", "min")
         with on_device(value):
             if kind == "var":
                 compared, _ = segment_reduce(value, weight, rows, rows.edges, "mean")
-            needed = any(ctx.needs_input_grad)
-            out, equal = segment_reduce(value, weight, rows, rows.edges, kind, compared, counted=needed)
+            counted = extreme and any(ctx.needs_input_grad)
+            dtype = real(value.dtype)[0] if extreme and weight is not None else dtype
+            out, equal = segment_reduce(value, weight, rows, rows.edges, kind, compared, counted, dtype)
         ctx.rows, ctx.columns, ctx.kind, ctx.like = rows, columns, kind, value.dtype
-        if kind in ("max", "min"):
+        if extreme:
             compared = out
         elif kind != "var" and not ctx.needs_input_grad[1]:
             value = value.new_empty(0)  # the backward pass does not read it
@@ -56,17 +66,16 @@ class RowReduce(torch.autograd.Function):
         value, weight, compared, equal = ctx.saved_tensors
         columns, kind, needed = ctx.columns(), ctx.kind, ctx.needs_input_grad
         if kind in ("mean", "var"):
-            d_out = d_out * ctx.rows.inverse_degree(d_out.dtype) * (1 if kind == "mean" else 2)
+            d_out = d_out * ctx.rows.inverse_degree(real(d_out.dtype)[0]) * (1 if kind == "mean" else 2)
         elif equal is not None:
             d_out = d_out / equal.clamp(min=1)
+        d_out = d_out.contiguous()
         with on_device(d_out):
             if kind in ("sum", "mean") and not needed[1]:
-                d_value = segment_reduce(d_out.contiguous(), weight, columns, columns.edges, "sum")[0]
-                return d_value.to(ctx.like), None, None, None, None
-            d_value, d_weight = _segment_reduce_backward(
-                d_out.contiguous(), compared, value, weight, columns, kind, ctx.needs_input_grad
-            )
-        return d_value, d_weight, None, None, None
+                d_value, _ = segment_reduce(d_out, weight, columns, columns.edges, "sum", dtype=ctx.like)
+                return d_value, None, None, None, None, None
+            d_value, d_weight = _segment_reduce_backward(d_out, compared, value, weight, columns, kind, needed)
+        return d_value, d_weight, None, None, None, None
 
 
 class Gather(torch.autograd.Function):
@@ -98,32 +107,30 @@ def segment_reduce(
     kind: str,
     own: Tensor | None = None,
     counted: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The results of rows [B, rows, H, D], and if `counted` the number of messages that equal each extreme."""
+    """The results of rows [B, rows, H, D], of `dtype` or float32 or float64, and if `counted` the number of messages
+    that equal each extreme, float32 or float64."""
     (batch, _, heads, width), (kept, language) = value.shape, real(value.dtype)
-    counts, slots = counted and kind in ("max", "min"), rows.divided.slots
-
-    def fresh(places: int, is_needed: bool = True) -> Tensor | None:
-        return value.new_empty(batch, places, heads, width, dtype=kept) if is_needed else None
-
-    out, equal = fresh(rows.num_rows), fresh(rows.num_rows, counts)
-    part, part_equal = fresh(slots, slots > 0), fresh(slots, slots > 0 and counts)
+    slots = rows.divided.slots
+    out = value.new_empty(batch, rows.num_rows, heads, width, dtype=dtype or kept)
+    equal = torch.empty_like(out, dtype=kept) if counted else None
     if not out.numel():
         return out, equal
-    views = [view(x) for x in (out, equal, part, part_equal)]
-    options = {"KIND": _KINDS[kind], "MEAN": kind in ("mean", "var"), "REAL": language}
-    for b in rows.bins:
-        shape = tile(heads, width, b.long, tensors=2)
-        reduce.segment_reduce[b.grid(shape, batch)](
-            b.units, edges, rows.ptr, shape.blocks, heads, view(value), view(weight, False), view(own), *views,
-            **options, R=shape.rows, E=shape.edges, BH=shape.heads, WIDTH=shape.width,
-        )  # fmt: skip
-    if slots:
-        shape = tile(heads, width, long=False)
-        reduce.join[(rows.divided.count * shape.blocks * batch,)](
-            rows.divided, rows.ptr, shape.blocks, heads, views[2], views[3], *views[:2], **options, BH=shape.heads,
-            WIDTH=shape.width,
-        )  # fmt: skip
+    part = value.new_empty(batch, slots, heads, width, dtype=kept) if slots else None
+    part_equal = torch.empty_like(part) if part is not None and counted else None
+
+    def arguments() -> Arguments:
+        shape = _tile(value, kind)
+        at = strides(value), strides(weight, False), strides(out), strides(part)
+        constants = {"KIND": _KINDS[kind], "MEAN": kind in ("mean", "var"), **_constants(shape, language, tensors)}
+        numbers = len(rows.units), shape.blocks, heads
+        return Arguments(rows.programs(shape, batch), (*at, *numbers), constants, shape.warps)
+
+    key = "reduce", kind, counted, out.dtype, edges is rows.edges, layout(value), layout(weight)
+    tensors = rows.units, edges.col, edges.edge, value, weight, own, out, equal, part, part_equal
+    rows.launches.start(key, reduce.segment_reduce, tensors, arguments)
+    _join(rows, kind, (part, part_equal), (out, equal), key)
     return out, equal
 
 
@@ -144,24 +151,63 @@ def _segment_reduce_backward(
         return d_value, None if d_weight is None else d_weight.zero_()
     slots, (kept, language) = columns.divided.slots, real(value.dtype)
     part = value.new_empty(batch, slots, heads, width, dtype=kept) if slots and d_value is not None else None
-    for b in columns.bins:
-        shape = tile(heads, width, b.long, tensors=2)
-        reduce.segment_reduce_backward[b.grid(shape, batch)](
-            b.units, columns.edges, shape.blocks, heads, view(value), view(weight, False), view(d_out), view(compared),
-            view(d_value), view(d_weight, False), view(part), KIND=_KINDS[kind], R=shape.rows, E=shape.edges,
-            BH=shape.heads, WIDTH=shape.width, REAL=language,
+
+    def arguments() -> Arguments:
+        shape = _tile(value, kind)
+        at = (
+            strides(value), strides(weight, False), strides(d_out), strides(d_value), strides(d_weight, False),
+            strides(part),
         )  # fmt: skip
+        constants = {"KIND": _KINDS[kind], **_constants(shape, language, tensors)}
+        numbers = len(columns.units), shape.blocks, heads
+        return Arguments(columns.programs(shape, batch), (*at, *numbers), constants, shape.warps)
+
+    key = "back", kind, needed[:2], *map(layout, (value, weight, d_out, compared))
+    tensors = (
+        columns.units, columns.edges.col, columns.edges.edge, value, weight, d_out, compared, d_value, d_weight, part
+    )  # fmt: skip
+    columns.launches.start(key, reduce.segment_reduce_backward, tensors, arguments)
     join_parts(columns, part, d_value)
     return d_value, d_weight
 
 
 def join_parts(rows: Sorted, part: Tensor | None, out: Tensor | None) -> None:
     """Adds up the parts [B, slots, heads, width] of divided rows into out [B, rows, heads, width]."""
-    if part is None or out is None:
+    if part is not None and out is not None:
+        _join(rows, "sum", (part, None), (out, None), layout(out))
+
+
+def _join(
+    rows: Sorted,
+    kind: str,
+    parts: tuple[Tensor | None, Tensor | None],
+    outs: tuple[Tensor, Tensor | None],
+    key: Hashable,
+) -> None:
+    """Joins the parts of divided rows, and of the numbers of equal extremes."""
+    part, divided = parts[0], rows.divided
+    if part is None:
         return
-    (batch, _, heads, width), divided = out.shape, rows.divided
-    shape = tile(heads, width, long=False)
-    reduce.join[(divided.count * shape.blocks * batch,)](
-        divided, rows.ptr, shape.blocks, heads, view(part), None, view(out), None, KIND=_KINDS["sum"], MEAN=False,
-        BH=shape.heads, WIDTH=shape.width, REAL=real(part.dtype)[1],
-    )  # fmt: skip
+
+    def arguments() -> Arguments:
+        batch, _, heads, width = outs[0].shape
+        shape = tile(heads, width, TUNING["join"])
+        at = strides(part), strides(outs[0]), divided.count, shape.blocks, heads
+        constants = {
+            "KIND": _KINDS[kind], "MEAN": kind in ("mean", "var"), "BH": shape.heads, "WIDTH": shape.width,
+            "REAL": real(part.dtype)[1],
+        }  # fmt: skip
+        return Arguments(divided.count * shape.blocks * batch, at, constants, shape.warps)
+
+    tensors = divided.row, divided.ptr, rows.ptr, *parts, *outs
+    rows.launches.start(("join", kind, key), reduce.join, tensors, arguments)
+
+
+def _tile(value: Tensor, kind: str) -> Tile:
+    _, _, heads, width = value.shape
+    return tile(heads, width, TUNING["extreme" if kind in ("max", "min") else "sum"])
+
+
+def _constants(shape: Tile, real: Any, tensors: Iterable[Tensor | None]) -> dict[str, Any]:
+    sizes = {"R": shape.rows, "E": shape.edges, "BH": shape.heads, "WIDTH": shape.width}
+    return {**sizes, "REAL": real, "INDEX": index_type(tensors)}

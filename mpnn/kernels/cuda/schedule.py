@@ -1,9 +1,10 @@
 """Distributes the rows of a graph to programs: long rows are cut into pieces, and all pieces are sorted by length.
 
-A program takes several rows of about the same length side by side, so that none waits for another. The longest come
-first, so that no long row is left at the end. Everything is computed on the graph's device, once for each graph.
+A program takes one or several rows of about the same length side by side, so that none waits for another. The longest
+come first, so that no long row is left at the end. Everything is computed on the graph's device, once for each graph.
 
-A tile is [rows, edges, heads, width], each a power of two, as Triton requires. Its sizes are tuned here.
+A tile is [rows, edges, heads, width], each a power of two, as Triton requires. `TUNING` holds the sizes of tiles and
+the warps of programs.
 """
 
 from collections.abc import Iterable
@@ -14,16 +15,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SHORT = 8  # a row with at most so many edges shares a program with other rows
+from mpnn.kernels.cuda.launch import Launches
+
 MAX_WIDTH = 4096  # the widest head
-_EDGES = {True: 16, False: 4}  # edges of a row in a tile, of long rows and of short ones
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MIN_TRITON = 3, 6  # Triton version; older ones were never tried
-_NUMBERS = 4096  # of a tile, over the four warps of a program: 32 registers a thread
 _PAIRS = 256  # the most rows times edges of a tile, so that narrow features leave enough programs
-_HEADS_WIDTH = 128  # heads times width of a tile, if more than one head fits
 _PIECE = 256  # the fewest edges of a piece
 _PIECES = 1 << 14  # pieces of the whole graph that suffice to fill any GPU evenly
+
+
+class Program(NamedTuple):
+    """How large a program is: its warps, the numbers of one of its tiles, and the edges that it takes of a row at
+    once."""
+
+    warps: int
+    numbers: int
+    edges: int
+
+
+# A pass gathers features of the other ends of edges: as many bytes in as few dependent steps as registers allow.
+TUNING: dict[str, Program] = {
+    "sum": Program(1, 256, 2),
+    "extreme": Program(1, 256, 2),
+    "dot": Program(1, 256, 2),
+    "dot, back": Program(1, 256, 2),
+    "additive": Program(1, 512, 8),
+    "additive, back": Program(1, 512, 8),
+    "activated": Program(1, 512, 8),
+    "activated, back": Program(1, 512, 8),
+    "join": Program(1, 256, 1),
+}
 
 
 def unavailable(value: Tensor, tensors: Iterable[Tensor]) -> str | None:
@@ -51,36 +73,15 @@ def unusable() -> str | None:
     return None
 
 
-class Units(NamedTuple):
-    """The pieces of rows of one launch: `row` [count], and their edges `first` to `last` [count]. A piece of a divided
-    row writes its partial result to `slot` [count]; -1 for whole rows."""
-
-    row: Tensor
-    first: Tensor
-    last: Tensor
-    slot: Tensor
-    count: int
-
-
 class Tile(NamedTuple):
-    """[rows, edges, heads, width], and the number of such blocks of heads that hold all heads."""
+    """[rows, edges, heads, width], the number of such blocks of heads that hold all heads, and the warps."""
 
     rows: int
     edges: int
     heads: int
     width: int
     blocks: int
-
-
-class Bin(NamedTuple):
-    """The units of long rows, or those of short rows."""
-
-    units: Units
-    long: bool
-
-    def grid(self, tile: Tile, batch: int) -> tuple[int]:
-        """The programs of a launch."""
-        return (-(-self.units.count // tile.rows) * tile.blocks * batch,)
+    warps: int
 
 
 class Divided(NamedTuple):
@@ -107,22 +108,28 @@ class Sorted:
         ptr: [rows + 1] int64: row r has the edges `ptr[r]` to `ptr[r + 1]`.
         col: [E] int64, below `num_cols`.
         edge: [E] int64, or None.
-        piece: the most edges of a row that one program takes, more than twice `SHORT`. Default: as many as leave any
-            GPU evenly filled.
+        piece: the most edges of a row that one program takes. Default: as many as leave any GPU evenly filled.
     """
 
     def __init__(self, ptr: Tensor, col: Tensor, edge: Tensor | None, num_cols: int, piece: int | None = None) -> None:
         self.ptr, self.num_rows, self.num_edges = ptr, len(ptr) - 1, len(col)
         self.edges = Edges(_narrow(col, num_cols), None if edge is None else _narrow(edge, len(col)))
         self.piece = piece or max(_PIECE, power_of_two(len(col) // _PIECES))
+        self.launches = Launches()
 
     @property
-    def bins(self) -> list[Bin]:
+    def units(self) -> Tensor:
+        """The pieces of rows [count, 4]: row, first edge, last edge, and the slot for the result of a piece of a
+        divided row; -1 for whole rows."""
         return self._distribution[0]
 
     @property
     def divided(self) -> Divided:
         return self._distribution[1]
+
+    def programs(self, tile: Tile, batch: int) -> int:
+        """The programs of a launch."""
+        return -(-len(self.units) // tile.rows) * tile.blocks * batch
 
     @cached_property
     def numbered(self) -> Edges:
@@ -142,30 +149,30 @@ class Sorted:
         return row if self.edges.edge is None else torch.empty_like(row).index_copy_(0, self.edges.edge.long(), row)
 
     @cached_property
-    def _distribution(self) -> tuple[list[Bin], Divided]:
+    def _distribution(self) -> tuple[Tensor, Divided]:
         degree = self.ptr.diff()
         pieces = (degree + self.piece - 1).div(self.piece, rounding_mode="floor").clamp(min=1)
         is_cut = pieces > 1
         slots = torch.where(is_cut, pieces, 0)
-        longer = torch.where(is_cut, pieces, (degree > SHORT).long())  # parts of cut rows are all long
         # the host waits once, for all the numbers it needs
-        count, rows_cut, num_slots, num_long = torch.stack([x.sum() for x in (pieces, is_cut, slots, longer)]).tolist()
+        count, rows_cut, num_slots = torch.stack([x.sum() for x in (pieces, is_cut, slots)]).tolist()
 
         row = torch.arange(self.num_rows, device=self.ptr.device).repeat_interleave(pieces, output_size=count)
         number = torch.arange(count, device=row.device) - (pieces.cumsum(0) - pieces)[row]
         first, last = (self.ptr[row] + degree[row] * k // pieces[row] for k in (number, number + 1))
         slot = torch.where(is_cut[row], (slots.cumsum(0) - slots)[row] + number, -1)
-        size = torch.frexp((last - first - 1).clamp(min=0).double()).exponent  # a size is lengths of a factor of 2
-        order = size.argsort(descending=True, stable=True)
-        units = [_narrow(x[order], max(self.num_edges, self.num_rows) + 1) for x in (row, first, last, slot)]
-        bins = [
-            Bin(Units(*(x[begin:end] for x in units), end - begin), long)
-            for begin, end, long in ((0, num_long, True), (num_long, count, False))
-            if begin < end
-        ]
+        order = _size(last - first).argsort(descending=True, stable=True)
+        units = torch.stack([row, first, last, slot], 1)[order]
         cut = is_cut.int().argsort(descending=True, stable=True)[:rows_cut]
         ptr = torch.cat([pieces.new_zeros(1), pieces[cut].cumsum(0)])
-        return bins, Divided(cut, ptr, rows_cut, num_slots)
+        return _narrow(units, max(self.num_edges, self.num_rows) + 1), Divided(cut, ptr, rows_cut, num_slots)
+
+
+def _size(length: Tensor) -> Tensor:
+    """Numbers by which pieces are sorted. Equal ones are of lengths within an eighth of each other, and stay in the
+    order of rows, whose features may lie together."""
+    mantissa, exponent = torch.frexp(length.double())
+    return exponent * 8 + (mantissa * 16).long() % 8
 
 
 def _narrow(x: Tensor, most: int) -> Tensor:
@@ -177,10 +184,10 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def tile(heads: int, width: int, long: bool, tensors: int = 1) -> Tile:
-    """The tile for features [heads, width], if a program holds `tensors` tiles at once."""
+def tile(heads: int, width: int, program: Program) -> Tile:
+    """The tile of a program for features [heads, width]."""
     width = power_of_two(width)
-    together = min(power_of_two(heads), max(1, _HEADS_WIDTH // width))
-    pairs = max(1, min(_PAIRS, _NUMBERS // tensors // (together * width)))
-    edges = min(_EDGES[long], pairs)
-    return Tile(pairs // edges, edges, together, width, -(-heads // together))
+    together = min(power_of_two(heads), max(1, program.numbers // program.edges // width))
+    pairs = max(1, min(_PAIRS, program.numbers // (together * width)))
+    edges = min(program.edges, pairs)
+    return Tile(pairs // edges, edges, together, width, -(-heads // together), program.warps)
