@@ -27,11 +27,12 @@ from torch.overrides import TorchFunctionMode
 
 from mpnn import graphs, ops
 from mpnn.edge_tables import BiasTable, PerEdge
-from mpnn.graph import Graph
+from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.ops import NodeBias
+from mpnn.scores import check_scale
 
 Mod = Callable[..., Tensor]
 _PAIRS = 1 << 20  # of a mask that are evaluated at once
@@ -78,13 +79,8 @@ def create_block_mask(
         TypeError: a size is not an integer.
     """
     _check_device(device)
-    for name, size in (
-        ("B", 1 if B is None else B),
-        ("H", 1 if H is None else H),
-        ("Q_LEN", Q_LEN),
-        ("KV_LEN", KV_LEN),
-    ):
-        at_least(name, size, 0)
+    B, H = at_least("B", 1 if B is None else B, 0), at_least("H", 1 if H is None else H, 0)
+    Q_LEN, KV_LEN = at_least("Q_LEN", Q_LEN, 0), at_least("KV_LEN", KV_LEN, 0)
     program = _trace(mask_mod)
     return BlockMask(mask_mod, _graphs([program], B or 1, H or 1, Q_LEN, KV_LEN), program.depends_on() & {_B, _H})
 
@@ -149,6 +145,8 @@ def flex_attention(
         both = range(max(len(found), len(also))), range(max(len(found[0]), len(also[0])))
         found = [[_at(found, b, h) & _at(also, b, h) for h in both[1]] for b in both[0]]
     every_b, every_h = torch.arange(batch), torch.arange(heads)
+    if scale is not None:
+        check_scale(scale)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     run = partial(_attend, query, key, value, form, scale, return_lse)
     entries = [every_b] if len(found) == 1 else every_b.split(1)
@@ -277,6 +275,7 @@ def _mapped(function: Mod, *levels: tuple[int, ...]) -> Mod:
 def _graphs(masks: list[_Program], batch: int, heads: int, num_dst: int, num_src: int) -> list[list[Graph]]:
     """The graph of all masks for each entry of the batch and each head, or for one if they do not depend on it."""
     of = set().union(*(mask.depends_on() for mask in masks))
+    capacity.require(16 * (num_dst + num_src), f"a mask of Q_LEN={num_dst} and KV_LEN={num_src}", "use fewer nodes")
     evaluated = num_dst * num_src * (heads if _H in of else 1) * (batch if _B in of else 1)
     if evaluated > _MOST_PAIRS:
         raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn import Graph
+from mpnn.graph.arguments import as_integer
 from mpnn.graph.transforms import keep_edges
 from mpnn.graphs import HeteroGraph, absent_edges
 from mpnn.graphs.kinds import EdgeKind
@@ -78,7 +79,10 @@ def split_links(
     Raises:
         ValueError: a part would have no link, the graph has too few pairs without a link, or times do not fit.
     """
-    generator = torch.Generator().manual_seed(seed)
+    for name, share in (("val", val), ("test", test)):
+        if isinstance(share, (bool, str)) or not hasattr(share, "__float__") or not 0 <= share <= 1:
+            raise ValueError(f"{name} must be a share of the links, from 0 to 1; got {share!r}")
+    generator = torch.Generator().manual_seed(as_integer("seed", seed))
     links = _links(graph, directed)
     if times is None:
         edge_time = None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn import Graph
-from mpnn.graph.arguments import one_set
+from mpnn.graph.arguments import as_integer, at_least, integers, one_set
 from mpnn.graph.derive import renumbered
 from mpnn.graphs import TemporalGraph, compressed
 from mpnn.graphs.compressed import Sampled, check_nodes
@@ -101,11 +101,10 @@ def neighbor_batches(
         ValueError: an argument does not fit; before the first batch. Errors of the thread are raised at its batch.
     """
     one_set("neighbor_batches", graph)
-    if not fanouts or any(fanout < -1 for fanout in fanouts):
+    fanouts, seed = integers("fanouts", fanouts), as_integer("seed", seed)
+    if not fanouts or min(fanouts) < -1:
         raise ValueError(f"fanouts must hold a number for each layer, -1 for all in-neighbors; got {list(fanouts)}")
-    for name, value, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}; got {value}")
+    batch_size, prefetch = at_least("batch_size", batch_size, 1), at_least("prefetch", prefetch, 0)
     whole = _Whole.of(graph)
     together, own = whole.rows.processes, whole.rows.num_own
     if features is not None and len(features) != own:

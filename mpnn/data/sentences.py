@@ -3,6 +3,7 @@
 import re
 
 from mpnn.data.text import topics
+from mpnn.graph.arguments import at_least
 
 _CLOSING = "\"'”’)"
 _SENTENCE_END = re.compile(rf"(?:(?<=[.!?])|(?<=[.!?][{_CLOSING}]))(?<!e\.g\.)(?<!i\.e\.)\s+(?=[A-Z])")
@@ -22,8 +23,7 @@ def sentences(limit: int = 400) -> list[str]:
         ValueError: if `limit` is less than 1.
         DatasetNotFound: if this Python was installed without its manual.
     """
-    if limit < 1:
-        raise ValueError(f"expected a limit of at least 1, got {limit}")
+    at_least("limit", limit, 1)
     candidates = list(dict.fromkeys(s for text in topics().values() for s in _sentences_in(text)))
     count = min(limit, len(candidates))
     return [candidates[i * len(candidates) // count] for i in range(count)]

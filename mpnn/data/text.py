@@ -8,6 +8,8 @@ from torch import Tensor
 
 from mpnn.data.errors import DatasetNotFound
 from mpnn.data.read import read
+from mpnn.graph import capacity
+from mpnn.graph.arguments import at_least
 
 SPLITS = ("train", "val", "test_2016_flickr")
 
@@ -124,8 +126,8 @@ def batches(data: Tensor, length: int, batch: int, generator: torch.Generator | 
     """
     if data.ndim != 1:
         raise ValueError(f"expected data of shape [characters], got {list(data.shape)}")
-    if length < 1 or batch < 1:
-        raise ValueError(f"expected a length and a batch of at least 1, got {length} and {batch}")
+    length, batch = at_least("length", length, 1), at_least("batch", batch, 1)
+    capacity.require(24 * batch * (length + 1), f"batch={batch} crops of length={length}", "use fewer or shorter crops")
     if len(data) <= length:
         raise ValueError(f"crops of {length} characters need at least {length + 1} of them, got {len(data)}")
     device = generator.device if generator is not None else "cpu"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mpnn.attention import KeyValue, Recurrent
 from mpnn.attention.choice import TopK, block_means
 from mpnn.graph import Graph
+from mpnn.graph.arguments import at_least, integer
 from mpnn.graph.causal import documents
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
@@ -37,9 +38,7 @@ class KVCache:
     """
 
     def __init__(self, length: int) -> None:
-        if length < 1:
-            raise ValueError(f"length must be at least 1, the maximum number of nodes; got {length}")
-        self.length = length
+        self.length = at_least("length", length, 1)
         self._entries: dict[nn.Module, _Entry] = {}
         self._states: dict[nn.Module, _State] = {}
         self._steps: dict[tuple[Graph, int], _Step] = {}
@@ -81,7 +80,7 @@ class KVCache:
                 more: it keeps a state, or the last nodes, alone.
         """
         cached = max([self.count, *(entry.seen for entry in self._entries.values())])
-        if not 0 <= count <= cached:
+        if not 0 <= integer("count", count) <= cached:
             raise ValueError(f"count must be from 0 to {cached}, the number of nodes in the cache; got {count}")
         partial = [state.count for state in self._states.values()]
         partial += [entry.count for entry in self._entries.values() if entry.dropped]

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from mpnn.graph import Graph
-from mpnn.graph.arguments import at_least, not_negative, one_set
+from mpnn.graph import Graph, capacity
+from mpnn.graph.arguments import as_integer, at_least, not_negative, one_set
 
 
 def degrees(graph: Graph, most: int | None = None) -> Tensor:
@@ -36,7 +36,8 @@ def random_features(num_nodes: int, k: int, seed: int) -> Tensor:
     """
     not_negative("num_nodes", num_nodes)
     not_negative("k", k)
-    return torch.randn(num_nodes, k, generator=torch.Generator().manual_seed(seed))
+    capacity.require(4 * num_nodes * k, f"random features of num_nodes={num_nodes} and k={k}", "use fewer")
+    return torch.randn(num_nodes, k, generator=torch.Generator().manual_seed(as_integer("seed", seed)))
 
 
 class TimeEncoding(nn.Module):
@@ -47,7 +48,7 @@ class TimeEncoding(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        at_least("dim", dim, 1)
+        capacity.require(8 * at_least("dim", dim, 1), f"an encoding of times of dim={dim}", "use fewer")
         self.frequency = nn.Parameter(torch.logspace(0, -9, dim))
         self.phase = nn.Parameter(torch.zeros(dim))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency, inverse_or_zero
-from mpnn.graph import Graph
+from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import not_negative
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def laplacian(graph: Graph, k: int) -> Tensor:
     """
     from scipy.sparse.csgraph import connected_components
 
-    not_negative("k", k)
+    k = not_negative("k", k)
+    capacity.require(8 * graph.num_dst * k, f"k={k} eigenvectors", "take fewer")
     matrix = adjacency(graph, "the Laplacian")
     matrix.setdiag(0)
     matrix.eliminate_zeros()

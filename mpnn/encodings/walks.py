@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn.encodings.adjacency import adjacency, inverse_or_zero
-from mpnn.graph import Graph
+from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import not_negative
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def random_walk(graph: Graph, steps: int) -> Tensor:
     Raises:
         ValueError: if steps is negative, or the graph has two sets of nodes.
     """
-    not_negative("steps", steps)
+    steps = not_negative("steps", steps)
+    capacity.require(8 * graph.num_dst * steps, f"probabilities of return for steps={steps}", "take fewer steps")
     walk = _steps(graph, "a random walk").tocsr()
     back = walk.T.tocsr()
     n = graph.num_dst
@@ -64,6 +65,8 @@ def pagerank(graph: Graph, alpha: float = 0.15) -> Tensor:
     from scipy.sparse import eye_array
     from scipy.sparse.linalg import splu
 
+    if isinstance(alpha, (bool, str)) or not hasattr(alpha, "__float__"):
+        raise TypeError(f"alpha must be a number in (0, 1]; got {alpha!r}")
     if not 0.0 < alpha <= 1.0:
         raise ValueError(f"alpha must lie in (0, 1]; got {alpha}")
     n = graph.num_dst

@@ -45,6 +45,8 @@ def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -
             distinct, rank = np.unique(tuples, axis=0, return_inverse=True)
             new[nodes] = num_roles + rank.reshape(-1)
             num_roles += len(distinct)
+        if np.array_equal(new, role):  # further rounds find the same roles
+            break
         role = new
     return torch.from_numpy(role).to(graph.device)
 

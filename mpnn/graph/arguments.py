@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-_MAX_VALUE = 2**61  # node indices are int64, and rules add these values to them
+MAX_VALUE = 2**61  # node indices are int64, and rules add these values to them
 
 
 def integer(name: str, value: Any) -> int:
@@ -17,14 +17,15 @@ def integer(name: str, value: Any) -> int:
 
 
 def as_integer(name: str, value: Any) -> int:
-    if abs(integer(name, value)) > _MAX_VALUE:
+    if abs(integer(name, value)) > MAX_VALUE:
         raise ValueError(f"{name} must not exceed 2**61; got {value}")
     return int(value)
 
 
-def not_negative(name: str, value: Any) -> None:
-    if integer(name, value) < 0:
+def not_negative(name: str, value: Any) -> int:
+    if as_integer(name, value) < 0:
         raise ValueError(f"{name} must not be negative; got {value}")
+    return int(value)
 
 
 def at_least(name: str, value: Any, least: int) -> int:

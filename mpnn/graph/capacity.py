@@ -28,7 +28,24 @@ def require(nbytes: int, what: str, advice: str, limit: int | None = None) -> No
 
 
 def available_bytes() -> int:
-    """The bytes that a new array can use without swapping, as reported by the system; otherwise all of its memory."""
+    """The bytes that a new array can use: without swapping, as reported by the system, otherwise all of its memory; and
+    within the limit of this process (`ulimit -v`)."""
+    return min(_of_system(), _of_process())
+
+
+def _of_process() -> int:
+    try:
+        import resource  # not on Windows
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            return limit - int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, AttributeError, OSError, ValueError):
+        pass
+    return 1 << 62
+
+
+def _of_system() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.graph import capacity
 from mpnn.graph.modes import outside_modes
 from mpnn.kernels.sort_edges import sort_edges
 
@@ -91,7 +92,8 @@ class CSR:
 
 
 def sorted_by(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> CSR:
-    """Sorts the edges row[e], col[e] by row. The sort is stable."""
+    """Sorts the edges row[e], col[e] by row. The sort is stable. Raises MemoryError if so many rows do not fit."""
+    capacity.require(16 * num_rows, f"the edges of {num_rows:,} nodes by node", "number the nodes from 0 without gaps")
     return CSR(*sort_edges(row, col, num_rows, num_cols))
 
 

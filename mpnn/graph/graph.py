@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mpnn.graph import reachability
 from mpnn.graph.algebra import Algebra
-from mpnn.graph.arguments import one_set
+from mpnn.graph.arguments import not_negative, one_set
 from mpnn.graph.subgraphs import Subgraphs
 from mpnn.graph.transforms import Transforms
 from mpnn.registry import FUNCTIONS
@@ -40,7 +40,7 @@ class Graph(Algebra, Subgraphs, Transforms):
         evenly spaced sources.
         """
         one_set("reach", self)
-        return reachability.fraction(self.runs, layers)
+        return reachability.fraction(self.runs, not_negative("layers", layers))
 
     def diameter(self) -> int | None:
         """The number of layers after which every node has received from every other; None if this never happens.

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.graph.arguments import MAX_VALUE
 from mpnn.graph.modes import outside_modes
 
 
@@ -34,16 +35,22 @@ class Relation(ABC):
 
 
 class _Checked(Relation):
-    """A rule whose fields are validated when it is unpickled or copied, because kernels compute with them. They are not
-    when it is made: while `torch.compile` traces, they are symbols."""
+    """A rule whose fields are validated, because kernels compute with them."""
+
+    def __post_init__(self) -> None:
+        if not torch.compiler.is_compiling():  # while torch traces, they are symbols
+            self._check(vars(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._check(state)
+        self.__dict__.update(state)
+
+    def _check(self, state: dict[str, Any]) -> None:
         for name, least in _MIN_VALUES.items():
             numbers = state.get(name, least)
             for x in numbers if type(numbers) is tuple else (numbers,):
-                if not isinstance(x, (int, np.integer)) or x < least:
-                    raise ValueError(f"{name} of {type(self).__name__} holds integers of at least {least}; got {x!r}")
-        self.__dict__.update(state)
+                if isinstance(x, bool) or not isinstance(x, (int, np.integer)) or not least <= x <= MAX_VALUE:
+                    raise ValueError(f"{name} of {type(self).__name__} holds integers from {least} to 2**61; got {x!r}")
 
 
 _MIN_VALUES = {"clip": 0, "rows": 0, "columns": 0, "padding": 0}

@@ -24,7 +24,7 @@ class Subgraphs(GraphData):
         The cost depends on these rows, not on the size of the graph.
         """
         for name, bound in (("start", start), ("stop", stop)):
-            if not hasattr(bound, "__index__"):
+            if not hasattr(bound, "__index__") or getattr(bound, "dtype", None) in (torch.float32, torch.float64):
                 raise TypeError(f"{name} must be an integer; got {bound!r}")
         start, stop = operator.index(start), operator.index(stop)
         if not 0 <= start <= stop <= self.num_dst:

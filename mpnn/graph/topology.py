@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -141,13 +141,25 @@ class Topology(Handled, ABC):
         """The same edges with edge types from a `Relation` or an integer matrix [num_dst, num_src]."""
         return _WithRelation(self, as_relation(relation))
 
-    def __or__(self, other: "Topology | Graph") -> Any:
+    @overload
+    def __or__(self, other: "Topology") -> "Topology": ...
+    @overload
+    def __or__(self, other: Graph) -> Graph: ...
+    def __or__(self, other: "Topology | Graph") -> "Topology | Graph":
         return _combine("|", self, other)
 
-    def __and__(self, other: "Topology | Graph") -> Any:
+    @overload
+    def __and__(self, other: "Topology") -> "Topology": ...
+    @overload
+    def __and__(self, other: Graph) -> Graph: ...
+    def __and__(self, other: "Topology | Graph") -> "Topology | Graph":
         return _combine("&", self, other)
 
-    def __sub__(self, other: "Topology | Graph") -> Any:
+    @overload
+    def __sub__(self, other: "Topology") -> "Topology": ...
+    @overload
+    def __sub__(self, other: Graph) -> Graph: ...
+    def __sub__(self, other: "Topology | Graph") -> "Topology | Graph":
         return _combine("-", self, other)
 
     def __ror__(self, other: Graph) -> Graph:

@@ -40,13 +40,15 @@ class Transforms(GraphData):
     def power(self: G, k: int) -> G:
         """i receives from j if a walk of exactly `k` edges leads from j to i (with self-loops: at most k)."""
         one_set("power", self)
-        if not isinstance(k, (int, np.integer)) or k < 1:
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise ValueError(f"power needs an integer k >= 1; got {k!r}")
         return self if self.clique_sizes is not None else structured(self, reachability.power(self.runs, k))
 
     def with_self_loops(self: G, fill: float = 0.0) -> G:
         """Adds the missing self-loops. New loops come last, with edge attributes of `fill`."""
         one_set("self-loops", self)
+        if isinstance(fill, (str, bytes)) or not hasattr(fill, "__float__"):
+            raise TypeError(f"fill must be a number, the edge attribute of new loops; got {fill!r}")
         if self.clique_sizes is not None:
             return self
         if not self.is_explicit:
@@ -80,7 +82,7 @@ class Transforms(GraphData):
         `edge_ids` of the result, int64, holds their indices in this graph. Samples are drawn on the CPU from
         `generator`, or from torch's default generator.
         """
-        if not hasattr(p, "__float__"):
+        if isinstance(p, bool) or not hasattr(p, "__float__"):
             raise TypeError(f"p must be a number from 0 to 1; got {p!r}")
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"p must lie between 0 and 1; got {p}")

@@ -54,6 +54,7 @@ def blocks(chosen: Tensor, size: int, num_src: int, *, num_dst: int | None = Non
         raise ValueError(f"{num_src} sources form {-(-num_src // size)} blocks of {size}; got {across} columns")
     if num_dst is None:
         num_dst = num_src if rows == across else rows
+    at_least("num_dst", num_dst, 0)
     if rows not in (num_dst, -(-num_dst // size)):
         raise ValueError(
             f"chosen must have a row for each of {num_dst} destinations, or for each block of {size}; got {rows} rows"

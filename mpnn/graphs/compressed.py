@@ -124,6 +124,7 @@ class CompressedGraph:
         Raises:
             ValueError: `nodes` are not distinct destinations, `fanout` is below -1, or the graph is damaged.
         """
+        fanout, seed = as_integer("fanout", fanout), as_integer("seed", seed)
         targets = nodes.cpu().numpy()
         check_nodes(targets, min(self.num_dst, self.num_src))
         first, stop = self.rows(nodes.cpu())

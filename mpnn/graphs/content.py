@@ -49,7 +49,7 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
     generator = torch.Generator().manual_seed(as_integer("seed", seed))
     graph: Graph | None = None
     for _ in range(rounds):
-        directions = torch.randn(x.shape[1], buckets // 2, generator=generator).to(x)
+        directions = torch.randn(x.shape[1], buckets // 2, generator=generator, dtype=torch.float32).to(x)
         projected = x @ directions
         bucket = torch.cat([projected, -projected], 1).argmax(1)
         one = Graph.from_labels(bucket.cpu().numpy().astype(np.int64))
@@ -88,6 +88,9 @@ def chunks(
         raise ValueError(f"edge_type must be [{len(order)}], a type for each list; got {list(edge_type.shape)}")
     at_least("before", before, 0)
     at_least("after", after, 0)
+    edges_of_one = size * (before + after + 1)
+    what = f"the {order.numel() * edges_of_one:,} edges of chunks with before={before} and after={after}"
+    capacity.require(40 * order.numel() * edges_of_one, what, "use smaller chunks, or fewer of them")
     destinations = order.unflatten(1, (-1, size))
     sources = torch.cat([destinations.roll(-shift, 1) for shift in range(-before, after + 1)], 2)
     dst, src = torch.broadcast_tensors(destinations[..., None], sources[..., None, :])  # [lists, chunks, size, sources]

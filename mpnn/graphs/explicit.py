@@ -14,7 +14,7 @@ from mpnn.graph.arguments import at_least
 from mpnn.graph.csr import check_form
 from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import GridOffset, Offset
-from mpnn.graph.runs import Runs
+from mpnn.graph.runs import Runs, require_room
 
 
 def from_edges(
@@ -90,6 +90,7 @@ def from_blocks(
     """
     at_least("size", size, 1)
     pairs = from_edges(block_index, num_blocks, edge_type=edge_type)
+    require_room(pairs.num_dst * size, pairs.num_src * size, (pairs.num_dst + pairs.num_edges) * size)
     if pairs.edge_type is None and pairs.runs.num_edges == pairs.num_edges:
         runs = pairs.runs.take(np.arange(pairs.num_dst * size) // size)
         nodes = Runs(runs.num_dst, pairs.num_src * size, runs.ptr, runs.start * size, runs.stop * size)

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least, one_set
 from mpnn.graph.runs import Ints
 
@@ -83,9 +84,11 @@ def _periodic_pairs(
     wrap = np.where(repeats, np.floor(at @ inverse), 0.0)
     inside = at - wrap @ lattice
     reach = r * np.linalg.norm(inverse, axis=0)  # of the radius, in units of the distance between lattice planes
-    ranges = [
-        range(-k, k + 1) if again else range(1) for k, again in zip(np.ceil(reach).astype(int), repeats, strict=True)
-    ]
+    sides = [int(k) if again else 0 for k, again in zip(np.ceil(np.minimum(reach, 2**31)), repeats, strict=True)]
+    count = prod(2 * k + 1 for k in sides)
+    what = f"the {count:,} images of a cell within r={r:g}"
+    capacity.require(24 * len(sides) * count * (len(at) + 1), what, "use a smaller r")
+    ranges = [range(-k, k + 1) for k in sides]
     shifts = np.array(list(itertools.product(*ranges)), np.float64)
     places = (at @ inverse - wrap)[None] + shifts[:, None]
     near = ((places >= -reach - 1e-9) & (places <= 1 + reach + 1e-9) | ~repeats).all(-1)

@@ -18,7 +18,7 @@ def icosphere(level: int) -> Graph:
 
     Level 6 has 40,962 nodes and 327,660 edges.
     """
-    points, edges = _multi_mesh(level)
+    points, edges = _multi_mesh(at_least("level", level, 0))
     src, dst = torch.from_numpy(np.concatenate([edges, edges[:, ::-1]]).T)
     at = torch.from_numpy(points)
     vectors = (at[src] - at[dst]).float()
@@ -28,7 +28,7 @@ def icosphere(level: int) -> Graph:
 def icosphere_points(level: int) -> Tensor:
     """The nodes of `icosphere(level)` on the unit sphere, float32 [10 * 4 ** level + 2, 3]: first those of all coarser
     levels."""
-    return torch.from_numpy(_multi_mesh(level)[0]).float()
+    return torch.from_numpy(_multi_mesh(at_least("level", level, 0))[0]).float()
 
 
 _OF_TRIANGLE = 300  # bytes at most, while the mesh of a level is made
@@ -37,7 +37,6 @@ _OF_TRIANGLE = 300  # bytes at most, while the mesh of a level is made
 @cache
 def _multi_mesh(level: int) -> tuple[np.ndarray, Ints]:
     """Points [V, 3] and the edges of all levels [E, 2], each in one direction."""
-    at_least("level", level, 0)
     what = f"the 20 * 4 ** {level} triangles of level {level}"
     # Exponents above 40 say no more, and take time to compute.
     capacity.require(20 * 4 ** min(level, 40) * _OF_TRIANGLE, what, "use a lower level")

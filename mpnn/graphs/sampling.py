@@ -36,6 +36,9 @@ def random_walk_neighbors(graph: Graph, k: int, walks: int = 100, length: int = 
     """
     for name, n in (("k", k), ("walks", walks), ("length", length)):
         at_least(name, n, 1)
+    visited = graph.num_dst * walks * length
+    what = f"{visited:,} visits of walks={walks} of length={length} from each node"
+    capacity.require(48 * visited, what, "use fewer or shorter walks")
     generator = torch.Generator().manual_seed(as_integer("seed", seed))
     directions = [graph.csr] if graph.num_dst == graph.num_src else [graph.csr, graph.csc]
     steps = [(edges.ptr.cpu(), edges.col.cpu()) for edges in directions]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph import Graph
+from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least, integers
 from mpnn.graph.runs import Ints, Runs, require_room
 from mpnn.graph.strips import Strips
@@ -57,6 +57,8 @@ def answers_after(prompt: int, answers: Sequence[int] | Tensor) -> Ints:
     """The parent of each token of a prompt and its answers, int64 [N]."""
     lengths = integers("answers", answers)
     sizes = [at_least("prompt", prompt, 0), *(at_least(f"answers[{k}]", n, 0) for k, n in enumerate(lengths))]
+    what = f"a prompt of {sizes[0]:,} tokens and {len(lengths)} answers of {sum(sizes[1:]):,}"
+    capacity.require(32 * sum(sizes), what, "use shorter texts")
     parent = np.arange(sum(sizes)) - 1
     first = np.cumsum(sizes)[:-1]
     parent[first[first < len(parent)]] = sizes[0] - 1
@@ -65,7 +67,10 @@ def answers_after(prompt: int, answers: Sequence[int] | Tensor) -> Ints:
 
 def parents_of(parent: Sequence[int] | Tensor) -> Ints:
     """The parents of nodes as int64 [N], validated."""
-    array = parent.detach().cpu().numpy() if isinstance(parent, Tensor) else np.asarray(parent)
+    try:
+        array = parent.detach().cpu().numpy() if isinstance(parent, Tensor) else np.asarray(parent)
+    except ValueError:
+        raise TypeError(f"parent must hold an integer for each node; got {parent!r}") from None
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TypeError(f"parent must hold an integer for each node; got {array.dtype} of shape {list(array.shape)}")
     array = array.astype(np.int64)

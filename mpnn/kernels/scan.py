@@ -228,13 +228,17 @@ def recurrence(
         ValueError: if shapes do not fit together.
         RuntimeError: if there are no compiled kernels for these tensors.
     """
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        check_tensor(name, x)
+        if x.dim() != 4:
+            raise ValueError(f"{name} must have shape [B, N, H, width]; got {list(x.shape)}")
     batch, nodes, _, width = query.shape
     heads = max(x.shape[2] for x in (query, key, value, log_gate, beta) if x is not None)
     heads, deep = max(heads, 0 if state is None else state.shape[1]), value.shape[-1]
     gates = (width,) if log_gate is not None and log_gate.dim() == 4 else ()
-    check_shape("log_gate", log_gate, batch, nodes, heads, *gates)
-    check_shape("beta", beta, batch, nodes, heads)
-    check_shape("state", state, batch, heads, width, deep)
+    check_shape("log_gate", log_gate, batch, nodes, heads, *gates, optional=True)
+    check_shape("beta", beta, batch, nodes, heads, optional=True)
+    check_shape("state", state, batch, heads, width, deep, optional=True)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if heads % x.shape[2] or x.shape[:2] != (batch, nodes):
             shape = f"[{batch}, {nodes}, heads that divide {heads}, width]"
@@ -288,8 +292,18 @@ def is_differentiated() -> bool:
     return torch.is_grad_enabled() or forward_ad._current_level >= 0
 
 
-def check_shape(name: str, x: Tensor | None, *shape: int) -> None:
-    """Raises ValueError if `x` has another shape."""
+def check_tensor(name: str, x: Any) -> None:
+    """Raises TypeError unless `x` is a tensor of 16, 32 or 64-bit floating point."""
+    if not isinstance(x, Tensor) or x.dtype not in _TYPES:
+        got = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be a floating-point tensor of 16 bits or more; got {got}")
+
+
+def check_shape(name: str, x: Tensor | None, *shape: int, optional: bool = False) -> None:
+    """Raises ValueError if `x` has another shape, and TypeError as `check_tensor`."""
+    if x is None and optional:
+        return
+    check_tensor(name, x)
     if x is not None and x.shape != shape:
         raise ValueError(f"{name} must have shape {list(shape)}; got {list(x.shape)}")
 

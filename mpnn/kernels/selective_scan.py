@@ -15,7 +15,7 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import once_differentiable
-from mpnn.kernels.scan import check_device, check_shape, ends_of, is_differentiated
+from mpnn.kernels.scan import check_device, check_shape, check_tensor, ends_of, is_differentiated
 
 _CHANNELS, _STATES = 8, 16  # of a block of the kernel: others are padded
 _PARTS = 4  # least number of work items of a backward pass, for any number of threads
@@ -71,18 +71,22 @@ def selective_scan(
         ValueError: if shapes do not fit together.
         RuntimeError: if there are no compiled kernels for these tensors.
     """
+    for name, tensor, dimensions in (("x", x, 3), ("A", A, 2)):
+        check_tensor(name, tensor)
+        if tensor.dim() != dimensions:
+            raise ValueError(f"{name} must have {dimensions} dimensions; got {list(tensor.shape)}")
     batch, nodes, channels = x.shape
     states = A.shape[-1]
     check_shape("dt", dt, batch, nodes, channels)
     check_shape("A", A, channels, states)
     check_shape("B", B, batch, nodes, states)
     check_shape("C", C, batch, nodes, states)
-    check_shape("state", state, batch, channels, states)
+    check_shape("state", state, batch, channels, states, optional=True)
     ends = np.array([0, *ends_of(documents, nodes)], np.int64)
     check_device(x, "selective scans")
-    check_shape("bias", bias, channels)
-    check_shape("D", D, channels)
-    check_shape("z", z, batch, nodes, channels)
+    check_shape("bias", bias, channels, optional=True)
+    check_shape("D", D, channels, optional=True)
+    check_shape("z", z, batch, nodes, channels, optional=True)
     wide = torch.promote_types(x.dtype, torch.float32)
     state = x.new_zeros(batch, channels, states, dtype=wide) if state is None else state.to(wide)
     if not x.numel() or not states:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
-from mpnn.kernels.scan import check_device, check_shape
+from mpnn.kernels.scan import check_device, check_shape, check_tensor
 
 
 class _Parameters(Structure):
@@ -52,6 +52,10 @@ def state_update(
         ValueError: if shapes do not fit together, or the state is not float32 or not contiguous.
         RuntimeError: if there are no compiled kernels for these tensors.
     """
+    for name, tensor, dimensions in (("state", state, 4), ("B", B, 3)):
+        check_tensor(name, tensor)
+        if tensor.dim() != dimensions:
+            raise ValueError(f"{name} must have {dimensions} dimensions; got {list(tensor.shape)}")
     batch, heads, values, keys = state.shape
     groups = B.shape[1]
     if state.dtype != torch.float32 or not state.is_contiguous():
@@ -68,7 +72,7 @@ def state_update(
         ("B", B, batch, groups, keys),
         ("C", C, batch, groups, keys),
     ):
-        check_shape(name, tensor, *shape)
+        check_shape(name, tensor, *shape, optional=name in ("z", "bias", "D"))
     check_device(state, "a token of Mamba-2")
     tensors = [t if t is None else t.float().contiguous().resolve_neg() for t in (x, z, dt, A, bias, D, B, C)]
     out = state.new_empty(batch, heads, values)

@@ -87,7 +87,7 @@ def test_batches_refuse_what_they_cannot_crop():
         batches(torch.arange(5), 5, 1)
     with pytest.raises(ValueError, match=r"shape \[characters\], got \[1, 5\]"):
         batches(torch.arange(5)[None], 2, 1)
-    with pytest.raises(ValueError, match="at least 1, got 0 and 1"):
+    with pytest.raises(ValueError, match="length must be at least 1; got 0"):
         batches(torch.arange(5), 0, 1)
 
 
@@ -107,5 +107,5 @@ def test_fewer_sentences_are_spread_over_the_whole_manual():
     everything = sentences(10**6)
     few = sentences(4)
     assert few == [everything[i * len(everything) // 4] for i in range(4)]
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="limit must be at least 1; got 0"):
         sentences(0)

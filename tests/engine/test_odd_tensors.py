@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from mpnn.kernels.cpu import library
 
 PROGRAM = Path(__file__).parents[1] / "support" / "odd_tensors.py"
 GROUPS = {
@@ -22,7 +25,7 @@ GROUPS = {
         "dual",
     ],
     "differentiated": ["gradients", "gradients to be differentiated", "batches of gradients", "functionalized"],
-    "without memory": ["freed", "meta", "sparse", "sparse rows", "mkldnn", "nested", "jagged", "quantized"],
+    "without memory": ["meta", "sparse", "sparse rows", "mkldnn", "nested", "jagged", "quantized"],
     "of other dtypes": ["complex", "imaginary part", "negated", "bool", "integers", "uint16", "float8", "float64"],
     "of other strides": ["expanded", "overlapping", "spread", "other strides", "misaligned"],
     "of other shapes": ["no rows", "no width", "one dimension", "scalar", "more dimensions"],
@@ -49,6 +52,17 @@ def test_odd_tensors_are_computed_or_refused(group: str) -> None:
             # Where kinds end that no check expects: in an attribute or an operator that they do not have.
             assert kind not in ("AttributeError", "UnboundLocalError", "SystemError", "ZeroDivisionError"), (what, line)
             assert len(text.split()) > 3, f"refused without a sentence: {line}"
+
+
+def test_freed_and_shared_memory() -> None:
+    x = torch.zeros(4)
+    assert library.address(x[1:]) == x.data_ptr() + 4
+    assert library.address(x[:0]) in (0, x.data_ptr())
+    assert library.address(torch.zeros(0)) == 0
+    assert library.address(None) is None
+    x.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match=r"the memory of the Tensor \[4\] was freed"):
+        library.address(x)
 
 
 def test_the_program_notices_a_crash() -> None:

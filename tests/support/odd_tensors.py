@@ -70,10 +70,9 @@ def with_dropout(query: Tensor, key: Tensor, value: Tensor, backend: str) -> Ten
         return ops.attend(BAND, query, key, value, dropout=0.5, backend=backend)
 
 
-def edges_updated(x: Tensor, e: Tensor) -> Any:
-    torch.manual_seed(4)
-    operator = MessagePassing(LISTED, "sum", None, None, edges=update.EdgeUpdate(D, 6)).requires_grad_(False)
-    return operator(x, edge_attr=e)
+def edges_updated() -> Call:
+    operator = layer(None, edges=update.EdgeUpdate(D, 6))
+    return lambda x, e: operator(x, edge_attr=e)
 
 
 def feature_dropout(x: Tensor) -> Tensor:
@@ -95,7 +94,8 @@ def flexible(query: Tensor, key: Tensor, value: Tensor, slope: Tensor) -> Tensor
     return flex_attention(query, key, value, lambda s, b, h, i, j: s - (i - j) * slope[h], mask)
 
 
-def in_place(x: Tensor, edge_index: Tensor, name: str) -> Tensor:
+def in_place(name: str) -> Call:
+    """A convolution of PyTorch Geometric in place."""
     import torch_geometric.nn as pyg
 
     from mpnn.pyg import use
@@ -103,7 +103,7 @@ def in_place(x: Tensor, edge_index: Tensor, name: str) -> Tensor:
     torch.manual_seed(6)
     model = {"GAT": partial(pyg.GATConv, D, 4, heads=H), "SAGE": partial(pyg.SAGEConv, D, 4, aggr="max")}[name]()
     use(model.requires_grad_(False))
-    return model(x, edge_index)
+    return model
 
 
 def sampled(nodes: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ OPERATIONS: dict[str, tuple[Call, tuple[Tensor, ...]]] = {
     "GCN": (layer(attention.Degree(D, 4)), (X,)),
     "Performer": (layer(attention.Kernel(D, H), CAUSAL), (X,)),
     "max": (layer(None, aggregate="max"), (X,)),
-    "edges updated": (edges_updated, (X, numbers(LISTED.num_edges, 6))),
+    "edges updated": (edges_updated(), (X, numbers(LISTED.num_edges, 6))),
     "recurrence": (recurrence, tuple(x[None] for x in (*QKV, GATE, BETA))),
     "linear attention": (
         lambda q, k, v: linear_attention(q, k, v, 1.0, KERNEL_BLOCKS),
@@ -198,8 +198,8 @@ OPERATIONS: dict[str, tuple[Call, tuple[Tensor, ...]]] = {
         (X, numbers(16, D)),
     ),
     "flex": (flexible, (*(x.transpose(0, 1)[None] for x in QKV), numbers(H).abs())),
-    "PyG's GAT in place": (partial(in_place, name="GAT"), (X, LISTED.edge_index)),
-    "PyG's SAGE in place": (partial(in_place, name="SAGE"), (X, LISTED.edge_index)),
+    "PyG's GAT in place": (in_place("GAT"), (X, LISTED.edge_index)),
+    "PyG's SAGE in place": (in_place("SAGE"), (X, LISTED.edge_index)),
     "edges": (lambda e: ops.aggregate(graphs.from_edges(e, N), X), (LISTED.edge_index,)),
     "sample": (sampled, (torch.arange(5),)),
     "nearest": (lambda x: graphs.knn(x, 3).edge_index, (X,)),
@@ -288,12 +288,6 @@ def gradients(call: Call, *tensors: Tensor, batch: bool = False, keep: bool = Fa
     return [*results, *(x for x in found if x is not None)]
 
 
-def freed(x: Tensor) -> Tensor:
-    y = x.clone()
-    y.untyped_storage().resize_(0)
-    return y
-
-
 def misaligned(x: Tensor) -> Tensor:
     """At an odd address."""
     buffer = torch.zeros(x.nbytes + 1, dtype=torch.uint8)
@@ -374,7 +368,6 @@ KINDS: dict[str, Kind] = {
     "batches of gradients": partial(gradients, batch=True),
     "subclass": converted(lambda x: x.as_subclass(Named), floats=False),
     "parameter": converted(nn.Parameter),
-    "freed": converted(freed, floats=False),
     "meta": converted(lambda x: x.to("meta"), floats=False),
     "sparse": converted(Tensor.to_sparse, floats=False),
     "sparse rows": converted(lambda x: x.flatten(1).to_sparse_csr() if x.dim() > 1 else x, floats=False),
