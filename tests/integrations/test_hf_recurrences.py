@@ -9,6 +9,7 @@ from typing import Any
 import hf_walk
 import pytest
 import torch
+import torch.utils.checkpoint
 import transformers
 from hf_families import recompute
 from hf_walk import tiny
@@ -20,7 +21,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.models.mamba2 import modeling_mamba2
 
 import mpnn.hf
-from mpnn.integrations.hf import compat, recurrences
+from mpnn.integrations.hf import compat, packing as division, recurrences
 
 EACH = "mamba", "mamba2", "qwen3_next", "kimi_linear", "lfm2"  # one of each recurrence
 OTHERS = (
@@ -161,7 +162,7 @@ def test_packed_sequences_are_refused_where_pools_or_scales_are_those_of_the_row
     given = packing() if how == "cu_seq_lens_k" else {how: packing()[how]}
     with pytest.raises(ValueError, match="in the whole row, so packed sequences would get"):
         logits(made, ids, **given)
-    assert not recurrences.is_packed()
+    assert division.current() is None
 
 
 @packs
@@ -179,7 +180,7 @@ def test_positions_that_restart_are_packed_sequences(family: str) -> None:
     assert agree(logits(made, ids, position_ids=torch.arange(13)[None]), logits(made, ids))
     with pytest.raises(ValueError, match="packed sequences have no cache here"):
         made(ids, position_ids=positions, use_cache=True)
-    assert recurrences._PASS.packing == {}
+    assert division.current() is None
 
 
 def test_packed_sequences_have_no_cache() -> None:
@@ -204,7 +205,7 @@ def test_a_second_call_changes_nothing_more() -> None:
     first, second = mpnn.hf.use(made), mpnn.hf.use(made)
     assert agree(logits(made), expected)
     second.restore()
-    assert sum(map(recurrences.is_adapted, made.modules())) == 2
+    assert sum(map(recurrences.runs_here, made.modules())) == 2
     first.restore()
     assert torch.equal(logits(made), expected)
 
@@ -234,13 +235,21 @@ def test_wrong_lengths_of_packed_sequences(wrong: dict[str, Tensor], sentence: s
 
 
 @packs
-def test_packing_that_a_recomputation_would_lose_is_refused() -> None:
+def test_a_recomputation_that_gets_a_copy_is_refused() -> None:
+    """As where the inputs of checkpointed layers are cast before each call."""
     made = model("mamba2").train()
     mpnn.hf.use(made)
-    recompute(made)
-    with pytest.raises(ValueError, match="train on packed sequences without gradient checkpointing"):
-        made(IDS[:1], use_cache=False, **packing())
-    assert recurrences._PASS.packing == {}
+    layer = made.backbone.layers[1]
+    forward = layer.forward
+
+    def recomputed(x: Tensor, **options: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(lambda y: forward(y.clone(), **options), x, use_reentrant=False)
+
+    layer.forward = recomputed
+    loss = made(IDS[:1], use_cache=False, **packing()).logits.sum()
+    with pytest.raises(ValueError, match="cannot tell how the texts of its pass were packed"):
+        loss.backward()
+    assert division.current() is None
 
 
 def test_copies_pickles_and_saved_models(tmp_path: Any) -> None:
@@ -249,10 +258,10 @@ def test_copies_pickles_and_saved_models(tmp_path: Any) -> None:
     expected = logits(made)
     for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert torch.equal(logits(other), expected)
-        assert sum(map(recurrences.is_adapted, other.modules())) == 2
+        assert sum(map(recurrences.runs_here, other.modules())) == 2
     made.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert not any(map(recurrences.is_adapted, loaded.modules()))
+    assert not any(map(recurrences.runs_here, loaded.modules()))
     assert agree(logits(loaded), expected)
 
 
@@ -267,7 +276,7 @@ def test_a_graph_for_a_model_without_attention_is_refused() -> None:
     made = model("mamba2")
     with pytest.raises(ValueError, match="are recurrences, which read no graph"):
         mpnn.hf.use(made, "causal()")
-    assert not any(map(recurrences.is_adapted, made.modules()))
+    assert not any(map(recurrences.runs_here, made.modules()))
 
 
 def test_a_recurrence_of_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +288,7 @@ def test_a_recurrence_of_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatc
     def renamed(hidden_states: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
         return hidden_states
 
-    recurrences._adapted.cache_clear()
+    recurrences._with_our_functions.cache_clear()
     made = model("mamba2")
     for other, sentence in ((doubled, "computes other numbers"), (renamed, r"not known here: \['dilation'\]")):
         monkeypatch.setattr(modeling_mamba2, "causal_conv1d_fn", other)

@@ -64,7 +64,12 @@ class Rule(NamedTuple):
         """The rule within packed sequences, unless it is so already."""
         if self.parents:
             raise ValueError("a tree of texts has no cu_seq_lens: tokens without a parent begin a text")
-        return self if self.positions else Rule(packed(positions, self.topology), *self[1:3], positions)
+        if self.positions:
+            return self
+        if self.is_special:  # it was evaluated, and counts from the start of the row
+            texts = np.cumsum(np.diff(np.frombuffer(positions, np.int64), prepend=-1) != 1)
+            return self._replace(topology=self.topology & labels(torch.from_numpy(texts)))
+        return Rule(packed(positions, self.topology), self.is_causal, positions=positions)
 
     def along(self, parents: bytes) -> "Rule":
         """The rule along the paths of a tree of texts."""

@@ -15,6 +15,7 @@ from mpnn.backends import dense, registered
 from mpnn.engine import dispatch
 from mpnn.integrations.hf.masks import Pairs
 from mpnn.integrations.hf.offset_bias import OffsetBias
+from mpnn.integrations.hf.packing import Packing
 from mpnn.kernels import varlen
 from mpnn.kernels.once_differentiable import refuse_second_derivatives
 from mpnn.round import Round
@@ -47,14 +48,21 @@ def attend(
 
 
 def attend_packed(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, cu_seqlens: Tensor, longest: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    texts: Packing,
+    longest: int | None = None,
 ) -> Tensor | None:
-    """Out [1, T, H, D] of query [1, H, T, D], key and value [1, H_kv, T, D] within packed sequences, whose lengths are
-    not read; None where torch's kernel does not take this."""
+    """Out [1, T, H, D] of query [1, H, T, D], key and value [1, H_kv, T, D] within packed texts; None where torch's
+    kernel does not take this. With the length of the longest one, no length is read."""
     if not varlen.runs_here(query, value) or (scale is not None and scale <= 0):
         return None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    ends = cu_seqlens.to(torch.int32)
+    ends = texts.cu_seqlens(query.device).to(torch.int32)
+    longest = max(texts.lengths) if longest is None else int(longest)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     return varlen.packed(q, k, v, ends, ends, longest, longest, scale, is_causal)[None]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from mpnn import Graph, graphs, ops
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.stacked import StackedGraph
-from mpnn.integrations.hf import compat, direct, masks, ranks, recurrences, traced
+from mpnn.integrations.hf import compat, direct, masks, packing, ranks, traced
 from mpnn.integrations.hf.closures import Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
@@ -35,23 +35,19 @@ _FIRST_QUERY: ContextVar[int] = ContextVar("first query", default=0)
 the cross-attention of each layer. The mask of cross-attention does not say it."""
 
 _HARMLESS = frozenset({
-    "cache_position", "cu_seq_lens_q", "deterministic", "logits_to_keep", "max_length_k", "max_length_q",
-    "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx",
-    "shift_labels",
-    "sliding_window", "token_type_ids", "use_cache",
+    "cache_position", "deterministic", "logits_to_keep", "max_length_k", "max_length_q",
+    "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_ids", "return_dict",
+    "shift_labels", "sliding_window", "token_type_ids", "use_cache",
 })  # fmt: skip
 """Keywords that reach attention layers and change nothing there: transformers' own eager attention does not read them,
 and what they say about sources is in the mask."""
 
 _NEEDS_GRAPH = frozenset({
-    "dropout", "softcap", "output_attentions", "s_aux", "indices", "block_indices", "cu_seq_lens_k", "seq_idx",
+    "dropout", "softcap", "output_attentions", "s_aux", "indices", "block_indices",
 })  # fmt: skip
 """Keywords of what torch's kernel for whole texts does not compute."""
 
-_PACKED = "cu_seq_lens_k", "seq_idx"
-"""Of these, what says where packed sequences begin."""
-
-_KNOWN = _HARMLESS.union(_NEEDS_GRAPH, {"scaling", "is_causal", "position_bias"})
+_KNOWN = _HARMLESS.union(_NEEDS_GRAPH, packing.NAMES, {"scaling", "is_causal", "position_bias"})
 
 _REFUSED = {
     "sinks": "has sinks that depend on the token",
@@ -216,12 +212,12 @@ def _read_mask(call: _Call, mask: Mask | Tensor | None) -> tuple[Mask, Tensor | 
     limits = isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None
     if indices is not None and isinstance(mask, Tensor) and limits:
         indices, mask, is_causal = _allowed(indices, mask[..., : call.sizes[2]]), None, False
-    cu_seqlens = options.get("cu_seq_lens_k")
-    if cu_seqlens is not None or options.get("seq_idx") is not None or recurrences.is_packed():
-        chooses = indices is not None or options.get("block_indices") is not None or hasattr(module, "indexer")
-        _check_packed(module, chooses)
+    chooses = indices is not None or options.get("block_indices") is not None
+    texts = packing.of(options, call.sizes[:2])
+    if texts is not None and (why := refusal(module, chooses)):
+        raise ValueError(f"{why}; pass them as a batch, padded")
     mask, bias = _mask_and_bias(module, mask, call.bias, is_causal, call.sizes)
-    return mask, indices, bias
+    return mask if texts is None else mask.within(texts), indices, bias
 
 
 def _without_graph(
@@ -234,12 +230,11 @@ def _without_graph(
     """
     if torch.compiler.is_compiling() or active() is not None or _RECORDER.get() is not None:
         return None
-    is_packed = options.get("cu_seq_lens_k") is not None
     for name, option in options.items():
         is_set = name in _NEEDS_GRAPH and option is not None and option is not False
-        if is_set and (name != "dropout" or option) and not (is_packed and name in _PACKED):
+        if is_set and (name != "dropout" or option):
             return None
-    if graph_of(module) is not None or compat.collects_attentions() or recurrences.is_packed():
+    if graph_of(module) is not None or compat.collects_attentions():
         return None
     by_offset = options.get("position_bias")
     if by_offset is not None and type(by_offset) is not OffsetBias:
@@ -248,23 +243,31 @@ def _without_graph(
         by_offset = None
     if mask is None:
         mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
-    if is_packed:
-        return _packed(module, query, key, value, mask, options)
+    texts = packing.of(options, (query.shape[0], query.shape[2]))
+    if texts is None and type(mask) is Mask:  # checkpointing computes this layer again
+        texts = mask.texts
+    if texts is not None:
+        return _packed(module, query, key, value, mask, texts, options)
     pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None
     return None if pairs is None else direct.attend(query, key, value, pairs, options.get("scaling"), by_offset)
 
 
 def _packed(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    texts: packing.Packing,
+    options: dict[str, Any],
 ) -> Tensor | None:
-    """Attention within packed sequences whose longest the caller says, so that nothing waits for the device."""
-    longest = options.get("max_length_k")
-    is_causal = mask.is_causal_or_complete() if type(mask) is Mask and type(longest) is int else None
-    if is_causal is None or options.get("position_bias") is not None:
+    """Attention within packed texts by torch's kernel. If the caller says which is the longest, nothing waits for the
+    device."""
+    is_causal = mask.is_causal_or_complete() if type(mask) is Mask else None
+    if is_causal is None or options.get("position_bias") is not None or refusal(module):
         return None
-    _check_packed(module, hasattr(module, "indexer"))
     return direct.attend_packed(
-        query, key, value, is_causal, options.get("scaling"), options["cu_seq_lens_k"], cast(int, longest)
+        query, key, value, is_causal, options.get("scaling"), texts, options.get("max_length_k")
     )
 
 
@@ -272,8 +275,6 @@ def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Grap
     """The graph, and whether it is over the nodes of all entries of the batch, one after the other."""
     module, options, device = call.module, call.options, call.query.device
     batch, _, keys = call.sizes
-    if (cu_seqlens := options.get("cu_seq_lens_k")) is not None:
-        mask = mask.within(cu_seqlens)
     if torch.compiler.is_compiling():
         return traced.graph(mask, (text_of(module), must_be_causal(module)), batch, keys, device)
     if (blocks := options.get("block_indices")) is not None:
@@ -307,7 +308,11 @@ def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[
     visit, records_weights = recorder or (None, False)
     returns_weights = bool(options.get("output_attentions"))
     with_weights = returns_weights or records_weights
-    terms = {"scale": options.get("scaling"), "softcap": options.get("softcap"), "sinks": options.get("s_aux")}
+    terms: dict[str, Any] = {
+        "scale": options.get("scaling"),
+        "softcap": options.get("softcap"),
+        "sinks": options.get("s_aux"),
+    }
     shares = ranks.shares() if call.is_divided and not with_weights else None
     if shares is not None:
         result = shares.attend(graph, *features, **terms)
@@ -480,17 +485,15 @@ def _of_blocks(module: nn.Module, chosen: Tensor, mask: Mask, instead: Instead |
     return by_block & _stacked(mask.graph(instead, batch, keys, chosen.device, flat=True)[0], batch, groups)
 
 
-def _check_packed(module: nn.Module, chooses: bool) -> None:
-    """Raises ValueError if a layer computes numbers from the whole row of packed sequences."""
-    does = "chooses sources" if chooses else ""
+def refusal(module: nn.Module, chooses: bool = False) -> str:
+    """Why a layer would compute numbers from the whole row of packed texts, or an empty string."""
+    does = "chooses sources" if chooses or hasattr(module, "indexer") else ""
     scales = getattr(getattr(module, "config", None), "log_scaling_n_floor", None) is not None
     if scales and not getattr(module, "is_sliding", False):
         does = "scales logits by positions"  # Inkling
-    if does:
-        raise ValueError(
-            f"{type(module).__name__} {does} in the whole row, so packed sequences would get other numbers than alone; "
-            "pass them as a batch, padded"
-        )
+    if not does:
+        return ""
+    return f"{type(module).__name__} {does} in the whole row, so packed sequences would get other numbers than alone"
 
 
 def _check_slots(module: nn.Module, mask: Mask, positions: Tensor | None) -> None:

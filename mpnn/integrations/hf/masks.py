@@ -4,24 +4,22 @@ A model of transformers asks for a mask (`mask`) and gives it to its attention l
 `closures.py` reads the description of the mask as a topology for each entry of the batch.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mpnn import Graph, Topology
 from mpnn.graph.bind_cache import cached_graph
-from mpnn.graph.runs import Ints, Runs
+from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
-from mpnn.integrations.hf import compat, ranks
+from mpnn.integrations.hf import compat, packing, ranks
 from mpnn.integrations.hf.builders import crossed, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, band_of, banded, is_combined, special
+from mpnn.integrations.hf.packing import Packing
 from mpnn.integrations.hf.trees import TreeMask
 
 _COMPUTES = (
@@ -75,7 +73,8 @@ class Pairs:
 class Mask:
     """A mask of transformers that becomes a graph when an attention layer asks for it.
 
-    place: the position of the first query, where a static cache has it on a GPU; `placed` reads it.
+    place: the position of the first query, where a static cache has it on a GPU; `placed` reads it. texts: packed texts,
+    within which the mask is.
     """
 
     batch: int
@@ -85,9 +84,10 @@ class Mask:
     use_vmap: bool = False
     device: torch.device | None = None
     place: Tensor | None = None
+    texts: Packing | None = None
     _graphs: dict[Any, tuple[Graph, bool]] = field(default_factory=dict)
     _pairs: dict[int, Pairs | None] = field(default_factory=dict)
-    _packed: dict[int, tuple[Tensor, "Mask"]] = field(default_factory=dict)
+    _packed: dict[Any, "Mask"] = field(default_factory=dict)
 
     @classmethod
     def of_rules(cls, rules: list[Rule], sizes: Sizes, device: torch.device | None = None) -> "Mask":
@@ -153,8 +153,8 @@ class Mask:
     def rules(self) -> list[Rule]:
         """The rule of each entry of the batch, without padding."""
         if isinstance(self.function, tuple):
-            return [banded(*self.function)] * self.batch
-        return Described(self.function, self.batch, self.placed, self.use_vmap, self.device).rules()
+            return self.divided([banded(*self.function)] * self.batch)
+        return self.divided(Described(self.function, self.batch, self.placed, self.use_vmap, self.device).rules())
 
     @cached_property
     def placed(self) -> Sizes:
@@ -175,6 +175,8 @@ class Mask:
 
     def pairs(self, keys: int) -> Pairs | None:
         """The mask as torch's kernel takes it, for a layer with so many keys; None if attention needs a graph."""
+        if self.texts is not None:
+            return None
         if keys not in self._pairs:
             self._pairs[keys] = self._as_pairs(keys)
         return self._pairs[keys]
@@ -275,26 +277,29 @@ class Mask:
             self._graphs[key] = graph.to(device), not same
         return self._graphs[key]
 
-    def within(self, cu_seqlens: Tensor) -> "Mask":
-        """The mask within the packed sequences that begin at these cumulative lengths, for a batch of one. All layers
-        of a forward pass get the same one, and so the same graph."""
-        _, packed = self._packed.get(id(cu_seqlens), (None, None))
-        if packed is None:
-            packed = self._within(cu_seqlens)
-            self._packed[id(cu_seqlens)] = cu_seqlens, packed
-        return packed
-
-    def _within(self, cu_seqlens: Tensor) -> "Mask":
-        lengths = _lengths_of(cu_seqlens)
-        labels = np.repeat(np.arange(len(lengths)), lengths)
-        if self.batch != 1 or len(labels) != self.sizes.keys or self.sizes.queries != self.sizes.keys:
+    def within(self, texts: Packing) -> "Mask":
+        """The mask within each packed text. All layers of a forward pass get the same one, and so the same graph."""
+        if self.texts is not None:
+            return self
+        rows, tokens = texts.shape
+        if self.batch not in (1, rows) or self.sizes != Sizes(tokens, tokens):
             raise ValueError(
-                f"cu_seq_lens adds up to {len(labels)} tokens, and the mask is of the shape {list(self.shape)}: packed "
-                "sequences take a batch of one, without a cache"
+                f"there are {rows} rows of {tokens} packed tokens, and the mask is of the shape {list(self.shape)}: "
+                "packed texts have no cache; call the model with use_cache=False"
             )
-        positions = np.arange(len(labels)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        data = positions.astype(np.int64).tobytes()
-        return Mask.of_rules([rule.within(data) for rule in self.rules], self.sizes, self.device)
+        if texts.key not in self._packed:
+            packed = replace(self, batch=rows, texts=texts, _graphs={}, _pairs={}, _packed={})
+            if "rules" in vars(self):
+                packed.rules = packed.divided(self.rules)
+            self._packed[texts.key] = packed
+        return self._packed[texts.key]
+
+    def divided(self, rules: list[Rule]) -> list[Rule]:
+        """The rules within each packed text."""
+        if self.texts is None:
+            return rules
+        rows = rules * (self.batch // len(rules))
+        return [rule.within(row.tobytes()) for rule, row in zip(rows, self.texts.positions, strict=True)]
 
     def is_causal_or_complete(self) -> bool | None:
         """True for a causal mask over a whole text, False for a complete one, None for another or with padding."""
@@ -322,27 +327,6 @@ def _of_all_tokens(band: Band, sizes: Sizes) -> Pairs | None:
     return None
 
 
-_KNOWN_LENGTHS: ContextVar[tuple[Tensor, Ints] | None] = ContextVar("known lengths", default=None)
-
-
-@contextmanager
-def known_lengths(cu_seqlens: Tensor, lengths: Ints) -> Iterator[None]:
-    """Within the block, the lengths of these packed sequences are not read from the device."""
-    token = _KNOWN_LENGTHS.set((cu_seqlens, lengths))
-    try:
-        yield
-    finally:
-        _KNOWN_LENGTHS.reset(token)
-
-
-def _lengths_of(cu_seqlens: Tensor) -> Ints:
-    known, lengths = _KNOWN_LENGTHS.get() or (None, None)
-    if known is cu_seqlens and lengths is not None:
-        return lengths
-    _check_not_capturing("cumulative lengths (cu_seq_lens_k)")
-    return cu_seqlens.diff().cpu().numpy()
-
-
 def is_capturing() -> bool:
     """Whether a CUDA graph is captured, so that nothing may wait for the device."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
@@ -365,7 +349,8 @@ def mask(
 
     Returns a tensor of bools if the model demands one, to compute with: it allows no skip of a mask that needs none.
     """
-    build = _mask if not torch.compiler.is_compiling() else _traced if active() is None else _uncompiled
+    is_whole = active() is None and packing.current() is None
+    build = _mask if not torch.compiler.is_compiling() else _traced if is_whole else _uncompiled
     return build(batch_size, q_length, kv_length, q_offset, kv_offset, **options)
 
 
@@ -403,7 +388,9 @@ def _mask(
         )
         assert dense is not None
         return dense
-    return Mask(batch_size, sizes, mask_function, padding, use_vmap, device, place)
+    result = Mask(batch_size, sizes, mask_function, padding, use_vmap, device, place)
+    texts = packing.current()
+    return result if texts is None else result.within(texts)
 
 
 def _is_unread(number: Tensor) -> bool:

@@ -124,7 +124,9 @@ def shares() -> Shares | None:
 
 
 def divide(model: PreTrainedModel) -> list[Callable[[], Any]]:
-    """Registers the hooks; returns what removes them."""
+    """Registers the hooks, unless the model has them; returns what removes them."""
+    if _uncompiled in model._forward_pre_hooks.values():
+        return []
     hooks = [
         model.register_forward_pre_hook(_uncompiled, with_kwargs=True, prepend=True),
         model.register_forward_hook(_leave, always_call=True),
@@ -247,7 +249,7 @@ def _check_cached(model: Any, options: dict[str, Any], before: int, count: int) 
     """Raises ValueError if a pass with a cache of so many tokens is not served."""
     cache, mask, positions = (options.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
     keep = options.get("logits_to_keep")
-    if any(map(recurrences.is_adapted, model.modules())):
+    if any(map(recurrences.runs_here, model.modules())):
         why = f"{type(model).__name__} does not run, since it has recurrent layers: generate on one process"
     elif torch.is_grad_enabled() or model.training or options.get("labels") is not None:
         why = "a model has no gradients, dropout or loss: take model.eval(), torch.no_grad(), no labels; or no cache"

@@ -5,36 +5,31 @@ gives each layer a class whose forward pass is the same code with this library's
 the model keeps its weights, caches, padding and `save_pretrained`. A function is replaced only if it has the parameters
 that are known here and gives the same numbers on a small example.
 
-Packed sequences (`seq_idx`, `cu_seq_lens_q`) are documents of the graph `causal() & documents(lengths)`: gates and
-convolutions begin anew in each. transformers refuses them without its CUDA packages. Some of its models drop
-these keywords before they reach the layers; a hook of the model keeps them for the layers until the pass ends.
+Packed texts (`packing.py`) are documents of the graph `causal() & documents(lengths)`: gates and convolutions begin
+anew in each. transformers refuses them without its CUDA packages. Layers that mix tokens by code of their own compute
+one text after the other.
 """
 
 import inspect
-import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial, update_wrapper
-from types import CellType, FunctionType, ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from mpnn.graph.sharding import active
 from mpnn.graphs import causal, window
-from mpnn.integrations.hf import compat
+from mpnn.integrations.hf import adapted, packing
+from mpnn.integrations.hf.adapted import is_adapted
 from mpnn.kernels.cpu import library
 from mpnn.kernels.scan import recurrence
 from mpnn.kernels.selective_scan import selective_scan
 from mpnn.kernels.short_convolution import short_convolution
 from mpnn.kernels.state_update import state_update
-
-PACKED = "seq_idx", "cu_seq_lens_q", "cu_seqlens"
-"""The keywords that say where packed sequences begin."""
-
 
 # ------------------------------------------------------------------------------------------- transformers' functions
 
@@ -195,106 +190,24 @@ def lightning_attention(
     return out, last
 
 
-# ---------------------------------------------------------------------------------------------------- packed sequences
-
-
-_NO_CACHE = "packed sequences have no cache here; call the model with use_cache=False"
-
-
-class _Pass(threading.local):
-    """The packing of the model's forward pass that runs in this thread, for layers that are not given it."""
-
-    model: nn.Module | None = None
-    packing: Mapping[str, Tensor] = {}
-    is_recomputed = False
-
-
-_PASS = _Pass()
-
-
-def is_packed() -> bool:
-    """Whether the forward pass that runs in this thread is over packed sequences."""
-    return bool(_PASS.packing)
+# ---------------------------------------------------------------------------------------------------- packed texts
 
 
 def _lengths(
     options: Mapping[str, Any], x: Tensor, state: Tensor | None = None, returns_state: bool = False
 ) -> list[int] | None:
-    """The lengths of the packed sequences of a batch x [B, N, ...], row after row; None if nothing is packed."""
-    packing = {name: options[name] for name in PACKED if options.get(name) is not None}
-    if not packing and _PASS.packing:
-        if _PASS.is_recomputed:
-            raise ValueError(
-                "this model does not pass seq_idx to its layers, and gradient checkpointing runs them again without "
-                "it; train on packed sequences without gradient checkpointing"
-            )
-        packing = dict(_PASS.packing)
-    if not packing:
+    """The lengths of the packed texts of a batch x [B, N, ...], row after row; None if nothing is packed."""
+    texts = packing.of(options, (x.shape[0], x.shape[1]))
+    if texts is None:
         return None
     if state is not None or returns_state:
-        raise ValueError(_NO_CACHE)
-    if (ids := packing.get("seq_idx")) is not None:
-        return _runs(ids, x)
-    ends = next(iter(packing.values()))
-    lengths: list[int] = ends.diff().tolist()
-    if int(ends[0]) or int(ends[-1]) != x.shape[:2].numel() or min(lengths, default=0) < 0:
-        raise ValueError(
-            f"cu_seq_lens_q must rise from 0 to the {x.shape[:2].numel()} tokens of the batch; got {ends.tolist()}"
-        )
-    return lengths
-
-
-def _runs(ids: Tensor, x: Tensor) -> list[int]:
-    if ids.shape != x.shape[:2]:
-        raise ValueError(f"seq_idx must have shape {list(x.shape[:2])}, the tokens; got {list(ids.shape)}")
-    begins = torch.ones_like(ids, dtype=torch.bool)
-    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    starts = begins.flatten().nonzero().flatten()
-    lengths: list[int] = torch.diff(starts, append=starts.new_tensor([ids.numel()])).tolist()
-    return lengths
+        raise ValueError(packing.NO_CACHE)
+    return texts.lengths
 
 
 def _one_sequence(x: Tensor, lengths: list[int] | None) -> Tensor:
     """A batch [B, N, ...] of packed sequences as one sequence [1, B * N, ...]."""
     return x if lengths is None else x.reshape(1, -1, *x.shape[2:])
-
-
-def _packing(model: Any, args: Any, options: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The keywords of a call that say where packed sequences begin; or, as for attention in transformers, the sequences
-    whose `position_ids` do not go on, in a call without a mask and a cache."""
-    options = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **options}
-    packing = {name: options[name] for name in PACKED if options.get(name) is not None}
-    positions, others = options.get("position_ids"), ("attention_mask", "past_key_values", "cache_params")
-    if packing or not isinstance(positions, Tensor) or any(options.get(name) is not None for name in others):
-        return packing
-    if positions.dim() != 2 or positions.device.type != "cpu" or torch.compiler.is_compiling():
-        return {}
-    breaks = positions.diff(dim=-1) != 1
-    if not breaks.any():
-        return {}
-    use_cache = options.get("use_cache")
-    if getattr(model.config, "use_cache", False) if use_cache is None else use_cache:
-        raise ValueError(_NO_CACHE)
-    x = options["input_ids"] if options.get("input_ids") is not None else options["inputs_embeds"]
-    return {"seq_idx": F.pad(breaks, (1, 0)).cumsum(-1).expand(len(x), -1)}
-
-
-def _enter(model: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
-    packing = _packing(model, args, options)
-    if packing:
-        if compat.IS_OLDER:
-            raise ValueError(
-                f"some recurrent layers of transformers {compat.VERSION} do not see where packed sequences "
-                f"begin; install transformers {compat.TESTED}, or pass the sequences as a batch, padded"
-            )
-        _PASS.model, _PASS.packing = model, packing
-        trained = (module for module in model.modules() if module.training)
-        _PASS.is_recomputed = any(getattr(module, "gradient_checkpointing", False) for module in trained)
-
-
-def _leave(model: nn.Module, args: Any, options: Mapping[str, Any], output: Any) -> None:
-    if _PASS.model is model:
-        _PASS.model, _PASS.packing, _PASS.is_recomputed = None, {}, False
 
 
 # ------------------------------------------------------------------------------------------------ layers of a model
@@ -359,22 +272,40 @@ _LAYERS = {"transformers.models.minimax.modeling_minimax.MiniMaxLightningAttenti
 """The forward passes of layers that call no such function, by the name of the class."""
 
 
-def is_recurrent(layer: nn.Module) -> bool:
-    """Whether this is a layer of transformers whose recurrence this library has. A layer with a `forward` of its own,
-    as accelerate's hooks give it, stays as it is: that one calls transformers' code."""
-    if is_adapted(layer) or "forward" in vars(layer):
-        return False
-    return bool(_names(layer.forward)) or _path(type(layer)) in _LAYERS
+_BY_TEXT = frozenset(
+    {
+        "transformers.models.recurrent_gemma.modeling_recurrent_gemma.RecurrentGemmaRecurrentBlock",
+        "transformers.models.zaya.modeling_zaya.ZayaCCAProjection",
+    }
+)
+"""Layers that mix the tokens of a row by code of their own, and are called once for each packed text."""
+
+
+def _mixes_tokens(kind: Any) -> bool:
+    return bool(adapted.called(kind.forward, _KNOWN)) or _path(kind) in _LAYERS
+
+
+def runs_here(layer: nn.Module) -> bool:
+    """Whether this is a recurrent layer that calls this library."""
+    return adapted.builder(type(layer)) is _with_our_functions
 
 
 def is_foreign(layer: nn.Module) -> bool:
     """Whether this is a recurrent layer that runs transformers' code."""
-    ours = is_adapted(layer) and "forward" not in vars(layer)
-    return not ours and (is_adapted(layer) or bool(_names(cast(Any, type(layer)))) or _path(type(layer)) in _LAYERS)
+    return _mixes_tokens(adapted.original(type(layer))) and not (runs_here(layer) and "forward" not in vars(layer))
 
 
-def is_adapted(layer: nn.Module) -> bool:
-    return type(layer) in _ORIGINALS
+def keeps_texts_apart(layer: nn.Module) -> bool:
+    """Whether this layer mixes the tokens of a row, and those of each packed text alone."""
+    return adapted.builder(type(layer)) in (_with_our_functions, _text_by_text)
+
+
+def refusal(model: nn.Module) -> str:
+    """Why packed texts of this model would be mixed, or an empty string."""
+    foreign = {type(layer).__name__ for layer in model.modules() if is_foreign(layer)}
+    if not foreign:
+        return ""
+    return f"{', '.join(sorted(foreign))} runs transformers' code, which does not keep packed texts apart"
 
 
 def adapt(model: nn.Module) -> list[Callable[[], Any]]:
@@ -383,52 +314,183 @@ def adapt(model: nn.Module) -> list[Callable[[], Any]]:
     Raises:
         ValueError: if a function of the model differs from the one known here.
     """
-    layers = [module for module in model.modules() if is_recurrent(module)]
-    if not layers or library.why_missing() is not None:
+    classes: dict[nn.Module, Any] = {}
+    for layer in model.modules():
+        kind: Any = type(layer)
+        if is_adapted(layer) or "forward" in vars(layer):
+            continue
+        if _path(kind) in _BY_TEXT:
+            classes[layer] = _text_by_text(kind)
+        elif _mixes_tokens(kind) and library.why_missing() is None:
+            classes[layer] = _with_our_functions(kind)
+    around: set[Any] = {type(layer) for layer in _around(model, classes)}
+    for layer in model.modules():
+        kind = type(layer)
+        if kind in around and layer not in classes and not is_adapted(layer) and "forward" not in vars(layer):
+            classes[layer] = _around_recurrences(kind)
+    for layer, kind in classes.items():  # after all classes are made, which may fail
+        layer.__class__ = kind
+    if not classes:
         return []
-    kinds: dict[Any, Any] = {
-        kind: _adapted(kind) for kind in {cast(Any, type(layer)) for layer in layers}
-    }  # before any layer is changed
+    return [partial(adapted.restore, list(classes)), partial(packing.forget, list(classes))]
+
+
+def _around(model: nn.Module, layers: Mapping[nn.Module, Any]) -> Iterator[nn.Module]:
+    """The layers that contain one of these, which checkpointing computes again as a whole."""
+    names = {layer: name for name, layer in model.named_modules()}
     for layer in layers:
-        layer.__class__ = kinds[type(layer)]
-    hooks = [
-        model.register_forward_pre_hook(_enter, with_kwargs=True, prepend=True),
-        model.register_forward_hook(_leave, with_kwargs=True, always_call=True),
-    ]
-    return [*(hook.remove for hook in hooks), partial(_restore, model)]
-
-
-def _restore(model: nn.Module) -> None:
-    for module in model.modules():
-        if type(module) in _ORIGINALS:
-            module.__class__ = _ORIGINALS[type(module)]
-
-
-_ORIGINALS: dict[type, Any] = {}
-"""The class of transformers for each class of layers that call this library."""
+        parts = names[layer].split(".")
+        for depth in range(1, len(parts)):
+            outer = model.get_submodule(".".join(parts[:depth]))
+            if not isinstance(outer, PreTrainedModel) and type(outer).__module__.startswith("transformers."):
+                yield outer
 
 
 @cache
-def _adapted(kind: Any) -> Any:
-    """A subclass with the same forward pass, which calls this library. Pickles and copies know it by `kind`."""
-    for name in _names(kind.forward):
-        _check(name, inspect.unwrap(kind.forward).__globals__[name])
+def _with_our_functions(kind: Any) -> Any:
+    """A subclass with the same forward pass, which calls this library."""
     own = _LAYERS.get(_path(kind))
-    forward = _rebound(kind.forward) if own is None else _instead_of(kind.forward, own)
-    methods = {"forward": forward, "__reduce_ex__": _reduce, "__module__": kind.__module__}
-    ours = type(kind.__name__, (kind,), methods)
-    _ORIGINALS[ours] = kind
-    return ours
+    if own is None:
+        originals = inspect.unwrap(kind.forward).__globals__
+        names = adapted.called(kind.forward, _KNOWN)
+        for name in names:
+            _check(name, originals[name])
+        functions = {name: _chosen(_KNOWN[name].function, originals[name]) for name in names}
+        forward = adapted.rebound(kind.forward, functions)
+    else:
+        forward = _instead_of(kind.forward, own)
+    return adapted.subclass(kind, _again(_padding_first(forward)), _with_our_functions)
 
 
-def _reduce(self: Any, protocol: Any) -> Any:
-    _, _, *state = cast(Any, nn.Module.__reduce_ex__(self, protocol))
-    return _empty, (_ORIGINALS[type(self)],), *state
+@cache
+def _around_recurrences(kind: Any) -> Any:
+    """A subclass of a layer around recurrences, which finds the texts of its pass if it is computed again."""
+    return adapted.subclass(kind, _again(kind.forward), _around_recurrences)
 
 
-def _empty(kind: Any) -> Any:
-    ours = _adapted(kind)
-    return ours.__new__(ours)
+@cache
+def _text_by_text(kind: Any) -> Any:
+    """A subclass of a layer that mixes the tokens of a row, which computes packed texts one after the other."""
+    original = kind.forward
+
+    def forward(layer: nn.Module, *args: Any, **options: Any) -> Any:
+        texts = packing.current()
+        if texts is None:
+            return original(layer, *args, **options)
+        return _each_text(partial(original, layer), texts, args, options)
+
+    return adapted.subclass(kind, _again(_padding_first(update_wrapper(forward, original))), _text_by_text)
+
+
+@torch.compiler.disable
+def _each_text(
+    forward: Callable[..., Any], texts: packing.Packing, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """A layer's forward pass over each packed text, as one row. Tensors [B, N, ...] are cut; others are not."""
+
+    def cut(value: Any) -> list[Any]:
+        if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[1] != texts.shape[1]:
+            return [value] * len(texts.lengths)
+        rows = value.expand(texts.shape[0], *value.shape[1:]).flatten(0, 1)
+        return [text[None] for text in rows.split(texts.lengths)]
+
+    each_args = zip(*map(cut, args), strict=True)
+    each_options = [dict(zip(options, values, strict=True)) for values in zip(*map(cut, options.values()), strict=True)]
+    outs = [
+        forward(*values, **named)
+        for values, named in zip(each_args, each_options or [{}] * len(texts.lengths), strict=True)
+    ]
+    if isinstance(outs[0], Tensor):
+        return torch.cat(outs, 1).view(*texts.shape, *outs[0].shape[2:])
+    joined = (torch.cat(out, 1) if isinstance(out[0], Tensor) else out[0] for out in zip(*outs, strict=True))
+    return tuple(x.view(*texts.shape, *x.shape[2:]) if isinstance(x, Tensor) else x for x in joined)
+
+
+def _again(forward: Any) -> Any:
+    """A forward pass that finds the texts of its pass if checkpointing computes it again."""
+
+    def found(layer: nn.Module, *args: Any, **options: Any) -> Any:
+        return packing.in_layer(forward, layer, *args, **options)
+
+    return update_wrapper(found, forward)
+
+
+_CACHES = "cache_params", "past_key_values"
+_MASKS = "attention_mask", "conv_mask"
+
+
+def _padding_first(forward: Any) -> Any:
+    """A forward pass whose states are those of the last token of each text, also if padding follows it. With a cache,
+    padding moves to the front of its row, where transformers keeps it out of the states."""
+    names = list(inspect.signature(forward).parameters)[1:]
+    cache_name = next((name for name in _CACHES if name in names), None)
+    mask_name = next((name for name in _MASKS if name in names), None)
+    if cache_name is None or mask_name is None:
+        return forward
+
+    def run(layer: nn.Module, *args: Any, **options: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | options
+        cache, mask = given.get(cache_name), given.get(mask_name)
+        if cache is None or not isinstance(mask, Tensor) or mask.dim() != 2 or torch.compiler.is_exporting():
+            return forward(layer, *args, **options)
+        return _moved(forward, layer, given, mask, cache)
+
+    return update_wrapper(run, forward)
+
+
+@torch.compiler.disable(recursive=False)  # numbers decide
+def _moved(forward: Any, layer: Any, given: dict[str, Any], mask: Tensor, cache: Any) -> Any:
+    order = _order(layer, mask, cache)
+    if order is None:
+        return forward(layer, **given)
+    out = forward(layer, **{name: _permuted(value, order) for name, value in given.items()})
+    back = order.argsort(dim=1)
+    return _permuted(out, back)
+
+
+@torch.compiler.disable
+def _order(layer: Any, mask: Tensor, cache: Any) -> Tensor | None:
+    """The order of tokens, int64 [B, N], in which padding comes first; None if no padding follows a token.
+
+    Raises:
+        ValueError: if padding follows tokens that are in the cache.
+    """
+    keep = mask.long()
+    is_begun = _begun(layer, cache, keep)
+    if bool((is_begun & (keep == 0).any(1)).any()):
+        raise ValueError(
+            f"{type(layer).__name__} got a cache and padding behind tokens of the same text, which would change the "
+            "states; pass each text's tokens without padding between them: a batch of one, or padding on the left"
+        )
+    if not bool((keep.diff(dim=1) < 0).any()):
+        return None
+    return keep.argsort(dim=1, stable=True)
+
+
+def _begun(layer: Any, cache: Any, keep: Tensor) -> Tensor:
+    """Which texts have tokens in the cache, bool [B]: their states are not zero."""
+    number: int = layer.layer_idx
+    states: list[Any] = []
+    if hasattr(cache, "get_linear_cache"):
+        states = [cache.get_linear_cache(number)]
+    elif number < len(getattr(cache, "layers", ())):
+        known = (getattr(cache.layers[number], name, None) for name in ("conv_states", "recurrent_states"))
+        states = [state for group in known if isinstance(group, dict) for state in group.values()]
+    begun = torch.zeros(len(keep), dtype=torch.bool, device=keep.device)
+    for state in states:
+        if isinstance(state, Tensor) and len(state) == len(keep):
+            begun |= (state.flatten(1) != 0).any(1)
+    return begun
+
+
+def _permuted(value: Any, order: Tensor) -> Any:
+    """Tensors [B or 1, N, ...], alone or in a tuple, with the tokens of each row in another order."""
+    if isinstance(value, tuple):
+        return tuple(_permuted(part, order) for part in value)
+    if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[1] != order.shape[1]:
+        return value
+    rows = value.expand(len(order), *value.shape[1:])
+    return rows.gather(1, order.view(*order.shape, *[1] * (value.dim() - 2)).expand_as(rows))
 
 
 def _path(kind: type) -> str:
@@ -436,75 +498,64 @@ def _path(kind: type) -> str:
 
 
 def _instead_of(original: Any, ours: Callable[..., Any]) -> Any:
-    """This library's forward pass of a layer of the same parameters, on CPU and outside of traced programs."""
+    """This library's forward pass of a layer of the same parameters."""
     known, found = (list(inspect.signature(f).parameters)[1:-1] for f in (ours, original))
     if known != found:
         raise ValueError(f"{original.__qualname__} takes {found}, and {known} are known here")
 
+    choice = _Choice(ours, torch.compiler.disable(ours), original)
+
     def forward(layer: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-        plain = torch.compiler.is_compiling() or hidden_states.device.type != "cpu"
-        return (original if plain else ours)(layer, hidden_states, *args, **options)
+        return choice.of(hidden_states, options)(layer, hidden_states, *args, **options)
 
     return update_wrapper(forward, original)
 
 
-def _names(forward: Any) -> list[str]:
-    """The functions known here that a forward pass of transformers calls, behind its decorators."""
-    forward = inspect.unwrap(forward)
-    if not isinstance(forward, FunctionType) or not forward.__module__.startswith("transformers."):
-        return []
-    return [name for name in forward.__code__.co_names if name in _KNOWN and name in forward.__globals__]
-
-
-def _rebound(function: Any) -> Any:
-    """The forward pass with this library's functions among its globals, behind the same decorators."""
-    if not hasattr(function, "__wrapped__"):
-        shadow = _shadow(function.__module__, _names(function))
-        return update_wrapper(_copy(function, shadow, function.__closure__), function)
-    inner, cells = function.__wrapped__, function.__closure__ or ()
-    if not any(cell.cell_contents is inner for cell in cells):
-        raise ValueError(f"{function.__qualname__} has a decorator that is not known here")
-    rebound = _rebound(inner)
-    closure = tuple(CellType(rebound) if cell.cell_contents is inner else cell for cell in cells)
-    outer = update_wrapper(_copy(function, function.__globals__, closure), function)
-    outer.__wrapped__ = rebound
-    return outer
-
-
-def _copy(function: Any, names: dict[str, Any], closure: Any) -> Any:
-    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
-def _shadow(module: str, names: list[str]) -> dict[str, Any]:
-    """The globals of a module with this library's functions. It is in `sys.modules`, where torch.compile looks."""
-    shadow = ModuleType(f"mpnn_{module.replace('.', '_')}")
-    original = vars(sys.modules[module])
-    ours = {name: _chosen(_KNOWN[name], original[name]) for name in names}
-    vars(shadow).update(original, __name__=shadow.__name__, **ours)
-    sys.modules[shadow.__name__] = shadow
-    return vars(shadow)
-
-
-def _chosen(known: _Known, original: Callable[..., Any]) -> Callable[..., Any]:
+def _chosen(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """This library's function where it serves the call; else transformers' own."""
+
+    def in_full_precision(*args: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            result = ours(*args, **options)
+        return original(*args, **options) if result is NotImplemented else result
+
+    choice = _Choice(in_full_precision, torch.compiler.disable(in_full_precision), original)
 
     def run(*args: Any, **options: Any) -> Any:
         x = args[0] if args else next(iter(options.values()))
-        result: Any = NotImplemented
-        if not torch.compiler.is_compiling() and x.device.type == "cpu":
-            with torch.autocast("cpu", enabled=False):
-                result = known.function(*args, **options)
-        if result is not NotImplemented:
-            return result
+        return choice.of(x, options)(*args, **options)
+
+    return run
+
+
+class _Choice(NamedTuple):
+    """A function of ours, the same as a break of a compiled program, and that of transformers."""
+
+    ours: Callable[..., Any]
+    uncompiled: Callable[..., Any]
+    original: Callable[..., Any]
+
+    def of(self, x: Tensor, options: Mapping[str, Any]) -> Callable[..., Any]:
+        """The function for x. A compiled program contains transformers' function, and breaks where texts are packed.
+
+        Raises:
+            ValueError: if neither keeps packed texts apart, or passes states from process to process.
+        """
+        is_compiling, is_packed = torch.compiler.is_compiling(), packing.is_packed(options)
+        if x.device.type == "cpu" and not is_compiling:
+            return self.ours
+        if x.device.type == "cpu" and is_packed:
+            return self.uncompiled
+        if is_packed:
+            raise ValueError(
+                f"recurrent layers keep packed texts apart on CPU, and this one is on {x.device.type}; pass the texts "
+                "as a batch, padded"
+            )
         if active() is not None:
             raise ValueError(
                 "a recurrence passes its state from process to process on CPU, and not in a compiled program"
             )
-        return original(*args, **options)
-
-    return run
+        return self.original
 
 
 _CHECKED: set[Any] = set()

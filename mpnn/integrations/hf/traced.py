@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from mpnn import Graph
+from mpnn.integrations.hf import packing
 from mpnn.integrations.hf.closures import Band, Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 
-_MATERIALIZED = "position_bias", "cu_seq_lens_k", "output_attentions", "indices", "block_indices"
+_MATERIALIZED = "position_bias", "output_attentions", "indices", "block_indices", *packing.NAMES
 
 torch.library.define(
     "mpnn::mask_graph",
@@ -33,8 +34,10 @@ def reason(mask: Any, options: dict[str, Any], is_cross: bool) -> str | None:
             return f"{name} needs the edges of its graph, which are known when the program runs"
     if isinstance(mask, Tensor):
         return "its mask is a tensor, whose graph is known when the program runs"
-    if isinstance(mask, Mask) and not isinstance(mask.function, tuple):
+    if isinstance(mask, Mask) and (not isinstance(mask.function, tuple) or mask.texts is not None):
         return "its mask depends on numbers"
+    if packing.current() is not None:
+        return "where its packed texts begin is known when the program runs"
     return None
 
 

@@ -1,12 +1,11 @@
 """Encoders without padding: the tokens of a padded batch become one row of documents, so no layer computes padding.
 
-Attention separates the documents (`cu_seq_lens_q`), positions are those of the padded batch, and all other layers of an
+Attention separates the documents (`packing.py`), positions are those of the padded batch, and all other layers of an
 encoder treat each token by itself. The forward pass of the bare model is replaced, so its heads and
 sentence-transformers see the shapes that they expect.
 """
 
 import inspect
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from types import NoneType
@@ -16,9 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpnn.integrations.hf import masks
+from mpnn.graph.runs import Ints
+from mpnn.integrations.hf import masks, packing
+from mpnn.integrations.hf.packing import default_positions
 
 _MIXING = nn.Conv1d, nn.Conv2d, nn.RNNBase  # layers in which tokens of two documents would meet
+
+PROVEN = frozenset({
+    "albert", "bert", "bert-generation", "camembert", "data2vec-text", "distilbert", "electra", "embedding_gemma2",
+    "embedding_gemma2_text", "ernie", "esm", "esmc", "eurobert", "gte", "jina_embeddings_v3", "layoutlm", "markuplm",
+    "modernbert", "neomme", "nomic_bert", "openai_privacy_filter", "roberta", "roberta-prelayernorm", "roc_bert",
+    "splinter", "ultrabert", "xlm-roberta", "xlm-roberta-xl", "xmod",
+})  # fmt: skip
+"""The families whose texts a test changed, and found that no other text of the batch changed
+(`tests/integrations/test_hf_unpadded.py` walks all encoders of transformers)."""
+
+_MIXED = {
+    "big_bird": "its pooler reads the first state of the batch, and its blocks begin at slots of the row",
+    "clip_text_model": "it pools the state of the token with the largest number in the row",
+    "longformer": "it pads rows to whole windows",
+    "mobilebert": "its embeddings contain those of the tokens before and behind",
+    "tipsv2_text_model": "it pools the states of the whole row",
+}
+"""Families with the form of an encoder that keep their padding, and why."""
 
 
 def remove_padding(model: Any) -> Callable[[], None]:
@@ -27,30 +46,45 @@ def remove_padding(model: Any) -> Callable[[], None]:
     States at padding are zeros. A call without padding or with padding between tokens, with `output_attentions=True`,
     with `inputs_embeds` or with a cache runs as before."""
     if not is_encoder(model):
-        raise ValueError(
-            f"padding cannot be removed from {type(model).__name__}: it is not an encoder whose forward pass takes "
-            "input_ids, attention_mask and position_ids and was not replaced (by hooks of accelerate), and whose other "
-            "layers treat each token by itself"
-        )
-    if isinstance(vars(model).get("forward"), _WithoutPadding):
+        raise ValueError(f"padding cannot be removed from {type(model).__name__}: {_reason(model)}")
+    if isinstance(packing.replaced(model), _WithoutPadding):
         return lambda: None
-    model.forward = _WithoutPadding(model)
-
-    def restore() -> None:
-        del model.forward
-
-    return restore
+    return packing.replace(model, _WithoutPadding(model))
 
 
 def is_encoder(model: Any) -> bool:
-    """Whether the tokens of a padded batch can be moved: attention is bidirectional, positions are an argument, and no
-    other layer mixes tokens."""
+    """Whether the tokens of a padded batch can be moved: a test found that texts of this family stay apart."""
     config = model.config
-    if not isinstance(vars(model).get("forward", None), (_WithoutPadding, NoneType)):  # replaced, by accelerate's hooks
+    return config.model_type in PROVEN and not getattr(config, "token_dropout", False) and could_unpad(model)
+
+
+def _reason(model: Any) -> str:
+    """Why a model keeps its padding."""
+    family = model.config.model_type
+    if not could_unpad(model):
+        return (
+            "it is not an encoder whose forward pass takes input_ids, attention_mask and position_ids and was not "
+            "replaced (by hooks of accelerate), and whose other layers treat each token by itself"
+        )
+    if family in PROVEN:
+        return "its embeddings depend on how many tokens of a row are masked (token_dropout)"
+    return _MIXED.get(family, f"no test has found that texts of the family {family} stay apart without it")
+
+
+def takes_positions(kind: Any) -> bool:
+    """Whether the forward pass of a class of models takes tokens, a mask and positions."""
+    return {"input_ids", "attention_mask", "position_ids"} <= set(_signature_of(kind.forward).parameters)
+
+
+def could_unpad(model: Any) -> bool:
+    """Whether a model has the form of an encoder without padding: attention is bidirectional, positions are an
+    argument, and no layer mixes tokens by its class. Its code may mix them elsewhere, which only a test finds."""
+    config = model.config
+    if not isinstance(packing.replaced(model), (_WithoutPadding, NoneType)):  # by accelerate's hooks
         return False
     if config.is_encoder_decoder or getattr(config, "is_decoder", False):
         return False
-    if not {"input_ids", "attention_mask", "position_ids"} <= set(_signature(model).parameters):
+    if not takes_positions(type(model)):
         return False
     return not any(getattr(module, "is_causal", False) or isinstance(module, _MIXING) for module in model.modules())
 
@@ -79,13 +113,13 @@ class _WithoutPadding:
         if given.get("position_ids") is None:
             given["position_ids"] = default_positions(model, given["input_ids"])
         packed = {name: texts.pack(value) for name, value in given.items()}
-        with masks.known_lengths(texts.starts, texts.lengths):
-            out = forward(model, **packed, **texts.documents, attention_mask=None, return_dict=True)
+        with packing.within(texts.packing):
+            out = forward(model, **packed, attention_mask=None, return_dict=True)
         out.last_hidden_state = texts.pad(out.last_hidden_state)
         if out.get("hidden_states") is not None:
             out.hidden_states = tuple(map(texts.pad, out.hidden_states))
         if out.get("pooler_output") is not None:
-            out.pooler_output = model.pooler(out.last_hidden_state)
+            out.pooler_output = _pooled(model, out.last_hidden_state)
         wants_dict = model.config.return_dict if return_dict is None else return_dict
         return out if wants_dict else out.to_tuple()
 
@@ -98,7 +132,7 @@ class Texts(NamedTuple):
     """
 
     shape: tuple[int, int]
-    lengths: masks.Ints
+    lengths: Ints
     places: Tensor
     starts: Tensor
 
@@ -114,18 +148,13 @@ class Texts(NamedTuple):
         lengths = lengths[lengths > 0]
         places = torch.from_numpy(np.flatnonzero(allowed))
         starts = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
-        return cls(keep.shape, lengths, places.to(keep.device), starts.to(keep.device))
+        return cls((keep.shape[0], keep.shape[1]), lengths, places.to(keep.device), starts.to(keep.device))
 
     @property
-    def documents(self) -> dict[str, Any]:
-        """The texts as transformers' flash attention takes them."""
-        longest = int(self.lengths.max())
-        return {
-            "cu_seq_lens_q": self.starts,
-            "cu_seq_lens_k": self.starts,
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
+    def packing(self) -> packing.Packing:
+        """The texts as layers find them."""
+        lengths: list[int] = self.lengths.tolist()
+        return packing.Packing((1, sum(lengths)), lengths, self.starts)
 
     def pack(self, value: Any) -> Any:
         """Tensors [B, N, ...] as [1, T, ...]; everything else as it is."""
@@ -139,6 +168,13 @@ class Texts(NamedTuple):
         return zeros.index_copy(0, self.places, states[0]).view(*self.shape, -1)
 
 
+def _pooled(model: Any, states: Tensor) -> Tensor:
+    """What the model makes of the first state of each text of states [B, N, D]."""
+    if isinstance(model.pooler, nn.Linear):  # ALBERT
+        return model.pooler_activation(model.pooler(states[:, 0]))
+    return model.pooler(states)
+
+
 def _signature(model: Any) -> inspect.Signature:
     """The signature of the class's forward pass, whose first parameter is the model."""
     return _signature_of(type(model).forward)
@@ -147,17 +183,6 @@ def _signature(model: Any) -> inspect.Signature:
 @lru_cache(maxsize=64)
 def _signature_of(forward: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(forward)
-
-
-def default_positions(model: Any, input_ids: Tensor) -> Tensor:
-    """The positions int64 [B, N] that the model gives tokens [B, N] if it gets none: RoBERTa's depend on padding."""
-    embeddings = getattr(model, "embeddings", None)
-    make = getattr(embeddings, "create_position_ids_from_input_ids", None)
-    make = make or getattr(sys.modules[type(model).__module__], "create_position_ids_from_input_ids", None)
-    padding_idx = getattr(embeddings, "padding_idx", None)
-    if make is not None and padding_idx is not None:
-        return make(input_ids, padding_idx)
-    return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
 
 
 def _arguments(signature: inspect.Signature, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs.parse import text_of as written
 from mpnn.integrations import maps as linear_maps
-from mpnn.integrations.hf import compat, ranks, recurrences
+from mpnn.integrations.hf import compat, packing, ranks, recurrences
 from mpnn.integrations.hf.builders import bound
 from mpnn.integrations.hf.closures import parse
 from mpnn.integrations.hf.compat import PretrainedConfig
-from mpnn.integrations.hf.interface import NAME, ROLES, must_be_causal, role_of, text_of
+from mpnn.integrations.hf.interface import NAME, ROLES, must_be_causal, refusal, role_of, text_of
 from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
@@ -61,7 +61,7 @@ class Handle:
     def __repr__(self) -> str:
         layers = [layer for part in _models(self.model) for layer in _layers(part)] if self._undo else []
         kinds = Counter((type(layer).__name__, text_of(layer) or "the model's own masks") for layer in layers)
-        recurrent = filter(recurrences.is_adapted, self.model.modules())
+        recurrent = filter(recurrences.runs_here, self.model.modules())
         kinds += Counter((type(layer).__name__, "causal(), as a recurrence") for layer in recurrent)
         lines = [f"{count} x {kind} over {text}" for (kind, text), count in kinds.items()]
         lines += [f"{self.maps} linear maps by the quicker of torch and oneDNN"] if self.maps else []
@@ -100,17 +100,18 @@ def use(
         causal: whether a decoder, whose own masks are causal, refuses a topology with edges from later tokens, over
             which it would read the tokens that it predicts. False allows it on purpose. Encoders are not concerned.
         unpad: whether an encoder computes the tokens of a padded batch only, in all of its layers
-            (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: where another module contains
-            the model, as in sentence-transformers, which ignores those states.
+            (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: in a `SentenceTransformer` or
+            `CrossEncoder` of sentence-transformers, which ignore those states.
         maps: whether linear maps (`nn.Linear` and GPT-2's `Conv1D`, not their subclasses) run by oneDNN where this is
             quicker than torch's product (`mpnn/maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
             `mpnn tune` measured it. They stay the same objects. `torch.jit.script` is refused until `restore()`.
 
     Returns:
-        A handle, which lists the changed layers and whose `restore()` undoes the change. The topologies are in
-        `config.mpnn_graph` as text, which `save_pretrained` saves. A saved model says `attn_implementation: mpnn` in
-        its config.json, and loads only where `mpnn.hf` was imported. After `model.set_attn_implementation("sdpa")`,
-        the model has its own masks, and so has what it saves.
+        A handle, which lists the changed layers and whose `restore()` undoes the change. A saved model loads without
+        mpnn, and computes with its family's own code. The topologies are in `config.mpnn_graph` as text, which
+        `save_pretrained` saves: such a model says `attn_implementation: mpnn` in its config.json, and loads only where
+        `mpnn.hf` was imported, since its own code would run over another graph. After
+        `model.set_attn_implementation("sdpa")`, the model has its own masks, and so has what it saves.
 
     Raises:
         TypeError: if `model` is no model of transformers, or the graph is of another type.
@@ -132,6 +133,7 @@ def use(
             handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
             handle._undo += recurrences.adapt(part)
             handle._undo += ranks.divide(part)
+            handle._undo += [undo for model_inside in _inner(part) if (undo := _divide(model_inside)) is not None]
             if _has_recurrences_only(part):
                 if graph is not None:
                     raise ValueError(f"the layers of {type(part).__name__} are recurrences, which read no graph")
@@ -143,8 +145,11 @@ def use(
                 config.__dict__.pop("mpnn_causal", None)
             if graph is not None:
                 _set_graph(part, graph, causal)
+            part.config.__dict__.pop("attn_implementation", None)
+            if _has_graph(part):  # config.json keeps this name, unlike _attn_implementation
+                part.config.attn_implementation = NAME
             _check_layers(part, graph)
-            if unpad or (unpad is None and part is not model and is_encoder(part.base_model)):
+            if unpad or (unpad is None and _ignores_padding(model) and is_encoder(part.base_model)):
                 handle._undo.append(remove_padding(part.base_model))
         if maps:
             taken = linear_maps.use(model)
@@ -193,8 +198,18 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
         warnings.warn(said, stacklevel=3)
 
 
+def _divide(model: PreTrainedModel) -> Callable[[], None] | None:
+    """Lets the layers of a model know how each pass is divided into texts."""
+    layers = list(model.modules())
+    keeps_states = any(map(recurrences.keeps_texts_apart, layers))
+    reads_positions = keeps_states or is_causal(model)
+    reasons = [recurrences.refusal(model), *map(refusal, _layers(model))]
+    reason = next(filter(None, reasons), "")
+    return packing.divide(model, reads_positions=reads_positions, refusal=reason, has_states=keeps_states)
+
+
 def _has_recurrences_only(model: PreTrainedModel) -> bool:
-    return any(map(recurrences.is_adapted, model.modules())) and not _layers(model)
+    return any(map(recurrences.runs_here, model.modules())) and not _layers(model)
 
 
 def is_causal(model: PreTrainedModel) -> bool:
@@ -254,7 +269,6 @@ def _set_implementation(model: PreTrainedModel) -> Callable[[], None]:
     new = [inner for inner in _inner(model) if "set_attn_implementation" not in vars(inner)]
     for inner in new:
         inner.set_attn_implementation = _SetImplementation(inner)  # type: ignore[method-assign]
-    model.config.attn_implementation = NAME  # which config.json keeps, unlike _attn_implementation
 
     def restore() -> None:
         for inner in new:
@@ -278,8 +292,21 @@ class _SetImplementation:
             if compat.implementation(config) != NAME:
                 for name in _RECORD:
                     config.__dict__.pop(name, None)
-        if compat.implementation(model.config) == NAME:
+        if compat.implementation(model.config) == NAME and _has_graph(model):
             model.config.attn_implementation = NAME
+
+
+def _has_graph(model: PreTrainedModel) -> bool:
+    return any(getattr(config, "mpnn_graph", None) for config in _configs(model))
+
+
+def _ignores_padding(module: nn.Module) -> bool:
+    """Whether this is a model of sentence-transformers that reads the states of tokens only: by pooling behind the
+    transformer, or by the head of a classifier."""
+    if not type(module).__module__.startswith("sentence_transformers."):
+        return False
+    kinds = [type(child).__name__ for child in module.children()]
+    return type(module).__name__ == "CrossEncoder" or kinds[:2] == ["Transformer", "Pooling"]
 
 
 def _set_graph(model: PreTrainedModel, graph: Graphs, causal: bool) -> None:

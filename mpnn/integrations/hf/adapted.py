@@ -1,0 +1,107 @@
+"""Classes for layers of transformers' models with another forward pass.
+
+A layer keeps its weights, its name and its `save_pretrained`: only its class becomes a subclass of the one that it has.
+Pickles and copies know the subclass by the class of transformers.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from functools import update_wrapper
+from types import CellType, FunctionType, ModuleType
+from typing import Any, NamedTuple, cast
+
+from torch import nn
+
+
+class _Origin(NamedTuple):
+    """The class of transformers, and the function that makes a subclass of it."""
+
+    kind: Any
+    build: Callable[[Any], Any]
+
+
+_ORIGINS: dict[type, _Origin] = {}
+"""By the subclass."""
+
+
+def subclass(kind: Any, forward: Callable[..., Any], build: Callable[[Any], Any]) -> Any:
+    """A subclass of `kind` with another forward pass. `build(kind)` makes it where a copy is unpickled."""
+    methods = {"forward": forward, "__reduce_ex__": _reduce, "__module__": kind.__module__}
+    ours = type(kind.__name__, (kind,), methods)
+    _ORIGINS[ours] = _Origin(kind, build)
+    return ours
+
+
+def is_adapted(layer: nn.Module) -> bool:
+    return type(layer) in _ORIGINS
+
+
+def original(kind: type) -> type:
+    """The class of transformers of a layer's class."""
+    return _ORIGINS[kind].kind if kind in _ORIGINS else kind
+
+
+def builder(kind: type) -> Callable[[Any], Any] | None:
+    """The function that made a class; None for those of transformers."""
+    return _ORIGINS[kind].build if kind in _ORIGINS else None
+
+
+def restore(layers: Iterable[nn.Module]) -> None:
+    """Gives layers their class of transformers back."""
+    for layer in layers:
+        layer.__class__ = original(type(layer))
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    _, _, *state = cast(Any, nn.Module.__reduce_ex__(self, protocol))
+    return _empty, tuple(_ORIGINS[type(self)]), *state
+
+
+def _empty(kind: Any, build: Callable[[Any], Any]) -> Any:
+    ours = build(kind)
+    return ours.__new__(ours)
+
+
+# ------------------------------------------------------------------------------- forward passes with other functions
+
+
+def rebound(function: Any, functions: dict[str, Any]) -> Any:
+    """A forward pass with other functions behind some of the global names that it calls. Its decorators stay."""
+    inner = getattr(function, "__wrapped__", None)
+    if inner is None:
+        names = _names_in_a_module(function.__module__, functions)
+        return update_wrapper(_copy(function, names, function.__closure__), function)
+    cells = function.__closure__ or ()
+    if not any(cell.cell_contents is inner for cell in cells):
+        raise ValueError(f"{function.__qualname__} has a decorator that is not known here")
+    ours = rebound(inner, functions)
+    closure = tuple(CellType(ours) if cell.cell_contents is inner else cell for cell in cells)
+    outer = update_wrapper(_copy(function, function.__globals__, closure), function)
+    outer.__wrapped__ = ours
+    return outer
+
+
+def _copy(function: Any, names: dict[str, Any], closure: Any) -> Any:
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _names_in_a_module(module: str, functions: dict[str, Any]) -> dict[str, Any]:
+    """The global names of a module with other functions behind some of them. torch.compile looks global names up in
+    `sys.modules`, so they are those of a module there."""
+    ours = ModuleType(f"mpnn_{module.replace('.', '_')}")
+    names = vars(ours)
+    names.update(vars(sys.modules[module]), **functions)
+    names["__name__"] = ours.__name__
+    sys.modules[ours.__name__] = ours
+    return names
+
+
+def called(forward: Any, known: Any) -> list[str]:
+    """The names among `known` of functions that a forward pass of transformers calls, behind its decorators."""
+    forward = inspect.unwrap(forward)
+    if not isinstance(forward, FunctionType) or not forward.__module__.startswith("transformers."):
+        return []
+    return [name for name in forward.__code__.co_names if name in known and name in forward.__globals__]

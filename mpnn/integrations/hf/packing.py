@@ -1,0 +1,423 @@
+"""How one pass of a model is divided into texts: the one place of this integration that knows it.
+
+Packed texts stand one behind the other in a row. A call says where they begin by `seq_idx`, by `cu_seq_lens_q`, or by
+`position_ids` that restart. `Divided`, the forward pass that `use` gives each model of transformers, reads this once
+and keeps it as the `Packing` of the pass, because many families drop these keywords on the way to their layers. Masks,
+attention and recurrent layers find it by `of`.
+
+Checkpointing computes layers again after the pass has ended. So a layer on the way to a recurrence (`in_layer`)
+remembers the packing with its input, and has it again when autograd gives it this input again.
+"""
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from mpnn.graph.runs import Ints
+from mpnn.integrations.hf import compat
+
+NAMES = "seq_idx", "cu_seq_lens_q", "cu_seqlens", "cu_seq_lens_k"
+"""The keywords that say where texts begin."""
+
+NO_CACHE = "packed sequences have no cache here; call the model with use_cache=False"
+
+_MASKED = "attention_mask", "past_key_values", "cache_params"
+"""With one of these, `position_ids` that restart are no texts, as in transformers."""
+
+
+class Packing:
+    """The texts of a batch of rows.
+
+    shape: (rows, tokens of a row). lengths: of the texts, row after row. cu_seqlens: where they begin, int32
+    [texts + 1] on the device of the batch. One of the last two is enough; a layer that needs the other reads or makes
+    it. said: the tensor that says it.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        lengths: list[int] | None = None,
+        cu_seqlens: Tensor | None = None,
+        said: Tensor | None = None,
+    ) -> None:
+        self.shape = shape
+        self._lengths, self._cu_seqlens = lengths, cu_seqlens
+        self._said = said
+
+    @property
+    def key(self) -> int:
+        """The same for all layers that are given the same tensor."""
+        return id(self if self._said is None else self._said)
+
+    @property
+    def lengths(self) -> list[int]:
+        if self._lengths is None:
+            assert self._cu_seqlens is not None
+            self._lengths = _lengths_of(self._cu_seqlens, self.shape)
+        return self._lengths
+
+    def cu_seqlens(self, device: torch.device) -> Tensor:
+        if self._cu_seqlens is None:
+            ends = np.append(0, np.cumsum(self.lengths)).astype(np.int32)
+            self._cu_seqlens = torch.from_numpy(ends).to(device)
+        return self._cu_seqlens
+
+    @cached_property
+    def positions(self) -> Ints:
+        """The position of each token in its text, int64 [B, N]."""
+        lengths = np.array(self.lengths, np.int64)
+        first = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        positions = (np.arange(len(first)) - first).reshape(self.shape)
+        if self.shape[0] > 1 and positions[:, :1].any():
+            raise ValueError(
+                f"a text goes on from one row to the next: the rows have {self.shape[1]} tokens each, and the texts "
+                f"{self.lengths}; pass them in a batch of one row"
+            )
+        return positions
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, Packing):
+            return self is other
+        return self.shape == other.shape and self.lengths == other.lengths
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"Packing({self.shape}, {self.lengths})"
+
+
+def _lengths_of(cu_seqlens: Tensor, shape: tuple[int, int]) -> list[int]:
+    _check_not_capturing(cu_seqlens, "where packed sequences begin (cu_seq_lens)")
+    ends: list[int] = cu_seqlens.tolist()
+    lengths = [stop - start for start, stop in pairwise(ends)]
+    tokens = shape[0] * shape[1]
+    if ends[0] or ends[-1] != tokens or min(lengths, default=0) < 0:
+        raise ValueError(f"cu_seq_lens must rise from 0 to the {tokens} tokens of the batch; got {ends}")
+    return [length for length in lengths if length]
+
+
+def _check_not_capturing(numbers: Tensor, what: str) -> None:
+    if numbers.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ValueError(f"{what} is on the GPU, and cannot be read while a CUDA graph is captured")
+
+
+class _Pass(threading.local):
+    """The packing of the pass that runs in this thread."""
+
+    packing: Packing | None = None
+
+
+_PASS = _Pass()
+
+
+def current() -> Packing | None:
+    """The packing of the pass that runs in this thread; None if its rows are one text each."""
+    return _PASS.packing
+
+
+@contextmanager
+def within(packing: Packing | None) -> Iterator[None]:
+    """Makes this the packing of the layers that run in the block."""
+    before = _PASS.packing
+    _PASS.packing = packing
+    try:
+        yield
+    finally:
+        _PASS.packing = before
+
+
+def is_packed(options: Mapping[str, Any]) -> bool:
+    """Whether a layer with these keywords is in a pass over packed texts."""
+    return _PASS.packing is not None or any(options.get(name) is not None for name in NAMES)
+
+
+def of(options: Mapping[str, Any], shape: tuple[int, int]) -> Packing | None:
+    """The packing of a layer over rows of this shape: that of the pass, or what its own keywords say. None if nothing
+    is packed.
+
+    Raises:
+        ValueError: if the layer has other tokens than the texts.
+    """
+    packing = _PASS.packing or _said(options, shape)
+    if packing is not None and packing.shape != shape:
+        raise ValueError(
+            f"the texts of this pass are rows of the shape {list(packing.shape)}, and this layer has tokens of the "
+            f"shape {list(shape)}, so it does not know where texts begin; pass the texts as a batch, padded"
+        )
+    return packing
+
+
+def _said(options: Mapping[str, Any], shape: tuple[int, int]) -> Packing | None:
+    """What the keywords of a call say."""
+    name = next((name for name in NAMES if options.get(name) is not None), None)
+    if name is None:
+        return None
+    given: Tensor = options[name]
+    if name != "seq_idx":
+        return Packing(shape, cu_seqlens=given, said=given)
+    if tuple(given.shape) != shape:
+        raise ValueError(f"seq_idx must have shape {list(shape)}, the tokens; got {list(given.shape)}")
+    _check_not_capturing(given, "seq_idx")
+    return _from_breaks(given.diff(dim=-1) != 0, shape, given)
+
+
+def _from_breaks(breaks: Tensor, shape: tuple[int, int], said: Tensor) -> Packing:
+    """The packing of rows whose tokens begin a text where `breaks`, bool [B or 1, N - 1], says so."""
+    begins = F.pad(breaks, (1, 0), value=True).expand(shape).flatten()
+    starts = begins.nonzero().flatten().cpu()
+    return Packing(shape, starts.diff(append=starts.new_tensor([begins.numel()])).tolist(), said=said)
+
+
+# ------------------------------------------------------------------------------------------------- a model's own call
+
+
+class Divided:
+    """The forward pass of a model, in which `current()` says how its rows are divided. It is an object, not a closure,
+    so that copies of the model call themselves."""
+
+    def __init__(self, model: PreTrainedModel, reads_positions: bool, refusal: str, has_states: bool) -> None:
+        self.model, self.inner = model, vars(model).get("forward")
+        self.reads_positions, self.refusal, self.has_states = reads_positions, refusal, has_states
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature by which the trainer of transformers chooses the columns of a dataset."""
+        if self.inner is not None:
+            return inspect.signature(self.inner)
+        parameters = list(inspect.signature(type(self.model).forward).parameters.values())
+        return inspect.Signature(parameters[1:])
+
+    @property
+    def __code__(self) -> Any:
+        """Where torch.export says that the model's code is."""
+        return inspect.unwrap(type(self.model).forward).__code__
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.__signature__.parameters)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        given = dict(zip(self._names, args, strict=False)) | options if args else options
+        if _PASS.packing is None and not self._may_pack(given):
+            return self._run(*args, **options)
+        return self._divided(args, options, given)
+
+    def _run(self, *args: Any, **options: Any) -> Any:
+        if self.inner is not None:
+            return self.inner(*args, **options)
+        return type(self.model).forward(self.model, *args, **options)
+
+    def _may_pack(self, given: Mapping[str, Any]) -> bool:
+        if any(given.get(name) is not None for name in NAMES):
+            return True
+        if not self.reads_positions or given.get("position_ids") is None or torch.compiler.is_exporting():
+            return False
+        return all(given.get(name) is None for name in _MASKED)
+
+    @torch.compiler.disable(recursive=False)  # numbers decide, so a compiled program breaks here
+    def _divided(self, args: tuple[Any, ...], options: dict[str, Any], given: dict[str, Any]) -> Any:
+        packing = self._packing(given)
+        positions = None
+        if packing is not None and packing is not _PASS.packing:
+            self._check(given)
+            positions = self._positions(packing, given)
+        if positions is not None:
+            args, options = (), given | {"position_ids": positions}
+        with within(packing):
+            return self._run(*args, **options)
+
+    @torch.compiler.disable
+    def _packing(self, given: Mapping[str, Any]) -> Packing | None:
+        """The packing of this call: that of the call around it if it has the same tokens, else what the call says. A
+        tower without tokens of its own, of images or sounds, has none."""
+        tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+        if not isinstance(tokens, Tensor) or tokens.is_meta:
+            return None
+        shape = (tokens.shape[0], tokens.shape[1])
+        if _PASS.packing is not None and _PASS.packing.shape == shape:
+            return _PASS.packing
+        return _said(given, shape) or self._by_positions(given, shape)
+
+    def _by_positions(self, given: Mapping[str, Any], shape: tuple[int, int]) -> Packing | None:
+        """Texts whose `position_ids` do not go on, in a call without a mask and a cache, as transformers packs them."""
+        if not self._may_pack(given):
+            return None
+        positions = given["position_ids"]
+        if positions.dim() == 3 and len(positions) == 4:  # those of the text, before those of images
+            positions = positions[0]
+        if positions.dim() != 2 or positions.shape[-1] != shape[1]:
+            return None
+        breaks = positions.diff(dim=-1) != 1
+        return _from_breaks(breaks, shape, positions) if bool(breaks.any()) else None
+
+    def _check(self, given: Mapping[str, Any]) -> None:
+        """Raises ValueError if a layer of this model would not keep texts apart."""
+        if self.refusal:
+            raise ValueError(f"{self.refusal}; pass them as a batch, padded")
+        if not self.has_states:
+            return
+        if compat.IS_OLDER:
+            raise ValueError(
+                f"some recurrent layers of transformers {compat.VERSION} do not see where packed sequences begin; "
+                f"install transformers {compat.TESTED}, or pass the sequences as a batch, padded"
+            )
+        use_cache = given.get("use_cache")
+        if getattr(self.model.config, "use_cache", False) if use_cache is None else use_cache:
+            raise ValueError(NO_CACHE)
+
+    @torch.compiler.disable
+    def _positions(self, packing: Packing, given: Mapping[str, Any]) -> Tensor | None:
+        """The `position_ids` [B, N] of a call that takes them and has none; else None."""
+        ids = given.get("input_ids")
+        if given.get("position_ids") is not None or "position_ids" not in self._names:
+            return None
+        positions = torch.from_numpy(packing.positions)
+        if ids is None:
+            return positions.to(given["inputs_embeds"].device)
+        return default_positions(self.model, ids).gather(1, positions.to(ids.device))
+
+
+def divide(model: PreTrainedModel, **facts: Any) -> Callable[[], None] | None:
+    """Gives a model the forward pass above; returns what undoes it, or None if it has it already."""
+    before: Any = vars(model).get("forward")
+    if isinstance(before, Divided):
+        return None
+    ours = Divided(model, **facts)
+    model.forward = ours
+
+    def restore() -> None:
+        if vars(model).get("forward") is not ours:  # another library has wrapped it
+            return
+        del model.forward
+        if before is not None:
+            model.forward = before
+
+    return restore
+
+
+def replaced(model: nn.Module) -> Any:
+    """The forward pass that a model has instead of its class's, beside the one above; None if it has none."""
+    forward = vars(model).get("forward")
+    return forward.inner if isinstance(forward, Divided) else forward
+
+
+def replace(model: nn.Module, forward: Any) -> Callable[[], None]:
+    """Gives a model a forward pass that keeps the division above; returns what undoes it."""
+    divided = vars(model).get("forward")
+    owner, name = (divided, "inner") if isinstance(divided, Divided) else (model, "forward")
+    before = vars(owner).get(name)
+    setattr(owner, name, forward)
+
+    def restore() -> None:
+        if before is None and owner is model:
+            del model.forward
+        else:
+            setattr(owner, name, before)
+
+    return restore
+
+
+def default_positions(model: Any, input_ids: Tensor) -> Tensor:
+    """The positions int64 [B, N] that the model gives tokens [B, N] if it gets none: RoBERTa's depend on padding."""
+    embeddings = getattr(model, "embeddings", None)
+    make = getattr(embeddings, "create_position_ids_from_input_ids", None)
+    make = make or getattr(sys.modules[type(model).__module__], "create_position_ids_from_input_ids", None)
+    padding_idx = getattr(embeddings, "padding_idx", None)
+    if make is not None and padding_idx is not None:
+        return make(input_ids, padding_idx)
+    return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+
+
+# ---------------------------------------------------------------------------------------------- layers computed again
+
+
+class _Input(NamedTuple):
+    """The memory of a layer's input, and the packing of its pass."""
+
+    memory: StorageWeakRef
+    packing: Packing | None
+
+
+class _Inputs:
+    """The packing of passes by the inputs of layers, as long as these live. Checkpointing gives a layer the memory that
+    it had as input in the pass, detached or not."""
+
+    def __init__(self) -> None:
+        self._by_place: dict[tuple[Any, ...], _Input] = {}
+        self._limit = 1024
+
+    @torch.compiler.disable
+    def remember(self, x: Tensor | None, packing: Packing | None) -> None:
+        if x is None:
+            return
+        if len(self._by_place) > self._limit:
+            self._by_place = {key: known for key, known in self._by_place.items() if not known.memory.expired()}
+            self._limit = max(1024, 2 * len(self._by_place))
+        known = self._by_place.get(_place(x))
+        if known is not None and not known.memory.expired() and known.packing != packing:
+            packing = _AMBIGUOUS
+        self._by_place[_place(x)] = _Input(StorageWeakRef(x.untyped_storage()), packing)
+
+    @torch.compiler.disable
+    def recall(self, x: Tensor | None, layer: nn.Module) -> Packing | None:
+        """The packing of the pass in which a layer had this input."""
+        known = None if x is None else self._by_place.get(_place(x))
+        if known is None or known.memory.expired() or known.packing is _AMBIGUOUS:
+            raise ValueError(
+                f"{type(layer).__name__} is computed again for its gradient, and cannot tell how the texts of its pass "
+                "were packed: its input was copied, or is that of passes with other texts; train without "
+                "checkpointing, or pass the texts as a batch, padded"
+            )
+        return known.packing
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    return x.untyped_storage()._cdata, x.storage_offset(), tuple(x.shape)
+
+
+_AMBIGUOUS = Packing((0, 0), [])
+_INPUTS = _Inputs()
+_MARK = "_was_packed"
+
+
+def in_layer(forward: Callable[..., Any], layer: nn.Module, *args: Any, **options: Any) -> Any:
+    """The forward pass of a layer that may be computed again when the pass has ended."""
+    if _PASS.packing is None and _MARK not in vars(layer):
+        return forward(layer, *args, **options)
+    return _in_layer(forward, layer, args, options)
+
+
+@torch.compiler.disable(recursive=False)
+def _in_layer(forward: Callable[..., Any], layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    packing, x = _PASS.packing, _first_tensor((*args, *options.values()))
+    is_backward = torch._C._current_graph_task_id() != -1
+    if packing is None and is_backward:
+        packing = _INPUTS.recall(x, layer)
+    vars(layer)[_MARK] = True
+    _INPUTS.remember(x, packing)
+    with within(packing):
+        out = forward(layer, *args, **options)
+    _INPUTS.remember(_first_tensor(out if isinstance(out, (tuple, list)) else (out,)), packing)
+    return out
+
+
+def _first_tensor(values: tuple[Any, ...] | list[Any]) -> Tensor | None:
+    return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def forget(layers: Iterable[nn.Module]) -> None:
+    """Removes what layers know of earlier passes."""
+    for layer in layers:
+        vars(layer).pop(_MARK, None)
