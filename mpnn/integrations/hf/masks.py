@@ -73,8 +73,8 @@ class Pairs:
 class Mask:
     """A mask of transformers that becomes a graph when an attention layer asks for it.
 
-    place: the position of the first query, where a static cache has it on a GPU; `placed` reads it. texts: packed texts,
-    within which the mask is.
+    place: the position of the first query, where a static cache has it on a GPU; `placed` reads it. texts: the packed
+    texts within which the mask is.
     """
 
     batch: int

@@ -268,6 +268,9 @@ _KNOWN: dict[str, _Known] = {
 """By the name of the function in transformers' modules."""
 
 
+_FUSED = ("mamba2_split_conv1d_scan_combined",)
+"""Functions of transformers that compute several of those above at once, or return None where they do not run."""
+
 _LAYERS = {"transformers.models.minimax.modeling_minimax.MiniMaxLightningAttention": lightning_attention}
 """The forward passes of layers that call no such function, by the name of the class."""
 
@@ -356,6 +359,7 @@ def _with_our_functions(kind: Any) -> Any:
         for name in names:
             _check(name, originals[name])
         functions = {name: _chosen(_KNOWN[name].function, originals[name]) for name in names}
+        functions |= {name: _without_fusion(originals[name]) for name in adapted.called(kind.forward, _FUSED)}
         forward = adapted.rebound(kind.forward, functions)
     else:
         forward = _instead_of(kind.forward, own)
@@ -524,6 +528,17 @@ def _chosen(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[
     def run(*args: Any, **options: Any) -> Any:
         x = args[0] if args else next(iter(options.values()))
         return choice.of(x, options)(*args, **options)
+
+    return run
+
+
+def _without_fusion(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The fused function, where it is faster than those above and nothing is packed."""
+
+    def run(x: Tensor, *args: Any, **options: Any) -> Any:
+        if x.device.type == "cpu" or packing.is_packed(options):
+            return None
+        return original(x, *args, **options)
 
     return run
 
