@@ -20,6 +20,7 @@ from benchmarks import (
     disk as from_disk,
     fit,
     gpu as on_gpu,
+    gpu_plans,
     gpu_report,
     regret,
     report as reports,
@@ -33,6 +34,7 @@ from benchmarks.cases import all_cases, select
 from benchmarks.contest import Case
 from benchmarks.machine import about
 from benchmarks.run import Row, Unusable, run
+from mpnn.backends import tuned
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cpu.json"
@@ -154,7 +156,8 @@ def gpu(
         console.print(f"compiled and checked after {time.monotonic() - began:.0f} s")
     options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
     name = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
-    lead = {"command": " ".join(["python -m benchmarks gpu", *options]), **name, **about()}
+    about_gpu = about(("triton", "flash-linear-attention")) | {"cuda": torch.version.cuda}
+    lead = {"command": " ".join(["python -m benchmarks gpu", *options]), **name, **about_gpu}
     if commit:
         lead["commit"] = commit
     timed = [case for case in cases if case.group != on_gpu.EXACT]
@@ -339,13 +342,17 @@ def fit_costs(
     only: Annotated[str, typer.Option(help="Cases with this in their name.")] = "",
     seconds: Annotated[float, typer.Option(help="Spent on timing each backend in each case.", min=0.0)] = 0.05,
     write: Annotated[bool, typer.Option("--write", help="Keep the new prices, for every plan from now on.")] = False,
+    gpu: Annotated[Path | None, typer.Option(help="A file that a run on a GPU has written: prices on a GPU.")] = None,
 ) -> None:
     """Fits the prices of the backends' operations to measured times. --write puts them into the package.
 
     On one thread. The cases of `benchmarks/fit.py` are measured, some five minutes; times of requests drawn at random
-    come from files.
+    come from files. With --gpu, nothing is measured: prices on a GPU follow the rows of its file.
     """
     torch.set_num_threads(1)
+    if gpu is not None:
+        _fit_gpu(gpu, write)
+        return
     samples = []
     for name, sample in fit.measure(seconds, only):
         samples.append(sample)
@@ -356,6 +363,27 @@ def fit_costs(
     console.print_json(data=prices)
     if write:
         console.print(f"wrote {fit.write(prices, about())}")
+
+
+def _fit_gpu(path: Path, write: bool) -> None:
+    results = json.loads(path.read_text())
+    rows = [row for row in results["rows"] if row["group"] == gpu_plans.GROUP]
+    gpu_plans.count(rows)
+    start = tuned.shipped()["cuda"]["nanoseconds"]
+    found = gpu_plans.samples(rows)
+    console.print("prices from half of the rounds, regret of the others:")
+    for part in (0, 1):
+        others = [row for k, row in enumerate(rows) if k // 4 % 2 != part]  # 4 rows of a graph and width
+        half = gpu_plans.samples([row for k, row in enumerate(rows) if k // 4 % 2 == part])
+        gpu_plans.choose(others, fit.fitted(half, start))
+        console.print(gpu_report.regret_of(others), soft_wrap=True, markup=False)
+    prices = fit.fitted(found, start)
+    gpu_plans.choose(rows, prices)
+    console.print(f"prices from all: {gpu_report.regret_of(rows)}", soft_wrap=True, markup=False)
+    if write:
+        machine = {name: results.get(name) for name in ("gpu", "date", "commit", "versions")}
+        console.print(f"wrote {fit.write_gpu(prices, machine)}")
+        path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 @app.command("list")

@@ -148,11 +148,12 @@ def of_drawn(times: Times) -> Sample:
     return sample(draw(times.seed, times.index).request, times.seconds)
 
 
-def fitted(samples: Iterable[Sample]) -> Prices:
-    """Prices that explain the samples. Operations that no sample counts keep their prices, and new ones start at
-    `_NEW`."""
+def fitted(samples: Iterable[Sample], shipped: Prices | None = None) -> Prices:
+    """Prices that explain the samples, from those that are shipped. Operations that no sample counts keep theirs, and
+    new ones start at `_NEW`."""
     samples = list(samples)
-    prices = {name: dict(costs) for name, costs in tuned.shipped()["nanoseconds"].items()}
+    shipped = tuned.shipped()["nanoseconds"] if shipped is None else shipped
+    prices = {name: dict(costs) for name, costs in shipped.items()}
     for name, counts in (item for sample in samples for item in sample.counts.items()):
         for kind in counts:
             prices[name].setdefault(kind, _NEW[cost_model.is_once(kind)])
@@ -161,7 +162,15 @@ def fitted(samples: Iterable[Sample]) -> Prices:
 
 def write(prices: Prices, machine: dict[str, Any]) -> Path:
     """Puts prices into the package, with the machine that they were measured on."""
+    return _put({"measured": machine, "nanoseconds": prices})
+
+
+def write_gpu(prices: Prices, machine: dict[str, Any]) -> Path:
+    """The same for the prices on a GPU."""
+    return _put({"cuda": {"measured": machine, "nanoseconds": prices}})
+
+
+def _put(changed: dict[str, Any]) -> Path:
     path = Path(tuned.__file__).with_name("costs.json")
-    table = {"measured": machine, "maps": tuned.shipped()["maps"], "nanoseconds": prices}
-    path.write_text(json.dumps(table, indent=1) + "\n")
+    path.write_text(json.dumps({**tuned.shipped(), **changed}, indent=1) + "\n")
     return path

@@ -3,19 +3,22 @@ quickest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.contest import BOTH, FORWARD, Case, Contest, Entry
 from benchmarks.truth import Agreement
 from mpnn import Graph, Topology, graphs
 from mpnn.aggregate import SUM
 from mpnn.backends import BACKENDS, Backend
+from mpnn.backends.tuned import Prices
+from mpnn.engine.calibration import Sample
 from mpnn.engine.plan import refusal
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
@@ -44,69 +47,77 @@ class Shapes:
 DEFAULT = Shapes(512, 2048, 8192, 32768, 20_000, (4, 16, 64), (128, 256))
 SMALL = Shapes(16, 32, 64, 128, 60, (4, 16), (6, 12))
 
-Build = Callable[[str, torch.dtype], Round]
+
+@dataclass(frozen=True)
+class Request:
+    """A graph, and the round that `build(graph, device, dtype)` makes over it."""
+
+    graph: Callable[[], Graph]
+    build: Callable[[Graph, str, torch.dtype], Round]
 
 
 def cases(shapes: Shapes, device: str) -> Iterator[Case]:
-    for name, build in requests(shapes):
-        for dtype in (torch.bfloat16, torch.float32):
-            what = f"{name}, {str(dtype).removeprefix('torch.')}"
-            for direction in (FORWARD, BOTH):
-                yield Case(GROUP, what, partial(_contest, build, device, dtype, direction), (direction,))
+    for what, (request, dtype) in by_name(shapes).items():
+        for direction in (FORWARD, BOTH):
+            yield Case(GROUP, what, partial(_contest, request, device, dtype, direction), (direction,))
 
 
-def requests(shapes: Shapes) -> Iterator[tuple[str, Build]]:
-    """Rounds by name. `build(device, dtype)` makes one."""
-    yield from _sequences(shapes)
-    yield from _explicit(shapes)
+def by_name(shapes: Shapes) -> dict[str, tuple[Request, torch.dtype]]:
+    return {
+        f"{name}, {str(dtype).removeprefix('torch.')}": (request, dtype)
+        for name, request in (*_sequences(shapes), *_explicit(shapes))
+        for dtype in (torch.bfloat16, torch.float32)
+    }
 
 
-def _sequences(s: Shapes) -> Iterator[tuple[str, Build]]:
-    for n, batch in ((s.short, 16), (s.middle, 4), (s.long, 1)):
-        for topology in (graphs.complete(), graphs.causal()):
-            yield _dot(topology, n, batch, 8, 64)
+def _sequences(s: Shapes) -> Iterator[tuple[str, Request]]:
     window = s.short // 8
-    for n, topology in (
-        (s.short, graphs.causal() & graphs.window(window)),
-        (s.middle, graphs.causal() & graphs.window(4 * window)),
-        (s.longest, graphs.causal() & graphs.window(4 * window)),
-        (s.long, graphs.longformer(4 * window, globals=1)),
-        (s.long, graphs.bigbird(max(window, 1), window=3, random=2, globals=1)),
-        (s.middle, graphs.documents([s.middle // 8] * 8)),
-        (s.longest, graphs.documents([s.longest // 8] * 8)),
+    band = graphs.causal() & graphs.window(4 * window)
+    for n, batch in ((s.short, 16), (s.middle, 4), (s.long, 1)):
+        yield _dot("complete", graphs.complete(), n, batch, 8, 64)
+        yield _dot("causal", graphs.causal(), n, batch, 8, 64)
+    for name, n, topology in (
+        (f"causal & window({window})", s.short, graphs.causal() & graphs.window(window)),
+        (f"causal & window({4 * window})", s.middle, band),
+        (f"causal & window({4 * window})", s.longest, band),
+        (f"longformer({4 * window}, globals=1)", s.long, graphs.longformer(4 * window, globals=1)),
+        (f"bigbird({window}, 3, 2, 1)", s.long, graphs.bigbird(max(window, 1), window=3, random=2, globals=1)),
+        ("documents of an eighth", s.middle, graphs.documents([s.middle // 8] * 8)),
+        ("documents of an eighth", s.longest, graphs.documents([s.longest // 8] * 8)),
     ):
-        yield _dot(topology, n, 1, 8, 64)
+        yield _dot(name, topology, n, 1, 8, 64)
     for width in (32, 128):
-        yield _dot(graphs.complete(), s.middle, 1, 8, width)
-        yield _dot(graphs.causal() & graphs.window(4 * window), s.long, 1, 8, width)
-    yield _dot(graphs.complete(), s.middle, 1, 8, 64, dropout=0.1)
-    yield _dot(graphs.causal() & graphs.window(4 * window), s.long, 1, 8, 64, dropout=0.1)
+        yield _dot("complete", graphs.complete(), s.middle, 1, 8, width)
+        yield _dot(f"causal & window({4 * window})", band, s.long, 1, 8, width)
+    yield _dot("complete", graphs.complete(), s.middle, 1, 8, 64, dropout=0.1)
+    yield _dot(f"causal & window({4 * window})", band, s.long, 1, 8, 64, dropout=0.1)
     count, longest = s.texts
     lengths = torch.randint(longest // 2, longest, (count,), generator=torch.Generator().manual_seed(0)).tolist()
-    build = partial(_build_dot, graphs.documents(lengths), sum(lengths), 1, 12, 32, 0.0)
-    yield f"{count} documents of {longest // 2} to {longest}, dot 12 x 32", build
+    name = f"{count} documents of {longest // 2} to {longest}"
+    yield _dot(name, graphs.documents(lengths), sum(lengths), 1, 12, 32)
     for n in (s.short, s.long):
-        yield f"linear, causal(), N {n}, dot 8 x 64", partial(_build_linear, n)
+        yield f"linear, causal, N {n}, dot 8 x 64", Request(partial(_bound, graphs.causal(), n), _build_linear)
 
 
-def _dot(topology: Topology, n: int, batch: int, heads: int, width: int, dropout: float = 0.0) -> tuple[str, Build]:
-    named = str(topology) if len(str(topology)) < 60 else f"documents, 8 of {n // 8}"
-    name = f"{named}, N {n}, B {batch}, dot {heads} x {width}{', dropout' * bool(dropout)}"
-    return name, partial(_build_dot, topology, n, batch, heads, width, dropout)
+def _dot(
+    name: str, topology: Topology, n: int, batch: int, heads: int, width: int, dropout: float = 0.0
+) -> tuple[str, Request]:
+    what = f"{name}, N {n}, B {batch}, dot {heads} x {width}{', dropout' * bool(dropout)}"
+    return what, Request(partial(_bound, topology, n), partial(_build_dot, batch, heads, width, dropout))
 
 
-def _explicit(s: Shapes) -> Iterator[tuple[str, Build]]:
+def _explicit(s: Shapes) -> Iterator[tuple[str, Request]]:
     for degree in s.degrees:
-        where = f"{s.nodes:,} nodes of degree {degree}"
+        where, graph = f"{s.nodes:,} nodes of degree {degree}", partial(_scattered, s.nodes, degree)
         for heads, width in ((8, 16), (4, 64), (1, 128)):
-            yield f"{where}, dot {heads} x {width}", partial(_build_explicit, "dot", s.nodes, degree, heads, width)
+            yield f"{where}, dot {heads} x {width}", Request(graph, partial(_build_explicit, "dot", heads, width))
         for width in (16, 64, 256):
-            yield f"{where}, sum {width}", partial(_build_explicit, "sum", s.nodes, degree, 1, width)
-        yield f"{where}, GAT 8 x 8", partial(_build_explicit, "GAT", s.nodes, degree, 8, 8)
-    degree = s.degrees[1]
-    yield f"{s.nodes:,} nodes of degree {degree}, GATv2 8 x 8", partial(_build_explicit, "GATv2", s.nodes, degree, 8, 8)
-    degree = s.degrees[-1]
-    yield f"{s.short:,} nodes of degree {degree}, dot 8 x 64", partial(_build_explicit, "dot", s.short, degree, 8, 64)
+            yield f"{where}, sum {width}", Request(graph, partial(_build_explicit, "sum", 1, width))
+        yield f"{where}, GAT 8 x 8", Request(graph, partial(_build_explicit, "GAT", 8, 8))
+    where, graph = f"{s.nodes:,} nodes of degree {s.degrees[1]}", partial(_scattered, s.nodes, s.degrees[1])
+    yield f"{where}, GATv2 8 x 8", Request(graph, partial(_build_explicit, "GATv2", 8, 8))
+    where, graph = f"{s.short:,} nodes of degree {s.degrees[-1]}", partial(_scattered, s.short, s.degrees[-1])
+    yield f"{where}, dot 8 x 64", Request(graph, partial(_build_explicit, "dot", 8, 64))
 
 
 def _leaf(device: str, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -114,35 +125,31 @@ def _leaf(device: str, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _bound(topology: Topology, n: int, device: str) -> Graph:
-    return topology.bind(n).to(device)
-
-
-def _build_dot(
-    topology: Topology, n: int, batch: int, heads: int, width: int, dropout: float, device: str, dtype: torch.dtype
-) -> Round:
-    query, key, value = (_leaf(device, dtype, batch, n, heads, width) for _ in range(3))
-    seed = torch.zeros((), dtype=torch.int64, device=device) if dropout else None
-    graph = _bound(topology, n, device)
-    return Round(graph, value, Dot(query, key, width**-0.5), dropout=dropout, seed=seed)
-
-
-def _build_linear(n: int, device: str, dtype: torch.dtype) -> Round:
-    query, key, value = (_leaf(device, dtype, 1, n, 8, 64) for _ in range(3))
-    return Round(_bound(graphs.causal(), n, device), value, Dot(query, key, 1 / n), normalize="none")
+def _bound(topology: Topology, n: int) -> Graph:
+    return topology.bind(n)
 
 
 @lru_cache(maxsize=1)
-def _scattered(nodes: int, degree: int, device: str) -> Graph:
-    generator = torch.Generator().manual_seed(0)
-    edges = torch.randint(0, nodes, (2, nodes * degree), generator=generator)
-    return graphs.from_edges(torch.unique(edges, dim=1), nodes).to(device)
+def _scattered(nodes: int, degree: int) -> Graph:
+    edges = torch.randint(0, nodes, (2, nodes * degree), generator=torch.Generator().manual_seed(0))
+    return graphs.from_edges(torch.unique(edges, dim=1), nodes)
 
 
-def _build_explicit(
-    kind: str, nodes: int, degree: int, heads: int, width: int, device: str, dtype: torch.dtype
+def _build_dot(
+    batch: int, heads: int, width: int, dropout: float, graph: Graph, device: str, dtype: torch.dtype
 ) -> Round:
-    graph = _scattered(nodes, degree, device)
+    query, key, value = (_leaf(device, dtype, batch, graph.num_dst, heads, width) for _ in range(3))
+    seed = torch.zeros((), dtype=torch.int64, device=device) if dropout else None
+    return Round(graph, value, Dot(query, key, width**-0.5), dropout=dropout, seed=seed)
+
+
+def _build_linear(graph: Graph, device: str, dtype: torch.dtype) -> Round:
+    query, key, value = (_leaf(device, dtype, 1, graph.num_dst, 8, 64) for _ in range(3))
+    return Round(graph, value, Dot(query, key, 1 / graph.num_dst), normalize="none")
+
+
+def _build_explicit(kind: str, heads: int, width: int, graph: Graph, device: str, dtype: torch.dtype) -> Round:
+    nodes = graph.num_dst
     value = _leaf(device, dtype, nodes, heads, width)
     if kind == "sum":
         return Round(graph, value, normalize="none", reduce=SUM)
@@ -155,16 +162,17 @@ def _build_explicit(
     return Round(graph, value, Dot(dst, src, width**-0.5))
 
 
-def _contest(build: Build, device: str, dtype: torch.dtype, direction: str) -> Contest:
+def _contest(request: Request, device: str, dtype: torch.dtype, direction: str) -> Contest:
     """The chosen backend first, and all others that can run the round."""
-    given = build(device, dtype)
+    given = request.build(request.graph().to(device), device, dtype)
     with torch.set_grad_enabled(direction == BOTH):
         able = candidates(given)
         seconds = {b.NAME: b.estimate(given).seconds for b in able}
+        counts = {b.NAME: dict(b.counts(given)) for b in able}
     able.sort(key=lambda b: seconds[b.NAME])
     leaves = [x for x in given.tensors if x.requires_grad]
     entries = [Entry(b.NAME, partial(_run, b, given), leaves) for b in able]
-    facts: dict[str, Any] = {"estimates": seconds, "edges": given.graph.num_edges}
+    facts: dict[str, Any] = {"estimates": seconds, "counts": counts}
     return Contest(entries, Agreement(), Agreement.description, (), facts)
 
 
@@ -177,3 +185,43 @@ def candidates(given: Round) -> list[Backend]:
     """The backends that can run a round, but for those that would take far too long."""
     width = given.value.shape[-1] * given.heads * given.batch.numel()
     return [b for b in BACKENDS if given.graph.num_edges * width <= _MOST[b.NAME] and refusal(b, given) is None]
+
+
+# ------------------------------------------------------------------------------------------------ prices
+
+
+def count(rows: Iterable[dict[str, Any]], shapes: Shapes = DEFAULT) -> None:
+    """Puts what each backend counts today into the rows of a run, also where there is no GPU."""
+    named = by_name(shapes)
+    for row in rows:
+        if row["group"] == GROUP and "entries" in row and row["case"] in named:
+            request, dtype = named[row["case"]]
+            graph = request.graph()
+            with FakeTensorMode():
+                given = request.build(graph, "cuda:0", dtype)
+            with torch.set_grad_enabled(row["direction"] == BOTH):
+                counts = {b.NAME: dict(b.counts(given)) for b in BACKENDS if b.NAME in row["entries"]}
+            row["facts"] = {"counts": counts}
+
+
+def choose(rows: Iterable[dict[str, Any]], prices: Prices) -> None:
+    """Makes the backend of the least estimate at these prices the one that rows say was chosen."""
+
+    def estimate(counts: dict[str, float], costs: dict[str, float]) -> float:
+        return sum(costs.get(what, 0.0) * n for what, n in counts.items())
+
+    for row in rows:
+        if counts := row.get("facts", {}).get("counts"):
+            able = [name for name in counts if "median" in row["entries"][name]]
+            row["ours"] = min(able, key=lambda name: estimate(counts[name], prices[name]), default=row["ours"])
+
+
+def samples(rows: Iterable[dict[str, Any]]) -> list[Sample]:
+    """What prices are fitted to."""
+    found = []
+    for row in rows:
+        times = {name: entry["median"] for name, entry in row.get("entries", {}).items() if "median" in entry}
+        counts = row.get("facts", {}).get("counts", {})
+        if times and times.keys() <= counts.keys():
+            found.append(Sample({name: counts[name] for name in times}, times))
+    return found

@@ -165,7 +165,6 @@ def _plans(rows: Sequence[Row]) -> list[str]:
     ratios = regrets(rows)
     if not ratios:
         return ["No round ran by two backends."]
-    within = sum(ratio <= LIMIT for *_, ratio in ratios) / len(ratios)
     lines = [
         "| round | direction | chosen | its time | quickest | its time | regret |",
         "|---|---|---|---|---|---|---|",
@@ -175,13 +174,17 @@ def _plans(rows: Sequence[Row]) -> list[str]:
         for name in (chosen, quickest):
             cells += [name, duration(row["entries"][name]["median"])]
         lines.append(f"| {' | '.join(cells)} | {ratio:.2f} |")
-    return [
+    return [regret_of(rows), "", *behind(f"{len(ratios)} rounds", lines)]
+
+
+def regret_of(rows: Iterable[Row]) -> str:
+    """A sentence on how far the choices are from the quickest."""
+    ratios = [ratio for *_, ratio in regrets(rows)] or [1.0]
+    within = sum(ratio <= LIMIT for ratio in ratios) / len(ratios)
+    return (
         f"{len(ratios)} rounds ran by two backends or more. The time of the plan's choice over that of the quickest: "
-        f"{fmean(ratio for *_, ratio in ratios):.3f} in the mean, at most {max(ratio for *_, ratio in ratios):.2f}, "
-        f"at most {LIMIT} for {within:.0%}.",
-        "",
-        *behind(f"{len(ratios)} rounds", lines),
-    ]
+        f"{fmean(ratios):.3f} in the mean, at most {max(ratios):.2f}, at most {LIMIT} for {within:.0%}."
+    )
 
 
 def regrets(rows: Iterable[Row]) -> list[tuple[Row, str, str, float]]:

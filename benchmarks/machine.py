@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from ctypes import Structure, c_int64, c_void_p
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -22,8 +23,8 @@ PACKAGES = (
 )
 
 
-def about() -> dict[str, Any]:
-    """What leads a file of results."""
+def about(more: Sequence[str] = ()) -> dict[str, Any]:
+    """What leads a file of results. `more`: packages whose versions matter too."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit(),
@@ -35,7 +36,7 @@ def about() -> dict[str, Any]:
         "memory_gb": round(_memory() / 1e9, 1),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: _version(name) for name in (*PACKAGES, *more)},
     }
 
 

@@ -2,7 +2,7 @@
 
 A backend counts its operations (`counts(round)`: pairs, edges, numbers, calls). `costs.json` holds the measured
 nanoseconds of each operation on one processor core; `python -m benchmarks fit` measures them again. `mpnn tune` adjusts
-them to a user's machine.
+them to a user's machine. For CUDA it holds those on one GPU, fitted to what `python -m benchmarks gpu` measured.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,11 +45,15 @@ def is_once(what: str) -> bool:
     return what.removesuffix(_BACK).endswith("call")
 
 
-def on_gpu(flops: float, size: float, dtype: torch.dtype, launches: float) -> float:
-    """Seconds on a GPU: the maximum of arithmetic and memory time, plus the launches. Not measured: assumes half of
-    an H100's published rates (dense, without sparsity)."""
-    per_second = {torch.float64: 34e12, torch.float32: 67e12}.get(dtype, 990e12)
-    return 2 * max(flops / per_second, size / 3.35e12) + 5e-6 * launches
+def on_gpu(backend: str, counts: Counts, size: float) -> Estimate:
+    """The estimate for these counts on a GPU: its prices were measured on the one that `costs.json` names."""
+    costs = gpu_prices()[backend]
+    return Estimate(1e-9 * sum(costs[what] * n for what, n in counts.items()), size)
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """What leads the names of operations whose price depends on the type of the features: nothing for float32."""
+    return {2: "narrow ", 8: "double "}.get(dtype.itemsize, "")
 
 
 def both_ways(counts: Counts, needs_grad: bool, back: Counts | None = None) -> dict[str, float]:
@@ -77,6 +81,13 @@ def prices(threads: int) -> Prices:
     """Nanoseconds by backend and operation: the shipped ones, replaced by those that `mpnn tune` measured here."""
     own = tuned.read(threads)
     return {name: costs | own.get(name, {}) for name, costs in tuned.shipped()["nanoseconds"].items()}
+
+
+@cache
+def gpu_prices() -> Prices:
+    """Nanoseconds on a GPU, by backend and operation."""
+    found: Prices = tuned.shipped()["cuda"]["nanoseconds"]
+    return found
 
 
 @cache

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import rng
-from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
+from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, on_gpu, priced
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, total
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
@@ -76,6 +76,7 @@ def counts(round: Round) -> dict[str, float]:
     pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
     shape, num_dst, num_src = _plain_shape(graph), graph.num_dst, graph.num_src
     masked, biased = not by_cliques and shape is None, _is_biased(round)
+    on_cuda = round.value.device.type == "cuda"
     operations = {"direct call" if direct(round) else "call": 1.0}
     if biased:
         operations |= {"biased pair": pairs, **of_biases(round.biases, "pair", pairs / max(heads, 1))}
@@ -83,15 +84,14 @@ def counts(round: Round) -> dict[str, float]:
         operations |= {"mask call": 1.0, "masked pair": pairs}
     if written:
         operations |= {"written call": 1.0, "written pair": pairs, "written number": pairs * width}
-        if pairs * torch.finfo(round.accumulate_dtype).bits / 8 >= _FRESH:
+        if not on_cuda and pairs * torch.finfo(round.accumulate_dtype).bits / 8 >= _FRESH:
             operations["fresh pair"] = pairs
         if round.dropout:
             operations |= {"dropout call": 1.0, "dropped pair": pairs}
         if isinstance(round.score, Dot) and round.score.softcap:
             operations["capped pair"] = pairs
     else:
-        narrow = round.value.dtype != round.accumulate_dtype and graph.device.type == "cpu"
-        kind = "double " if round.accumulate_dtype == torch.float64 else "narrow " * narrow
+        kind = kind_of(round.value.dtype)
         if not by_cliques and not biased and shape == "causal":
             # blocks of sources on the diagonal are computed in full
             pairs *= 0.5 + min(0.5, 256 / max(num_src, 1))
@@ -104,7 +104,8 @@ def counts(round: Round) -> dict[str, float]:
     if by_cliques:
         assert graph.clique_sizes is not None
         sizes, count = graph.clique_sizes
-        operations |= {"size call": float(len(sizes)), "clique": float(heads * count.sum())}
+        operations |= {"size call": 1.0 if _at_once(round) else float(len(sizes))}
+        operations["clique"] = float(heads * count.sum())
         operations["clique number"] = float(graph.num_dst * heads * width)
     return both_ways(operations, round.needs_grad)
 
@@ -129,21 +130,7 @@ def estimate(round: Round) -> Estimate:
     gathered = graph.num_dst * heads * (4 * round.value.shape[-1] * by_cliques + _classes(round))
     masked = not by_cliques and _plain_shape(graph) is None
     size = (pairs * heads * copies + gathered) * torch.finfo(round.accumulate_dtype).bits / 8 + 5 * pairs * masked
-    if round.value.device.type == "cuda":
-        return Estimate(_seconds_on_gpu(round, pairs * heads, size, written or masked), size)
-    return priced(NAME, counts(round), size)
-
-
-def _seconds_on_gpu(round: Round, pairs: float, size: float, whole: bool) -> float:
-    """Two products per pair, and five more in the backward pass. `whole`: all pairs, even if the graph is causal."""
-    score, graph = round.score, round.graph
-    assert isinstance(score, Dot)
-    passes = 3.5 if round.needs_grad else 1.0
-    if not whole and not _by_cliques(round) and not _is_complete(graph):
-        pairs *= 0.5
-    flops = 2 * pairs * (score.query.shape[-1] + round.value.shape[-1])
-    moved = 2 * size + sum(x.numel() for x in (score.query, score.key, round.value)) * round.value.element_size()
-    return on_gpu(passes * flops, passes * moved, round.value.dtype, passes * (8 if size else 1))
+    return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, counts(round), size)
 
 
 def run(round: Round) -> Result:

@@ -59,7 +59,7 @@ def counts(round: Round) -> dict[str, float]:
             operations |= {"dropout call": 1.0, "dropped edge": edges}
     rows = round.graph.num_dst * round.batch.numel() * round.heads
     operations[f"{family} row number"] = float(rows * round.value.shape[-1])
-    if numbers * torch.finfo(round.accumulate_dtype).bits / 8 > 1 << 24:
+    if round.value.device.type != "cuda" and numbers * torch.finfo(round.accumulate_dtype).bits / 8 > 1 << 24:
         # Large tensors are allocated by the operating system in each call, at a cost per page.
         operations["fresh number"] = numbers * torch.finfo(round.accumulate_dtype).bits / 32
     return both_ways(operations, round.needs_grad)
@@ -78,10 +78,7 @@ def estimate(round: Round) -> Estimate:
     numbers = round.graph.num_edges * round.batch.numel() * round.heads * round.value.shape[-1]
     tensors = (6 if round.needs_grad else 4) if round.weighted else 2
     size = numbers * tensors * torch.finfo(round.accumulate_dtype).bits / 8
-    if round.value.device.type == "cuda":  # about ten operations, each of which reads and writes a tensor
-        passes = 3 if round.needs_grad else 1
-        return Estimate(on_gpu(0.0, 2 * passes * size, round.accumulate_dtype, 10.0 * passes), size)
-    return priced(NAME, counts(round), size)
+    return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, counts(round), size)
 
 
 def run(round: Round) -> Result:

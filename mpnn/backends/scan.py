@@ -88,6 +88,8 @@ def counts(round: Round) -> dict[str, float]:
         f"{kind}product": float(heads * (nodes * deep * wide + logits * (deep + wide))),
         f"{kind}number": float(heads * nodes * (deep + wide)),
     }
+    if round.value.device.type == "cuda":
+        operations |= _steps(round, deep, wide)
     return both_ways(operations, round.needs_grad)
 
 
@@ -95,28 +97,22 @@ def estimate(round: Round) -> Estimate:
     score, operations = round.score, counts(round)
     if score is None:
         size = round.value.numel() * round.accumulate_dtype.itemsize
-        if round.value.device.type == "cuda":
-            return Estimate(on_gpu(0.0, 4.0 * size, round.accumulate_dtype, 8.0), size)
-        return priced(NAME, operations, size)
+        return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, operations, size)
     assert isinstance(score, Dot)
     deep, wide, dtype = score.query.shape[-1], round.value.shape[-1], round.accumulate_dtype
     size = round.batch.numel() * round.heads * dtype.itemsize * (deep * wide + 2 * LOGITS * (LOGITS + deep + wide))
-    if round.value.device.type == "cuda":
-        flops = 2 * sum(n for what, n in operations.items() if "product" in what)
-        moved = dtype.itemsize * sum(n for what, n in operations.items() if "number" in what)
-        launches = _recurrence_launches(round, deep, wide) if round.recurrent else 6 * round.graph.num_dst / LOGITS
-        return Estimate(on_gpu(flops, moved, dtype, launches), size)
-    return priced(NAME, operations, size)
+    return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, operations, size)
 
 
-def _recurrence_launches(round: Round, deep: int, wide: int) -> float:
-    """The time of the longest document's steps, in launches of 5 us: node by node 1.2 us a node, as measured on an H100
-    (4,096 nodes, 32 heads), and in chunks 4 launches and 2 us for each 64 nodes, which was not measured."""
+def _steps(round: Round, deep: int, wide: int) -> dict[str, float]:
+    """What a GPU does one after the other: the chunks, or the nodes, of the longest document of a recurrence, or the
+    chunks of running sums."""
+    if not round.recurrent:
+        return {"step": round.graph.num_dst / LOGITS}
     lengths = documents(round.graph) or [0]
     ends = list(accumulate(n for n in lengths if n)) or [0]
-    if in_chunks(round.value.dtype, deep, wide, ends):
-        return 4 + 0.4 * max(lengths) / 64
-    return 0.24 * max(lengths)
+    chunked = in_chunks(round.value.dtype, deep, wide, ends)
+    return {"chunk": max(lengths) / 64} if chunked else {"node": float(max(lengths))}
 
 
 def run(round: Round) -> Result:

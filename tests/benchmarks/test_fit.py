@@ -1,14 +1,21 @@
 """Prices, fitted to times: known ones are found again, and every operation that requests count has one."""
 
-import pytest
-from capabilities import REQUESTS
+from typing import Any
 
-from benchmarks import fit, requests
+import pytest
+import torch
+from capabilities import REQUESTS
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks import fit, gpu_plans, gpu_report, requests
+from benchmarks.contest import BOTH, FORWARD
 from mpnn import graphs
 from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
 from mpnn.engine.plan import refusal as why_not
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 KNOWN = {"dot call": 50_000.0, "edge": 20.0, "dot number": 3.0, "activated number": 1.5}
 
@@ -66,6 +73,58 @@ def test_every_operation_that_requests_count_has_a_positive_price() -> None:
             assert set(backend.counts(request)) <= set(prices[backend.NAME]), (request, backend.NAME)
     assert counted >= {"dense", "tiles", "scan", "csr", "edge_list"}  # scatter may not be installed
     assert min(price for costs in prices.values() for price in costs.values()) > 0
+
+
+def on_cuda(request: Round) -> Round:
+    """The same with tensors that are nowhere, but claim to be on a GPU."""
+    with FakeTensorMode():
+        return request.map(
+            lambda x, *_: torch.empty(x.shape, dtype=x.dtype, device="cuda:0", requires_grad=x.requires_grad)
+        )
+
+
+def test_every_operation_on_a_gpu_has_a_price() -> None:
+    graph, counted = graphs.causal().bind(6), set()
+    plain = [make(graph) for make in REQUESTS.values()]
+    plain += [given for name, given in fit.cases() if "64" in name or "tiny" in name]
+    narrow = [requests.cast(given, torch.bfloat16) for given in plain if type(given.score) is Dot]
+    planned = [
+        request.build(request.graph(), "cpu", dtype) for request, dtype in gpu_plans.by_name(gpu_plans.SMALL).values()
+    ]
+    prices = tuned.shipped()["cuda"]["nanoseconds"]
+    for request in (*plain, *narrow, *map(requests.with_gradients, plain), *planned):
+        given = on_cuda(request)
+        for backend in (b for b in BACKENDS if why_not(b, given) is None):
+            counted.add(backend.NAME)
+            assert set(backend.counts(given)) <= set(prices[backend.NAME]), (request, backend.NAME)
+            assert 0 < backend.estimate(given).seconds < 1
+    assert counted >= {"dense", "tiles", "scan", "csr", "edge_list"}
+    assert min(price for costs in prices.values() for price in costs.values()) > 0
+
+
+def test_prices_on_a_gpu_follow_the_rows_of_a_run() -> None:
+    """Rows whose times follow prices that are not the shipped ones: the fit finds the choices that they make."""
+    shipped = tuned.shipped()["cuda"]["nanoseconds"]
+    wrong = {
+        name: {what: price * (30 if name == "csr" else 1) for what, price in costs.items()}
+        for name, costs in shipped.items()
+    }
+    rows: list[dict[str, Any]] = [
+        {"group": "plan", "case": case, "direction": direction, "ours": "csr", "facts": {},
+         "entries": {"csr": {"median": 0.0}, "edge_list": {"median": 0.0}}}
+        for case in gpu_plans.by_name(gpu_plans.SMALL) if "degree" in case for direction in (FORWARD, BOTH)
+    ]  # fmt: skip
+    gpu_plans.count(rows, gpu_plans.SMALL)
+    for row in rows:
+        for name, entry in row["entries"].items():
+            entry["median"] = 1e-9 * sum(wrong[name][what] * n for what, n in row["facts"]["counts"][name].items())
+    gpu_plans.choose(rows, shipped)
+    before = [ratio for *_, ratio in gpu_report.regrets(rows)]
+    gpu_plans.choose(rows, fit.fitted(gpu_plans.samples(rows), shipped))
+    after = [ratio for *_, ratio in gpu_report.regrets(rows)]
+    assert len(before) == len(after) == len(rows) > 50
+    assert max(before) > 1.5
+    assert max(after) < 1.1
 
 
 def test_only_calls_take_the_same_time_on_more_threads() -> None:

@@ -27,7 +27,7 @@ from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
 KINDS: dict[type, int] = {type(None): CONSTANT, Dot: DOT, AdditiveScore: ADDITIVE, AdditiveV2Score: ACTIVATED}
-_COSTS = {CONSTANT: "biased", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "activated"}
+COSTS = {CONSTANT: "biased", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "activated"}
 
 
 SERVES = (
@@ -72,7 +72,7 @@ def counts(round: Round) -> dict[str, float]:
 
 def _one_way(round: Round, nodes: int, least: int) -> dict[str, float]:
     """The counts of a pass that copies keys where at least so many heads share one."""
-    graph, batch, kind = round.graph, round.batch.numel(), _COSTS[KINDS[type(round.score)]]
+    graph, batch, kind = round.graph, round.batch.numel(), COSTS[KINDS[type(round.score)]]
     width = round.heads * -(-round.value.shape[-1] // 8) * 8  # whole vectors
     edges = float(graph.num_edges * batch)
     gathered = edges * width * (2 if kind in ("dot", "activated") else 1)

@@ -7,11 +7,10 @@ values have different numbers of heads.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mpnn.aggregate import Mean
-from mpnn.backends.cost_model import Counts, Estimate, on_gpu
+from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, on_gpu
 from mpnn.backends.csr import attention, on_device
 from mpnn.edge_tables import PerEdge
 from mpnn.kernels.cuda.schedule import unavailable
@@ -32,30 +31,35 @@ def refusal(round: Round) -> str | None:
 
 
 def counts(round: Round) -> Counts:
-    """Bytes moved by the forward pass: the features that each edge gathers from its source, its index and biases, and
-    the results of each node."""
-    graph, batch, size = round.graph, round.batch.numel(), round.value.element_size()
-    value, source = round.value.shape[-2:].numel(), 0
+    """Edges, heads on edges, the numbers that edges gather from their sources, and those of nodes. The backward pass
+    gathers by destination and by source."""
+    graph, batch = round.graph, round.batch.numel()
+    what = attention.COSTS[attention.KINDS[type(round.score)]]
+    kind = kind_of(round.value.dtype)
+    gathered = round.value.shape[-2:].numel()
     for name, role in () if round.score is None else round.score.roles.items():
         if role.of == "src":
-            source += getattr(round.score, name).shape[-role.trailing :].numel()
-    biases = sum(x.shape[-1] * 4 for x in round.bias if isinstance(x, Tensor))
-    edges = graph.num_edges * batch * ((value + source) * size + biases + 8)
-    nodes = graph.num_dst * batch * round.heads * (2 * round.value.shape[-1] * size + 4)
-    return {"byte": float(edges + nodes), "number": float(graph.num_edges * batch * (value + source)), "launch": 3.0}
+            gathered += getattr(round.score, name).shape[-role.trailing :].numel()
+    edges = float(graph.num_edges * batch)
+    operations = {
+        f"{what} call": 1.0,
+        "scored edge": edges,
+        f"{kind}{what} head": edges * round.heads,
+        f"{kind}gathered number": edges * gathered,
+        f"{kind}node number": float(graph.num_dst * batch * round.heads * round.value.shape[-1]),
+    }
+    if round.biased:
+        operations |= of_biases(round.biases, "edge", graph.num_edges)
+    if round.dropout:
+        operations["dropped head"] = edges * round.heads
+    return both_ways(operations, round.needs_grad)
 
 
 def estimate(round: Round) -> Estimate:
-    """The backward pass gathers the same bytes once by destination and once by source."""
-    operations, passes = counts(round), 3 if round.needs_grad else 1
-    # on ordinary cores, for features of any dtype
-    arithmetic = torch.float64 if round.accumulate_dtype == torch.float64 else torch.float32
-    seconds = on_gpu(
-        4 * passes * operations["number"], passes * operations["byte"], arithmetic, passes * operations["launch"]
-    )
-    saved = round.graph.num_dst * round.batch.numel() * round.heads * 4.0 * passes
+    saved = round.graph.num_dst * round.batch.numel() * round.heads * (12.0 if round.needs_grad else 4.0)
     weights = round.graph.num_edges * round.batch.numel() * round.heads * 4.0
-    return Estimate(seconds, saved + weights * (round.return_weights + bool(round.bias) * round.needs_grad))
+    size = saved + weights * (round.return_weights + bool(round.bias) * round.needs_grad)
+    return on_gpu("csr", counts(round), size)
 
 
 def run(round: Round) -> Result:

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from mpnn.backends.cost_model import Counts, Estimate, on_gpu
+from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, on_gpu
 from mpnn.backends.csr import on_device, reduce
-from mpnn.backends.csr.reduce import KINDS, leaves_of, reduce_parts
+from mpnn.backends.csr.reduce import FAMILIES, KINDS, leaves_of, reduce_parts
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.round import Result, Round
 
@@ -24,19 +24,28 @@ def refusal(round: Round) -> str | None:
 
 
 def counts(round: Round) -> Counts:
-    """Bytes moved: the features, source and weight of each edge, and the results of each node."""
-    graph, times = round.graph, len(leaves_of(round.reduce)) * round.batch.numel()
-    size, width = round.value.element_size(), round.heads * round.value.shape[-1]
-    each = width * size + 8 * bool(round.bias) + 4
-    moved = times * (graph.num_edges * each + graph.num_dst * width * size)
-    return {"byte": float(moved), "launch": 2.0 * len(leaves_of(round.reduce))}
+    """Edges, the numbers that they gather, and those of nodes, for each part of the aggregator."""
+    graph, batch = round.graph, round.batch.numel()
+    kind = kind_of(round.value.dtype)
+    width = round.heads * round.value.shape[-1]
+    operations: dict[str, float] = {}
+    for leaf in leaves_of(round.reduce):
+        family = FAMILIES[type(leaf)]
+        of_leaf = {
+            f"{family} call": 1.0,
+            "reduced edge": float(graph.num_edges * batch),
+            f"{kind}{family} number": float(graph.num_edges * batch * width),
+            f"{kind}reduced number": float(graph.num_dst * batch * width),
+        }
+        operations = {what: operations.get(what, 0.0) + of_leaf.get(what, 0.0) for what in {**operations, **of_leaf}}
+    if round.biased:
+        operations |= {"weights call": 1.0, "weighed edge": float(graph.num_edges * batch * round.heads)}
+    return both_ways(operations, round.needs_grad)
 
 
 def estimate(round: Round) -> Estimate:
-    operations, passes = counts(round), 2 if round.needs_grad else 1
     saved = round.graph.num_dst * round.batch.numel() * round.heads * round.value.shape[-1] * 4.0
-    seconds = on_gpu(0.0, passes * operations["byte"], round.accumulate_dtype, passes * operations["launch"])
-    return Estimate(seconds, saved * (2 if round.needs_grad else 1))
+    return on_gpu("csr", counts(round), saved * (2 if round.needs_grad else 1))
 
 
 def run(round: Round) -> Result:

@@ -25,7 +25,7 @@ from mpnn.round import Result, Round
 
 _BEYOND_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
 KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
-_FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "extreme", Var: "variance"}
+FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "extreme", Var: "variance"}
 
 
 def is_plain(round: Round) -> bool:
@@ -84,7 +84,7 @@ def counts(round: Round) -> dict[str, float]:
     operations["node number"] = float((graph.num_dst + graph.num_src) * batch * width * len(leaves))
     operations["far number"] = numbers * beyond * len(leaves)
     for leaf in leaves:
-        family = _FAMILIES.get(type(leaf), "own")
+        family = FAMILIES.get(type(leaf), "own")
         for kind, count in ((f"{family} call", 1.0), (f"{family} number", numbers)):
             operations[kind] = operations.get(kind, 0.0) + count
     if round.bias:

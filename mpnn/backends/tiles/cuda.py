@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn.backends import by_source
-from mpnn.backends.cost_model import Counts, Estimate
+from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, on_gpu
 from mpnn.backends.tiles import cpu
 from mpnn.backends.tiles.cpu import by_offset, count_tiles, heads_first, table
 from mpnn.kernels.cuda import schedule, tile_config
@@ -21,16 +21,6 @@ from mpnn.scores import Dot
 
 SERVES = (cpu.SERVES | {"cuda"}) - {"cpu", "float64"}
 REASONS = cpu.REASONS | {"float64": "on CUDA its kernels run on tensor cores, which have no fast float64"}
-
-# Of an H100 (26 November 2026, heads of 64, complete graphs): operations in a second on full tiles, and how much longer
-# forward and backward together take than forward. Partial tiles took twice as long. Measured before dropout and the
-# present kernels were written, so that these are estimates.
-_PER_SECOND = {torch.float16: 395e12, torch.bfloat16: 395e12, torch.float32: 70e12}
-_BOTH = {torch.float16: 4.0, torch.bfloat16: 4.0, torch.float32: 4.8}
-_PARTIAL = 2.0
-_DROPPED = 1.3
-_BIASED = 2.0
-_LAUNCH = 10e-6  # seconds of a launch and its share of the tail
 
 
 def refusal(round: Round) -> str | None:
@@ -45,32 +35,34 @@ def refusal(round: Round) -> str | None:
 
 
 def counts(round: Round) -> Counts:
-    """Pairs in tiles times heads, those of partial tiles, and products on pairs."""
+    """Pairs in tiles times heads, those of partial tiles, products on pairs, and numbers of nodes."""
     score, graph, config = round.score, round.graph, _config(round)
     assert isinstance(score, Dot)
     key = "tiles: counts", config.rows, config.columns
     _, area = graph.cached(key, lambda: count_tiles(graph.structure, config.rows, config.columns))
-    heads = round.batch.numel() * round.heads
+    heads, kind, passes = round.batch.numel() * round.heads, kind_of(round.value.dtype), by_source.passes(round)
     partial = min(2 * max(area - graph.num_edges, 0), area)  # a partial tile is half full
     widths = score.query.shape[-1] + round.value.shape[-1]
-    return {
-        "pair": float(area * heads),
-        "partial pair": float(partial * heads),
-        "product": float(area * heads * widths),
+    operations = {
+        "call": float(passes),
+        f"{kind}pair": float(area * heads * passes),
+        f"{kind}partial pair": float(partial * heads * passes),
+        f"{kind}product": float(area * heads * widths * passes),
+        f"{kind}node number": float((graph.num_dst + graph.num_src) * heads * round.value.shape[-1] * passes),
     }
+    if round.dropout:
+        operations["dropped pair"] = float(area * heads)
+    if per_edge := sum(not by_offset(b) for b in round.bias):
+        operations["biased edge"] = float(graph.num_edges * heads * per_edge)
+    return both_ways(operations, round.needs_grad)
 
 
 def estimate(round: Round) -> Estimate:
-    operations, dtype = counts(round), round.value.dtype
-    share = operations["partial pair"] / max(operations["pair"], 1.0)
-    seconds = 2 * operations["product"] * (1 + share * (_PARTIAL - 1)) / _PER_SECOND[dtype]
-    per_edge = any(not by_offset(b) for b in round.bias)
-    seconds *= (_DROPPED if round.dropout else 1.0) * (_BIASED if per_edge else 1.0)
-    seconds *= (_BOTH[dtype] if round.needs_grad else 1.0) * by_source.passes(round)
     numbers = sum(x.numel() for x in round.tensors) + round.batch.numel() * round.graph.num_dst * round.heads
-    biases = round.graph.num_edges * round.heads * 4 * per_edge
+    biases = round.graph.num_edges * round.heads * 4 * any(not by_offset(b) for b in round.bias)
+    dtype = round.value.dtype
     size = numbers * (6 if dtype == torch.float32 else dtype.itemsize) + biases
-    return Estimate(seconds + _LAUNCH * (6 if round.needs_grad else 2), float(size))
+    return on_gpu("tiles", counts(round), float(size))
 
 
 def run(round: Round) -> Result:
