@@ -7,6 +7,7 @@ values have different numbers of heads.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mpnn.aggregate import Mean
