@@ -4,15 +4,16 @@ A network layer is one round of message passing over a graph, and the choice of 
 
     MessagePassing(graph, aggregate, update, attention)
 
-Every name is imported when it is first used: `mpnn.ops` is the module `mpnn/ops.py`.
+Graphs are imported with the package, every other name when it is first used: `mpnn.ops` is the module `mpnn/ops.py`.
 """
 
-import sys
 from importlib import import_module
 from importlib.util import find_spec
-from os.path import basename, splitext
 from typing import TYPE_CHECKING, Any
 
+from mpnn import graphs  # says which classes torch.load may read
+from mpnn.engine import compile as compile  # registers torch.ops.mpnn, which saved programs call
+from mpnn.graph import Graph
 from mpnn.registry import FUNCTIONS
 
 __version__ = "0.1.0"
@@ -44,12 +45,6 @@ _HOMES = {
 }
 
 
-def _is_command() -> bool:
-    """Whether this process is the command `mpnn` or `python -m mpnn`."""
-    program = (getattr(sys, "argv", None) or [""])[0]
-    return splitext(basename(program))[0] == "mpnn" or (program == "-m" and "mpnn" in sys.orig_argv)
-
-
 def _html(*arguments: Any) -> str:
     from mpnn import html
 
@@ -67,10 +62,6 @@ if TYPE_CHECKING:
     from mpnn.engine.plan import Plan, explain
     from mpnn.graph.topology import Topology
     from mpnn.message_passing import MessagePassing
-if TYPE_CHECKING or not _is_command():  # `mpnn --help` does not wait for torch
-    from mpnn import graphs  # says which classes torch.load may read
-    from mpnn.engine import compile as compile  # registers torch.ops.mpnn, which saved programs call
-    from mpnn.graph import Graph
 
 FUNCTIONS.update(html=_html, plot=_plot)
 

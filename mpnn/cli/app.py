@@ -1,4 +1,4 @@
-"""The commands and their names. A command is imported when it runs: most of them need torch, which takes seconds."""
+"""The commands and their names. A command is imported when it runs, with the libraries that it needs."""
 
 from importlib import import_module
 from typing import Annotated, Any
