@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from multiprocessing import get_context
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from benchmarks import gpu_models, gpu_plans, irregular, peers
 from benchmarks.contest import BOTH, FORWARD, OURS, STEP, Case, Contest, Entry
-from benchmarks.measure import work
+from benchmarks.measure import usable, work
 from benchmarks.run import Row, checked
 from benchmarks.truth import Agreement, Sampled, Whole, of_layer
 from mpnn import Graph, MessagePassing, Topology, engine, graphs, ops
@@ -104,9 +104,9 @@ def cases(sizes: Sizes, device: str = "cuda") -> list[Case]:
     found += [case for each in options for case in _recurrences(sizes, each)]
     found += _host(sizes, options[1])
     found += gpu_plans.cases(sizes.plan, device)
+    found += _large(sizes, options[0])
     if device != "cpu":
         found += [case for each in options for case in _captured(sizes, each)]
-    found += _large(sizes, options[0])
     found += _peers(sizes, options[0])
     return found
 
@@ -479,14 +479,24 @@ def _capture(once: Callable[[], Any]) -> Callable[[], Any]:
             once()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = once()
+    try:
+        with torch.cuda.graph(graph):
+            results = once()
+    except Exception:
+        _end_capture()
+        raise
 
     def replay() -> Any:
         graph.replay()
         return results
 
     return replay
+
+
+def _end_capture() -> None:
+    """Random numbers again after a capture that failed: torch's generator would go on to count for its graph."""
+    fresh = torch.Generator("cuda")
+    torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def _large(sizes: Sizes, options: dict[str, Any]) -> list[Case]:
@@ -558,46 +568,58 @@ def _beside_flex(sizes: Sizes, options: dict[str, Any]) -> Contest:
 # ------------------------------------------------------------------------------------------------ many processes
 
 
-_prepared: list[Case] = []  # what processes that were forked know of
-
-
 def prepare(cases: Sequence[Case], processes: int, seconds: float) -> list[Row]:
     """Compiles the kernels of all cases, and checks those of "exact", in processes that are forked from this one, which
-    must not have used the GPU yet. Gives up after so many seconds.
+    must not have used the GPU yet. Where a kernel leaves the GPU unusable for a process, another takes its place. Gives
+    up after so many seconds.
 
     Returns:
         The rows of "exact".
     """
-    _prepared[:] = cases
     order = sorted(range(len(cases)), key=lambda i: cases[i].group != PEERS)  # the longest first
     until = time.monotonic() + seconds
-    pool = ProcessPoolExecutor(processes, get_context("fork"))
-    futures = {pool.submit(_prepare, i): i for i in order}
+    context = get_context("fork")
+    taken, results = context.Value("i", 0), context.SimpleQueue()
+    work_on = partial(_take, [(i, cases[i]) for i in order], taken, results)
+    workers = [context.Process(target=work_on, daemon=False) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
     found: dict[int, list[Row]] = {}
-    waiting = sum(case.group != PEERS for case in cases)
-    try:
-        for future in as_completed(futures, seconds):
-            i = futures[future]
-            found[i] = future.result()
-            waiting -= cases[i].group != PEERS
-            if not waiting or time.monotonic() > until:
-                break
-    except Exception as problem:  # not in time, or a process died: what it should have compiled is compiled later
-        print(f"stopped compiling beforehand: {type(problem).__name__} {problem}")
-    processes_left = list((pool._processes or {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes_left:
-        process.kill()
+    while time.monotonic() < until and any(worker.is_alive() for worker in workers):
+        while not results.empty():
+            i, rows = results.get()
+            found[i] = rows
+        for k, worker in enumerate(workers):
+            if worker.exitcode and taken.value < len(order):
+                workers[k] = context.Process(target=work_on)
+                workers[k].start()
+        if all(i in found for i in order[: taken.value] if cases[i].group != PEERS) and taken.value >= len(order):
+            break
+        time.sleep(0.05)
+    while not results.empty():
+        i, rows = results.get()
+        found[i] = rows
+    for worker in workers:
+        worker.kill()
     return [row for i in sorted(found) for row in found[i]]
 
 
-def _prepare(index: int) -> list[Row]:
-    case = _prepared[index]
+def _take(tasks: Sequence[tuple[int, Case]], taken: Any, results: Any) -> None:
+    """Works on tasks until all are taken. Exits with 1 where a kernel left the GPU unusable."""
     torch.set_num_threads(1)
-    try:
-        return rows_of_exact([case]) if case.group == EXACT else _compile(case)
-    except Exception:  # the same happens again when the case has its turn, and is written down then
-        return []
+    while True:
+        with taken.get_lock():
+            k = taken.value
+            taken.value += 1
+        if k >= len(tasks):
+            return
+        index, case = tasks[k]
+        rows: list[Row] = []
+        with suppress(Exception):  # the same happens again when the case has its turn, and is written down then
+            rows = rows_of_exact([case]) if case.group == EXACT else _compile(case)
+        results.put((index, rows))
+        if not usable():
+            os._exit(1)
 
 
 def _compile(case: Case) -> list[Row]:

@@ -103,6 +103,19 @@ def launched(once: Callable[[], object], seconds: float) -> float:
     return taken / rounds
 
 
+def usable() -> bool:
+    """Whether this process can still use the GPU, if it did: not after an illegal access, nor while its random numbers
+    count for a CUDA graph whose capture failed."""
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+        torch.randn(1, device="cuda")
+    except RuntimeError:
+        return False
+    return True
+
+
 def _finish() -> None:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.contest import BOTH, Case, Contest, Entry, Missing
-from benchmarks.measure import SLOW, interleaved, launched, on_gpu, peak, summary, work
+from benchmarks.measure import SLOW, interleaved, launched, on_gpu, peak, summary, usable, work
 from benchmarks.truth import Wrong
 from mpnn.data import DatasetNotFound
 
@@ -53,11 +53,8 @@ def run(
             results["seconds"] = round(time.perf_counter() - began, 1)
             write(results, out)
             say(row)
-        if torch.cuda.is_initialized():
-            try:
-                torch.cuda.synchronize()
-            except RuntimeError as problem:
-                raise Unusable from problem
+        if not usable():
+            raise Unusable
     write(results, out)
     return results
 
