@@ -11,7 +11,7 @@ not serve (`in_chunks`). Torch operations compute linear attention there (`_scan
 library was compiled, which refuse recurrences.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from functools import lru_cache
 from itertools import accumulate
@@ -244,7 +244,7 @@ def recurrence(
             shape = f"[{batch}, {nodes}, heads that divide {heads}, width]"
             raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}")
     ends = ends_of(documents, nodes)
-    on_gpu = query.device.type == "cuda"
+    on_gpu = by_triton(query)
     if not on_gpu:
         check_device(query, "recurrences")
     wide = _wide(query)
@@ -262,29 +262,38 @@ def recurrence(
         return out.to(dtype), last
     if unit:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
-    function, options = _function(on_gpu, chunked), (scale, heads, ends)
+    inputs = query, key, value, log_gate, beta, state
     if chunked:
-        return cast(tuple[Tensor, Tensor], function(query, key, value, log_gate, beta, state, *options, dtype))
-    out, last = function(query, key, value, log_gate, beta, state, *options)
+        from mpnn.kernels.cuda.chunks import function as chunks  # imports Triton
+
+        _refuse_tangents(inputs)
+        return cast(tuple[Tensor, Tensor], chunks.run(*inputs, scale, heads, ends, dtype))
+    function: Any = _Recurrence
+    if on_gpu:
+        from mpnn.kernels.cuda import recurrence as node_by_node
+
+        function = node_by_node.Recurrence
+    out, last = function.apply(*inputs, scale, heads, ends)
     return out.to(dtype), last
 
 
-def _function(on_gpu: bool, chunked: bool) -> Callable[..., tuple[Tensor, Tensor]]:
-    if not on_gpu:
-        return cast(Any, _Recurrence.apply)
-    if chunked:
-        from mpnn.kernels.cuda.chunks.function import Chunked  # imports Triton
-
-        return cast(Any, Chunked.apply)
-    from mpnn.kernels.cuda.recurrence import Recurrence
-
-    return cast(Any, Recurrence.apply)
+def _refuse_tangents(inputs: Iterable[Tensor | None]) -> None:
+    """Raises NotImplementedError if a tensor has a tangent: torch takes those of operators without a rule as zeros."""
+    if forward_ad._current_level < 0:
+        return
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+        raise NotImplementedError("recurrences have no forward-mode derivatives (jvp) on CUDA")
 
 
 def in_chunks(dtype: torch.dtype, width: int, deep: int, ends: Sequence[int]) -> bool:
     """Whether a GPU runs a recurrence over documents that end there in parallel chunks: features of at most 32 bits, at
     most 256 wide, and at least 16 nodes a document on average. Others go node by node, as a step of decoding does."""
     return dtype.itemsize <= 4 and max(width, deep) <= _CHUNKED_WIDTH and ends[-1] >= _CHUNKED_NODES * len(ends)
+
+
+def by_triton(x: Tensor) -> bool:
+    """Whether Triton's kernels compute a recurrence of this tensor."""
+    return x.device.type == "cuda"
 
 
 def is_differentiated() -> bool:

@@ -124,10 +124,10 @@ from mpnn.kernels.cuda.recurrence import Recurrence
 x = given.leaf(1, 9, 2, 8)
 numbers = given.leaf(1, 9, 2, 8), given.leaf(1, 9, 2), given.leaf(1, 2, 8, 8)
 Recurrence.apply(x, x, x, *numbers, 0.1, 2, (4, 9))[0].sum().backward()
-from mpnn.kernels.cuda.chunks.function import Chunked
+from mpnn.kernels.cuda.chunks import function
 gate, beta, state = numbers
 for gates in (gate, given.leaf(1, 9, 2)):
-    Chunked.apply(*[x.bfloat16()] * 3, gates, beta, state, 0.1, 2, (4, 9), torch.bfloat16)[0].sum().backward()
+    function.run(*[x.bfloat16()] * 3, gates, beta, state, 0.1, 2, (4, 9), torch.bfloat16)[0].sum().backward()
 print(json.dumps([triton.__version__, *sorted(set(compiled))]))
 """
 

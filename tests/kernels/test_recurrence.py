@@ -298,12 +298,12 @@ def doubled(given: list[Tensor | None]) -> list[Tensor | None]:
 def by_chunks(
     *given: Tensor | None, scale: float = 1.0, documents: list[int] | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    from mpnn.kernels.cuda.chunks.function import Chunked
+    from mpnn.kernels.cuda.chunks import function
 
     tensors = [None if x is None else x.to(TRITON.device) for x in given]
     ends = ends_of(documents, given[0].shape[1])
     heads = max(x.shape[2] for x in tensors[:5] if x is not None)
-    out, last = Chunked.apply(*tensors, scale, heads, ends, dtype)
+    out, last = function.run(*tensors, scale, heads, ends, dtype)
     return out.cpu(), last.cpu()
 
 

@@ -55,13 +55,15 @@ def _gate(log_gate, at, f, width, BY_FEATURE: tl.constexpr, WIDTH: tl.constexpr,
 
 
 @triton.jit
-def _place(ends, documents, blocks, heads, width, deep, WIDTH: tl.constexpr, DEEP: tl.constexpr):
+def _place(ends, documents, blocks, heads, nodes, width, deep, WIDTH: tl.constexpr, DEEP: tl.constexpr):
     """The share of a program in a grid of batch entries, documents, heads and blocks of columns, the last the fastest:
     its document, first and last node, head, entry, block, features, columns, and the place of a state and its mask."""
     share = tl.program_id(0)
     block, h = share % blocks, share // blocks % heads
     document, b = share // blocks // heads % documents, share // blocks // heads // documents
-    first, last = tl.load(ends + document), tl.load(ends + document + 1)
+    first, last = 0, nodes
+    if ends is not None:
+        first, last = tl.load(ends + document), tl.load(ends + document + 1)
     f, d = tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
     h, b = h.to(tl.int64), b.to(tl.int64)
     state = (b * heads + h) * width * deep + f[:, None] * deep + d[None, :]
@@ -75,7 +77,7 @@ def forward(
 ):  # fmt: skip
     """out [B, N, H, D], the last state [B, H, F, D], and if not None the e [B, N, H, D] that beta multiplies."""
     document, first, last, h, b, _, f, d, place, inside = _place(
-        ends, documents, blocks, heads, width, deep, WIDTH, DEEP
+        ends, documents, blocks, heads, nodes, width, deep, WIDTH, DEEP
     )
     factor = _in_real(scale, REAL)
     S = tl.zeros([WIDTH, DEEP], REAL)
@@ -105,7 +107,7 @@ def backwards(
     """d_u [B, N, H, D], d_state, and of each block of columns: d_key [B, blocks, N, H, F] and own [B, blocks, N, H],
     which is <u_i, do_i>."""
     document, first, last, h, b, block, f, d, place, inside = _place(
-        ends, documents, blocks, heads, width, deep, WIDTH, DEEP
+        ends, documents, blocks, heads, nodes, width, deep, WIDTH, DEEP
     )
     factor = _in_real(scale, REAL)
     Z = tl.zeros([WIDTH, DEEP], REAL)
@@ -138,7 +140,7 @@ def forwards(
 ):  # fmt: skip
     """Of each block of columns: d_query, and what d_key gets from reading, if not None [B, blocks, N, H, F]."""
     document, first, last, h, b, block, f, d, place, inside = _place(
-        ends, documents, blocks, heads, width, deep, WIDTH, DEEP
+        ends, documents, blocks, heads, nodes, width, deep, WIDTH, DEEP
     )
     factor = _in_real(scale, REAL)
     S = tl.zeros([WIDTH, DEEP], REAL)
@@ -216,7 +218,7 @@ class Recurrence(torch.autograd.Function):
 
 
 @lru_cache(maxsize=64)
-def _ends_on(ends: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _ends_on(ends: tuple[int, ...], device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """The ends of documents with a 0 in front, and the end of each node's document. Cached, so that no later call
     copies anything to the device."""
     starts = (0, *ends[:-1])
@@ -249,7 +251,8 @@ def _crossing(edges: Tensor, entering: Tensor | None, ends: tuple[int, ...]) -> 
     state has a gradient, in the last document from the start, where it is `entering` [B, ...]."""
     edges = edges.double()
     sums = torch.cat([edges, torch.zeros_like(edges[:, :1])], 1).flip(1).cumsum(1).flip(1)
-    out = sums[:, :-1] - sums.index_select(1, _ends_on(ends, edges.device)[1])
+    out, end = sums[:, :-1], _ends_on(ends, edges.device)[1]
+    out = out if end is None else out - sums.index_select(1, end)
     if entering is not None:
         begin = ends[-2] if len(ends) > 1 else 0
         out[:, begin] = entering

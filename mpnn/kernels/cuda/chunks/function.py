@@ -1,4 +1,4 @@
-"""Recurrences in parallel chunks as a differentiable function: the counterpart of `mpnn.kernels.scan.recurrence`, which
+"""Recurrences in parallel chunks as a differentiable operator: the counterpart of `mpnn.kernels.scan.recurrence`, which
 states the formulas, and whose `in_chunks` says when it calls them.
 
     forward     gates | scores, solve      walk            outputs        (what it reads | is read of gates a feature)
@@ -13,6 +13,7 @@ which holds their 11 bits and has the range that sums need, and float32 features
 an error of some 1e-6.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,8 +25,8 @@ from mpnn.kernels.cuda.chunks import gradients, outputs, states, within
 from mpnn.kernels.cuda.chunks.tiles import rows
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
-from mpnn.kernels.once_differentiable import once_differentiable
 
+_ARGUMENTS = 6  # of a recurrence that are tensors
 _LEAST = 16  # the least side of a product
 _GATES = 16  # heads of a program of `gates`
 
@@ -73,18 +74,19 @@ def config(dtype: torch.dtype) -> Config:
 
 
 class Chunks(NamedTuple):
-    """The first node of each chunk, and the node after its last; the first chunk of each document, and their count."""
+    """The first node of each chunk, and the node after its last; and the first chunk of each document."""
 
-    starts: Tensor
-    stops: Tensor
-    first: Tensor
-    count: int
-    documents: int
+    starts: Tensor | None
+    stops: Tensor | None
+    first: Tensor | None
 
 
 @lru_cache(maxsize=64)
 def _chunks(ends: tuple[int, ...], size: int, device: torch.device) -> Chunks:
-    """The chunks of documents that end there. Cached, so that no later call copies anything to the device."""
+    """The chunks of documents that end there; none for a single one. Cached, so that no later call copies anything to
+    the device."""
+    if len(ends) == 1:
+        return Chunks(None, None, None)
     starts: list[int] = []
     stops: list[int] = []
     first = [0]
@@ -92,8 +94,7 @@ def _chunks(ends: tuple[int, ...], size: int, device: torch.device) -> Chunks:
         starts += range(begin, end, size)
         stops += [min(start + size, end) for start in range(begin, end, size)]
         first.append(len(starts))
-    tables = (torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in (starts, stops, first))
-    return Chunks(*tables, len(starts), len(ends))
+    return Chunks(*(torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in (starts, stops, first)))
 
 
 class _Operands(NamedTuple):
@@ -126,13 +127,14 @@ class _Operands(NamedTuple):
 class _Pass:
     """The sizes of a recurrence, new tensors of them, and launches of kernels."""
 
-    def __init__(self, x: _Operands, scale: float, heads: int, ends: tuple[int, ...]) -> None:
+    def __init__(self, x: _Operands, scale: float, heads: int, ends: Sequence[int], launches: bool = True) -> None:
         self.batch, self.nodes, _, self.width = x.query.shape
         self.deep = x.value.shape[-1]
         self.heads, self.scale = heads, scale
         self.device = x.query.device
         self.config = config(x.query.dtype)
-        self.chunks = _chunks(ends, self.config.chunk, self.device)
+        self.ends, self.launches = tuple(ends), launches
+        self.count = sum(-(-(end - begin) // self.config.chunk) for begin, end in zip((0, *ends), ends, strict=False))
         is_narrow = x.query.dtype == torch.bfloat16
         self.dtype = torch.bfloat16 if is_narrow else torch.float32
         self.whole_width = max(_LEAST, power_of_two(self.width))
@@ -150,7 +152,7 @@ class _Pass:
         return self.new(self.batch, self.nodes, self.heads, *width, dtype=dtype)
 
     def of_chunks(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self.new(self.batch, self.heads, self.chunks.count, *shape, dtype=dtype)
+        return self.new(self.batch, self.heads, self.count, *shape, dtype=dtype)
 
     def blocks(self, launch: Launch, width: int) -> tuple[int, int]:
         """The columns of a program, and the blocks of columns that hold a width."""
@@ -159,61 +161,128 @@ class _Pass:
 
     def run(self, kernel: Any, launch: Launch, blocks: int, *arguments: Any, **sizes: int | bool) -> None:
         """One program for each batch entry, chunk, head and block."""
-        programs = self.batch * self.chunks.count * self.heads * blocks
-        self._launch(kernel, launch, programs, *self.chunks[:2], self.chunks.count, *arguments, **sizes)
+        programs = self.batch * self.count * self.heads * blocks
+        self.launch(kernel, launch, programs, 2, self.count, *arguments, **sizes)
 
     def walk(self, kernel: Any, launch: Launch, has_delta: bool, *arguments: Any) -> None:
         """One program for each batch entry, document, head and block of a state."""
         columns, column_blocks = self.blocks(launch, self.deep)
         height = self.whole_width if has_delta else min(self.config.rows, self.whole_width)
         row_blocks = -(-self.width // height)
-        programs = self.batch * self.chunks.documents * self.heads * row_blocks * column_blocks
-        tables = *self.chunks[:3], self.chunks.documents, self.chunks.count
-        sizes = row_blocks, column_blocks, self.heads, self.nodes
-        self._launch(kernel, launch, programs, *tables, *sizes, *arguments, ROWS=height, COLUMNS=columns)
+        programs = self.batch * len(self.ends) * self.heads * row_blocks * column_blocks
+        sizes = len(self.ends), self.count, row_blocks, column_blocks, self.heads, self.nodes
+        self.launch(kernel, launch, programs, 3, *sizes, *arguments, ROWS=height, COLUMNS=columns)
 
-    def _launch(self, kernel: Any, launch: Launch, programs: int, *arguments: Any, **sizes: int | bool) -> None:
+    def launch(self, kernel: Any, launch: Launch, programs: int, tables: int, *arguments: Any, **sizes: Any) -> None:
+        if not self.launches:
+            return
+        chunks = _chunks(self.ends, self.config.chunk, self.device)
         options = {**self.precision, **sizes, "num_warps": launch.warps, "num_stages": launch.stages}
-        kernel[(programs,)](*arguments, **options)
+        kernel[(programs,)](*chunks[:tables], *arguments, **options)
 
 
-class Chunked(torch.autograd.Function):
+def run(
+    query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None, state: Tensor | None,
+    scale: float, heads: int, ends: tuple[int, ...], dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The arguments and results of `mpnn.kernels.scan.recurrence`; `heads` of the result, `ends` of the documents, and
     the `dtype` of out."""
+    out, last, _ = _forward(query, key, value, log_gate, beta, state, scale, heads, list(ends), dtype)
+    return out, last
 
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None,
-        state: Tensor | None, scale: float, heads: int, ends: tuple[int, ...], dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        features = map(with_contiguous_rows, (query, key, value))
-        numbers = (None if x is None else x.contiguous() for x in (log_gate, beta, state))
-        x = _Operands(*features, *numbers)
-        p = _Pass(x, scale, heads, ends)
-        out = p.of_nodes(p.deep, dtype=dtype)
-        with on_device(query):
-            x = _solved(_gated(x, p), p)
-            x, last = _walked(x, p)
-            _write(out, x, p)
-        ctx.save_for_backward(*x)
-        ctx.options = scale, heads, ends
-        ctx.set_materialize_grads(False)
-        return out, last
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_last: Tensor | None) -> Any:
-        x = _Operands(*ctx.saved_tensors)
-        p = _Pass(x, *ctx.options)
-        d_out = p.of_nodes(p.deep).zero_() if d_out is None else with_contiguous_rows(d_out)
-        d_last = None if d_last is None else d_last.contiguous()
-        with on_device(x.query):
-            d_query, d_key, d_value, d_log_gate, d_beta, d_state = _gradients(x, p, d_out, d_last)
-        shared = (d_query, x.query), (d_key, x.key), (d_value, x.value)
-        grads = [_summed(d, y).to(y.dtype) for d, y in shared]
-        numbers = (d_log_gate, x.log_gate), (d_beta, x.beta), (d_state, x.state)
-        grads += [None if y is None else d.to(y.dtype) for d, y in numbers]
-        return *grads, None, None, None, None
+@torch.library.custom_op(
+    "mpnn::recurrence_in_chunks",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? log_gate, Tensor? beta, Tensor? state, float scale, "
+    "int heads, int[] ends, ScalarType dtype) -> (Tensor, Tensor, Tensor[])",
+)
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None, state: Tensor | None,
+    scale: float, heads: int, ends: list[int], dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """out, the last state, and what the backward pass reads: an operator, so that compiled programs hold it whole."""
+    return _computed(query, key, value, log_gate, beta, state, scale, heads, ends, dtype)
+
+
+@_forward.register_fake
+def _(query, key, value, log_gate, beta, state, scale, heads, ends, dtype):  # type: ignore[no-untyped-def]
+    return _computed(query, key, value, log_gate, beta, state, scale, heads, ends, dtype, launches=False)
+
+
+def _computed(
+    query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None, state: Tensor | None,
+    scale: float, heads: int, ends: list[int], dtype: torch.dtype, launches: bool = True,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    x = _operands(query, key, value, log_gate, beta, state)
+    p = _Pass(x, scale, heads, ends, launches)
+    out = p.of_nodes(p.deep, dtype=dtype)
+    with on_device(query):
+        x = _solved(_gated(x, p), p)
+        x, last = _walked(x, p)
+        _write(out, x, p)
+    return out, last, [y for y in x[_ARGUMENTS:] if y is not None]
+
+
+@torch.library.custom_op(
+    "mpnn::recurrence_in_chunks_backward",
+    mutates_args=(),
+    schema="(Tensor? d_out, Tensor? d_last, Tensor query, Tensor key, Tensor value, Tensor? log_gate, Tensor? beta, "
+    "Tensor? state, Tensor[] computed, float scale, int heads, int[] ends) -> Tensor[]",
+)
+def _backward(
+    d_out: Tensor | None, d_last: Tensor | None, query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None,
+    beta: Tensor | None, state: Tensor | None, computed: list[Tensor], scale: float, heads: int, ends: list[int],
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of the inputs that are not None."""
+    x = _operands(query, key, value, log_gate, beta, state, computed)
+    p = _Pass(x, scale, heads, ends)
+    d_out = p.of_nodes(p.deep).zero_() if d_out is None else with_contiguous_rows(d_out)
+    d_last = None if d_last is None else d_last.contiguous()
+    with on_device(query):
+        grads = _gradients(x, p, d_out, d_last)
+    inputs = query, key, value, log_gate, beta, state
+    return [_summed(d, y).to(y.dtype) for d, y in zip(grads, inputs, strict=True) if y is not None and d is not None]
+
+
+@_backward.register_fake
+def _(d_out, d_last, query, key, value, log_gate, beta, state, computed, scale, heads, ends):  # type: ignore[no-untyped-def]
+    inputs = query, key, value, log_gate, beta, state
+    return [y.new_empty(y.shape) for y in inputs if y is not None]
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.scale, ctx.heads, ctx.ends, _ = inputs
+    ctx.save_for_backward(*tensors, *output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, d_out: Tensor | None, d_last: Tensor | None, _: Any) -> Any:
+    inputs, computed = ctx.saved_tensors[:_ARGUMENTS], list(ctx.saved_tensors[_ARGUMENTS:])
+    grads = iter(_backward(d_out, d_last, *inputs, computed, ctx.scale, ctx.heads, ctx.ends))
+    return *(None if x is None else next(grads) for x in inputs), None, None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup)
+
+
+def _operands(
+    query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None, state: Tensor | None,
+    computed: list[Tensor] | None = None,
+) -> _Operands:  # fmt: skip
+    features = map(with_contiguous_rows, (query, key, value))
+    numbers = (None if x is None else x.contiguous() for x in (log_gate, beta, state))
+    x = _Operands(*features, *numbers)
+    if computed is None:
+        return x
+    names: list[str] = []
+    if x.by_feature:
+        names += ["P", "A", "early_query", "early_key", "late_key", "through"]
+    elif log_gate is not None:
+        names += ["from_start", "to_end"]
+    names += ["states"] if beta is None else ["T", "W", "V", "states"]
+    names = [name for name in names if beta is not None or name not in ("A", "early_key")]
+    return x._replace(**dict(zip(names, computed, strict=True)))
 
 
 def _summed(grad: Tensor, x: Tensor) -> Tensor:
@@ -228,10 +297,10 @@ def _gated(x: _Operands, p: _Pass) -> _Operands:
     if not x.by_feature:
         from_start, to_end = p.of_nodes(dtype=torch.float32), p.of_nodes(dtype=torch.float32)
         together = min(_GATES, power_of_two(p.heads))
-        blocks = -(-p.heads // together)
-        tables = *p.chunks[:2], p.chunks.count
-        within.gates[(p.batch * p.chunks.count * blocks,)](
-            *tables, blocks, p.heads, p.nodes, x.log_gate, from_start, to_end, C=p.config.chunk, BH=together
+        programs = p.batch * p.count * -(-p.heads // together)
+        sizes = -(-p.heads // together), p.heads, p.nodes
+        p.launch(
+            within.gates, Launch(together), programs, 2, p.count, *sizes, x.log_gate, from_start, to_end, BH=together
         )
         return x._replace(from_start=from_start, to_end=to_end)
     size, has_delta = p.config.chunk, x.beta is not None

@@ -39,7 +39,7 @@ def values(
 ):  # fmt: skip
     """d_value [B, N, H, D], and of each block of columns d_beta [B, blocks, N, H]. With gates a feature `key` is k
     to_end, and `P_in` and `A_in` are those of `scores`. The delta rule reads `sent`."""
-    b, c, h, block, n, inside = chunk_of_program(starts, stops, chunks, blocks, heads, C)
+    b, c, h, block, n, _, inside = chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C)
     i, f, d = tl.arange(0, C), tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
     at = (b * nodes + n) * heads + h
     place = at[:, None] * deep + d[None, :]
@@ -83,7 +83,7 @@ def keys(
 ):  # fmt: skip
     """d_query and d_key [B, N, H, F], and unless it is None d_log_gate: [B, N, H, F], or of each block of features [B,
     blocks, N, H]. `value` is v, or e of the delta rule."""
-    b, c, h, block, n, inside = chunk_of_program(starts, stops, chunks, blocks, heads, C)
+    b, c, h, block, n, stop, inside = chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C)
     i, f = tl.arange(0, C), block * FEATURES + tl.arange(0, FEATURES)
     at = (b * nodes + n) * heads + h
     R, M = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
@@ -115,7 +115,6 @@ def keys(
     rows = at[:, None] * width + f[None, :]
     exists = inside[:, None] & (f < width)[None, :]
     if BY_FEATURE:
-        stop = tl.load(stops + c)
         start = tl.exp(sums_from_start(log_gate, b, n, h, f, stop, nodes, heads, width, C, C, FEATURES))
         whole = tl.sum(tl.where(i[:, None] == C - 1, start, 0.0), 0)
         X, N = start * X, start * N
@@ -152,7 +151,7 @@ def keys(
         R, M = R * D, tl.where(earlier, M * D, 0.0)
         sent, received = tl.trans(k), dot(R, k, NARROW, PRECISION)
         if log_gate is not None:
-            whole = tl.load(from_start + (b * nodes + tl.load(stops + c) - 1) * heads + h)
+            whole = tl.load(from_start + (b * nodes + stop - 1) * heads + h)
             edges = tl.where(earlier, dot(q, sent, NARROW, PRECISION) * R, 0.0)
             if beta is not None:
                 edges -= dot(k, sent, NARROW, PRECISION) * M

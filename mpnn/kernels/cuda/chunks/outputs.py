@@ -21,7 +21,7 @@ def outputs(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out [B, N, H, D]. `value` is v, or e of the delta rule. With `P_in`, `query` is q from_start."""
-    b, c, h, block, n, inside = chunk_of_program(starts, stops, chunks, blocks, heads, C)
+    b, c, h, block, n, _, inside = chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C)
     f, d = tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
     at = (b * nodes + n) * heads + h
     q = load(query, b, n, h, f, inside, width)
@@ -48,7 +48,7 @@ def sent(
     C: tl.constexpr, WIDTH: tl.constexpr, DEEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sent_out [B, N, H, D]."""
-    b, c, h, block, n, inside = chunk_of_program(starts, stops, chunks, blocks, heads, C)
+    b, c, h, block, n, _, inside = chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C)
     f, d = tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
     at = (b * nodes + n) * heads + h
     if P_in is not None:

@@ -18,15 +18,22 @@ from mpnn.kernels.cuda.chunks.tiles import dot, load, of_document
 
 
 @triton.jit
-def _place(first_chunk, documents, row_blocks, column_blocks, heads, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The share of a program: its entry, document, head, features, columns, and first and last chunk."""
+def _place(
+    starts, stops, first_chunk, documents, chunks, row_blocks, column_blocks, heads, nodes, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The share of a program: its entry, document, head, features and columns, the first chunk of the document and the
+    chunk after its last, and so its nodes. A single document has no tables."""
     share = tl.program_id(0)
     f = share % row_blocks * ROWS + tl.arange(0, ROWS)
     d = share // row_blocks % column_blocks * COLUMNS + tl.arange(0, COLUMNS)
     share = share // row_blocks // column_blocks
     h, document, b = share % heads, share // heads % documents, share // heads // documents
-    first, last = tl.load(first_chunk + document), tl.load(first_chunk + document + 1)
-    return b.to(tl.int64), document, h.to(tl.int64), f, d, first, last
+    c0, c1, begin, end = 0, chunks, 0, nodes
+    if first_chunk is not None:
+        c0, c1 = tl.load(first_chunk + document), tl.load(first_chunk + document + 1)
+        begin, end = tl.load(starts + c0), tl.load(stops + c1 - 1)
+    return b.to(tl.int64), document, h.to(tl.int64), f, d, c0, c1, begin, end
 
 
 @triton.jit
@@ -37,14 +44,15 @@ def walk(
 ):  # fmt: skip
     """states [B, H, chunks, F, D]; the last state [B, H, F, D]; e [B, N, H, D] with the delta rule, whose `value` is V.
     With gates a feature `key` is k to_end; else to_end and from_start have gates a head, or are None."""
-    b, document, h, f, d, c0, c1 = _place(first_chunk, documents, row_blocks, column_blocks, heads, ROWS, COLUMNS)
+    b, document, h, f, d, c0, c1, begin, end = _place(
+        starts, stops, first_chunk, documents, chunks, row_blocks, column_blocks, heads, nodes, ROWS, COLUMNS
+    )
     exists = (f < width)[:, None] & (d < deep)[None, :]
     cell = f[:, None] * deep + d[None, :]
     S = tl.zeros([ROWS, COLUMNS], tl.float32)
     if state is not None:
         place = (b * heads + h) * width * deep + cell
         S = tl.load(state + place, mask=of_document(document, 0, exists), other=0.0).to(tl.float32)
-    begin, end = tl.load(starts + c0), tl.load(stops + c1 - 1)
     for c in range(c0, c1):
         n = begin + (c - c0) * C + tl.arange(0, C)
         inside = n < end
@@ -76,14 +84,15 @@ def walk_back(
 ):  # fmt: skip
     """d_states [B, H, chunks, F, D], of the state after each chunk, and d_state [B, H, F, D] unless it is None. With
     gates a feature `query` is q from_start and `key` k to_end. `sent` is scale P^T do."""
-    b, document, h, f, d, c0, c1 = _place(first_chunk, documents, row_blocks, column_blocks, heads, ROWS, COLUMNS)
+    b, document, h, f, d, c0, c1, begin, end = _place(
+        starts, stops, first_chunk, documents, chunks, row_blocks, column_blocks, heads, nodes, ROWS, COLUMNS
+    )
     exists = (f < width)[:, None] & (d < deep)[None, :]
     cell = f[:, None] * deep + d[None, :]
     Z = tl.zeros([ROWS, COLUMNS], tl.float32)
     if d_last is not None:
         place = (b * heads + h) * width * deep + cell
         Z = tl.load(d_last + place, mask=of_document(document, documents - 1, exists), other=0.0).to(tl.float32)
-    begin, end = tl.load(starts + c0), tl.load(stops + c1 - 1)
     for t in range(c1 - c0):
         c = c1 - 1 - t
         n = begin + (c - c0) * C + tl.arange(0, C)

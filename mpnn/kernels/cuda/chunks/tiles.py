@@ -60,14 +60,18 @@ def of_document(document, which, inside):
 
 
 @triton.jit
-def chunk_of_program(starts, stops, chunks, blocks, heads, C: tl.constexpr):
+def chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C: tl.constexpr):
     """The share of a program in a grid of batch entries, chunks, heads and blocks of columns, the last the fastest: its
-    entry, chunk, head and block, the nodes of the chunk [C], and which of them exist."""
+    entry, chunk, head and block, the nodes of the chunk [C], the node after its last, and which nodes exist. A single
+    document has no tables of `starts` and `stops`."""
     share = tl.program_id(0)
     block, h = share % blocks, share // blocks % heads
     c, b = share // blocks // heads % chunks, share // blocks // heads // chunks
-    n = tl.load(starts + c) + tl.arange(0, C)
-    return b.to(tl.int64), c, h.to(tl.int64), block, n, n < tl.load(stops + c)
+    first, stop = c * C, nodes
+    if starts is not None:
+        first, stop = tl.load(starts + c), tl.load(stops + c)
+    n = first + tl.arange(0, C)
+    return b.to(tl.int64), c, h.to(tl.int64), block, n, stop, n < stop
 
 
 @triton.jit

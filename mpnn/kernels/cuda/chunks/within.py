@@ -30,15 +30,17 @@ from mpnn.kernels.cuda.chunks.tiles import (
 
 
 @triton.jit
-def gates(starts, stops, chunks, blocks, heads, nodes, log_gate, from_start, to_end, C: tl.constexpr, BH: tl.constexpr):
+def gates(
+    starts, stops, chunks, blocks, heads, nodes, log_gate, from_start, to_end, C: tl.constexpr, BH: tl.constexpr,
+    NARROW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """from_start and to_end [B, N, H] of log_gate [B, N, H]; a program takes BH heads."""
-    b, _, _, block, n, inside = chunk_of_program(starts, stops, chunks, blocks, 1, C)
+    b, _, _, block, n, stop, inside = chunk_of_program(starts, stops, chunks, blocks, 1, nodes, C)
     h = block * BH + tl.arange(0, BH)
     at = (b * nodes + n)[:, None] * heads + h[None, :]
     exists = inside[:, None] & (h < heads)[None, :]
-    last = tl.max(tl.where(inside, n, 0), 0)
     g = tl.load(log_gate + at, mask=exists, other=0.0).to(tl.float32)
-    after = tl.load(log_gate + at + heads, mask=exists & (n < last)[:, None], other=0.0).to(tl.float32)
+    after = tl.load(log_gate + at + heads, mask=exists & (n < stop - 1)[:, None], other=0.0).to(tl.float32)
     tl.store(from_start + at, tl.exp(tl.cumsum(g, 0)), mask=exists)
     tl.store(to_end + at, tl.exp(tl.cumsum(after, 0, reverse=True)), mask=exists)
 
@@ -51,8 +53,8 @@ def scores(
 ):  # fmt: skip
     """P and, unless it is None, A [B, H, chunks, C, C]; q from_start, k from_start (with A) and k to_end [B, N, H, F];
     and the product of all gates [B, H, chunks, F]. `FEATURES` at a time."""
-    b, c, h, _, n, inside = chunk_of_program(starts, stops, chunks, 1, heads, C)
-    i, stop = tl.arange(0, C), tl.load(stops + c)
+    b, c, h, _, n, stop, inside = chunk_of_program(starts, stops, chunks, 1, heads, nodes, C)
+    i = tl.arange(0, C)
     P, A = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     for f0 in range(0, width, FEATURES):
         f = f0 + tl.arange(0, FEATURES)
@@ -90,7 +92,7 @@ def solve(
 ):  # fmt: skip
     """T [B, H, chunks, C, C], W [B, N, H, F] and V [B, N, H, D]. `early_key` and `A_in` are those of `scores`, and
     `A_in` is None for gates a head or none. The inverse is computed in the precision `EXACT`."""
-    b, c, h, _, n, inside = chunk_of_program(starts, stops, chunks, 1, heads, C)
+    b, c, h, _, n, _, inside = chunk_of_program(starts, stops, chunks, 1, heads, nodes, C)
     i, f = tl.arange(0, C), tl.arange(0, WIDTH)
     at = (b * nodes + n) * heads + h
     place = square(b, c, h, chunks, heads, C)
