@@ -261,7 +261,7 @@ def recurrence(
         out, last = _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
         return out.to(dtype), last
     if unit:
-        query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
+        query, key = (_unit(x) for x in (query, key))
     inputs = query, key, value, log_gate, beta, state
     if chunked:
         from mpnn.kernels.cuda.chunks import function as chunks  # imports Triton
@@ -289,6 +289,11 @@ def in_chunks(dtype: torch.dtype, width: int, deep: int, ends: Sequence[int]) ->
     """Whether a GPU runs a recurrence over documents that end there in parallel chunks: features of at most 32 bits, at
     most 256 wide, and at least 16 nodes a document on average. Others go node by node, as a step of decoding does."""
     return dtype.itemsize <= 4 and max(width, deep) <= _CHUNKED_WIDTH and ends[-1] >= _CHUNKED_NODES * len(ends)
+
+
+def _unit(x: Tensor) -> Tensor:
+    wide = x.to(_wide(x))
+    return (wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
 def by_triton(x: Tensor) -> bool:

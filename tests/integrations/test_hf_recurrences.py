@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 import transformers
 from hf_families import recompute
 from hf_walk import tiny
+from row_cases import INTERPRETED, on_triton
 from torch import Tensor
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_LM,
@@ -22,6 +23,8 @@ from transformers.models.mamba2 import modeling_mamba2
 
 import mpnn.hf
 from mpnn.integrations.hf import compat, packing as division, recurrences
+from mpnn.kernels import scan
+from mpnn.kernels.cuda.chunks import function as chunks
 
 EACH = "mamba", "mamba2", "qwen3_next", "kimi_linear", "lfm2"  # one of each recurrence
 OTHERS = (
@@ -141,6 +144,42 @@ def test_packed_sequences_are_apart(family: str, monkeypatch: pytest.MonkeyPatch
     alone = torch.cat([logits(made, document) for document in ids.split(LENGTHS, 1)], 1)
     assert agree(logits(made, ids, **packing()), alone)
     assert not agree(logits(made, ids), alone)  # the pass leaves nothing behind
+
+
+@on_triton
+@pytest.mark.skipif(not INTERPRETED, reason="stands for a GPU, on CPU tensors")
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next", "kimi_linear"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_on_a_gpu_the_recurrences_are_ours(family: str, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks and with gradients, as the interpreter computes them; and the state that leaves, for another token."""
+    made = model(family).train(not autocast)
+    ids = IDS[:1, :9]
+
+    def results() -> list[Tensor]:
+        with torch.autocast("cpu", enabled=autocast):
+            out = made(ids, labels=ids, use_cache=autocast)
+            if autocast:
+                cache = {name: out[name] for name in ("past_key_values", "cache_params") if out.get(name) is not None}
+                return [out.logits.detach(), made(IDS[:1, 9:10], **cache).logits.detach()]
+        made.zero_grad()
+        out.loss.backward()
+        return [out.logits.detach(), *(p.grad.clone() for p in made.parameters() if p.grad is not None)]
+
+    expected = results()
+    mpnn.hf.use(made)
+    for module in (scan, recurrences):
+        monkeypatch.setattr(module, "by_triton", lambda x: True)
+    monkeypatch.setattr(scan, "_CHUNKED_NODES", 4)
+    small = chunks.Launch(columns=8)
+    monkeypatch.setattr(chunks, "_LEAST", 8)
+    monkeypatch.setattr(chunks, "config", lambda dtype: chunks.Config(8, 8, *[small] * 8))
+    calls: list[torch.dtype] = []
+    run = chunks.run
+    monkeypatch.setattr(chunks, "run", lambda *inputs: calls.append(inputs[0].dtype) or run(*inputs))
+    bar = 2**-4 if autocast else 2e-5
+    for found, known in zip(results(), expected, strict=True):
+        assert (found - known).abs().max() <= bar * max(1.0, float(known.abs().max()))
+    assert calls
 
 
 def test_older_transformers_do_not_pack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,7 +324,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("heads", "documents"), [((1, 1, 2), [0, 2, 0, 9, 0]), ((2, 1, 1), None)], ids=str)
 def test_chunks_agree_with_the_twin(kind: str, heads: tuple[int, int, int], documents: list[int] | None) -> None:
-    given, options = small(kind, heads), {"scale": 0.3, "documents": documents}
+    given, options = small(kind, heads, "near 1"), {"scale": 0.3, "documents": documents}
     expected = results(twin.recurrence, doubled(given), **options)
     assert worst([x.double() for x in results(by_chunks, given, **options)], expected) < 2e-6
 

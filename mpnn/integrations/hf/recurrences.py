@@ -1,9 +1,12 @@
 """Recurrent layers of transformers' models (Mamba, Mamba-2, Gated DeltaNet, KDA, short convolutions), in place.
 
-Their forward passes call functions of their module, such as `mamba2_chunk_scan`, which are torch code on CPU. `adapt`
-gives each layer a class whose forward pass is the same code with this library's functions under those names, so that
-the model keeps its weights, caches, padding and `save_pretrained`. A function is replaced only if it has the parameters
+Their forward passes call functions of their module, such as `mamba2_chunk_scan`, which are torch code. `adapt` gives
+each layer a class whose forward pass is the same code with this library's functions under those names, so that the
+model keeps its weights, caches, padding and `save_pretrained`. A function is replaced only if it has the parameters
 that are known here and gives the same numbers on a small example.
+
+On CUDA the recurrences run by Triton, also under `torch.autocast` and in compiled programs. Mamba-1's scan, the update
+of Mamba-2's state by a token, and convolutions that are not of packed texts stay transformers' there.
 
 Packed texts (`packing.py`) are documents of the graph `causal() & documents(lengths)`: gates and convolutions begin
 anew in each. transformers refuses them without its CUDA packages. Layers that mix tokens by code of their own compute
@@ -26,7 +29,8 @@ from mpnn.graphs import causal, window
 from mpnn.integrations.hf import adapted, packing
 from mpnn.integrations.hf.adapted import is_adapted
 from mpnn.kernels.cpu import library
-from mpnn.kernels.scan import recurrence
+from mpnn.kernels.cuda.schedule import unavailable
+from mpnn.kernels.scan import by_triton, recurrence
 from mpnn.kernels.selective_scan import selective_scan
 from mpnn.kernels.short_convolution import short_convolution
 from mpnn.kernels.state_update import state_update
@@ -44,6 +48,8 @@ def causal_conv1d_fn(
     """`hidden_states` [B, channels, N], `weight` [channels, K]."""
     x = hidden_states.mT.to(weight.dtype)
     lengths = _lengths(options, x)
+    if by_triton(x) and lengths is None and active() is None:
+        return NotImplemented  # torch's convolution takes one kernel, and this one as many as there are taps
     taps, before = weight.mT.flip(0), 0
     if (sharding := active()) is not None:  # the tokens before those of this process
         near = sharding.part(causal() & window(len(taps) - 1), x.shape[1], x.shape[1]).exchange(x)
@@ -74,12 +80,13 @@ def mamba2_chunk_scan(
     dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit).float()
     x = hidden_states.float()
+    wide = hidden_states.dtype if by_triton(x) else torch.float32
     lengths = _lengths(options, dt, initial_states, return_final_states)
-    query, key, value = (_one_sequence(y, lengths) for y in (C.float(), B.float(), x * dt[..., None]))
+    query, key, value = (_one_sequence(y.to(wide), lengths) for y in (C, B, x * dt[..., None]))
     log_gate, state = _one_sequence(A.float() * dt, lengths), None if initial_states is None else initial_states.mT
     run = partial(recurrence, query, key, value, log_gate, documents=lengths)
     if (sharding := active()) is not None:
-        zeros = value.new_zeros(len(value), value.shape[2], B.shape[-1], value.shape[-1])
+        zeros = x.new_zeros(len(value), value.shape[2], B.shape[-1], value.shape[-1])
         first = zeros + 0 * value[:, 0, :, :1, None]  # which needs a gradient if the values do
         out, last = sharding.along(value.shape[1], lambda state: run(state=state), first), first
     else:
@@ -106,6 +113,8 @@ def mamba2_selective_state_update(
     """One token: `hidden_states` [B, H, D], with `dt` [B, H, D] and `A` [H, D, S] expanded from numbers of heads. The
     state changes in place, so nothing may need a gradient."""
     _lengths(options, hidden_states, state)
+    if by_triton(hidden_states):
+        return NotImplemented
     inputs = (state, hidden_states, dt, A, B, C, D, dt_bias, z)
     if (
         any(A.stride()[1:])
@@ -136,6 +145,10 @@ def mamba_selective_scan(
 ) -> Any:
     """`hidden_states` and `dt` [B, channels, N], `A` [channels, S], `B` and `C` [B, S, N]."""
     lengths = _lengths(options, dt.mT, None, return_last_state)
+    if by_triton(dt):
+        if lengths is None:
+            return NotImplemented
+        raise ValueError("Mamba-1's recurrence of packed sequences runs on CPU only; pass them as a batch, padded")
     x, dt, B, C = (_one_sequence(y.mT, lengths) for y in (hidden_states, dt, B, C))
     gate = None if z is None else _one_sequence(z.mT, lengths)
     y, last = selective_scan(x, dt, A, B, C, documents=lengths, softplus=delta_softplus, bias=delta_bias, D=D, z=gate)
@@ -157,10 +170,12 @@ def gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """`query`, `key` [B, N, H or fewer, F], `value` [B, N, H, D], `g` [B, N, H] or [B, N, H, F], `beta` [B, N, H]."""
     lengths = _lengths(options, beta, initial_state, output_final_state)
-    q, k, v, gate, share = (_one_sequence(x.float(), lengths) for x in (query, key, value, g, beta))
+    inputs = query, key, value, g, beta
+    inputs = inputs if by_triton(query) else tuple(x.float() for x in inputs)
+    inputs = tuple(_one_sequence(x, lengths) for x in inputs)
     scale, unit = query.shape[-1] ** -0.5, use_qk_l2norm_in_kernel
-    out, last = recurrence(q, k, v, gate, share, initial_state, scale=scale, documents=lengths, unit=unit)
-    return out.view(*value.shape).to(query.dtype), last if output_final_state else None
+    out, last = recurrence(*inputs, initial_state, scale=scale, documents=lengths, unit=unit, dtype=query.dtype)
+    return out.view(*value.shape), last if output_final_state else None
 
 
 def lightning_attention(
@@ -519,7 +534,8 @@ def _chosen(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[
     """This library's function where it serves the call; else transformers' own."""
 
     def in_full_precision(*args: Any, **options: Any) -> Any:
-        with torch.autocast("cpu", enabled=False):
+        x = args[0] if args else next(iter(options.values()))
+        with torch.autocast(x.device.type, enabled=False):
             result = ours(*args, **options)
         return original(*args, **options) if result is NotImplemented else result
 
@@ -551,24 +567,27 @@ class _Choice(NamedTuple):
     original: Callable[..., Any]
 
     def of(self, x: Tensor, options: Mapping[str, Any]) -> Callable[..., Any]:
-        """The function for x. A compiled program contains transformers' function, and breaks where texts are packed.
+        """The function for x. A compiled program breaks where texts are packed. Elsewhere it contains our function on
+        CUDA, which is an operator, and transformers' on CPU.
 
         Raises:
             ValueError: if neither keeps packed texts apart, or passes states from process to process.
         """
         is_compiling, is_packed = torch.compiler.is_compiling(), packing.is_packed(options)
+        if by_triton(x) and unavailable(x, ()) is None:
+            return self.uncompiled if is_compiling and is_packed else self.ours
         if x.device.type == "cpu" and not is_compiling:
             return self.ours
         if x.device.type == "cpu" and is_packed:
             return self.uncompiled
         if is_packed:
             raise ValueError(
-                f"recurrent layers keep packed texts apart on CPU, and this one is on {x.device.type}; pass the texts "
-                "as a batch, padded"
+                f"recurrent layers keep packed texts apart on CPU and by Triton, and this one is on {x.device.type}; "
+                "pass the texts as a batch, padded"
             )
         if active() is not None:
             raise ValueError(
-                "a recurrence passes its state from process to process on CPU, and not in a compiled program"
+                "this recurrence passes its state from process to process on CPU, and not in a compiled program"
             )
         return self.original
 

@@ -67,9 +67,11 @@ def chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C: tl.constexp
     share = tl.program_id(0)
     block, h = share % blocks, share // blocks % heads
     c, b = share // blocks // heads % chunks, share // blocks // heads // chunks
-    first, stop = c * C, nodes
+    first = c * C
+    stop = tl.minimum(first + C, nodes)
     if starts is not None:
-        first, stop = tl.load(starts + c), tl.load(stops + c)
+        first = tl.load(starts + c)
+        stop = tl.load(stops + c)
     n = first + tl.arange(0, C)
     return b.to(tl.int64), c, h.to(tl.int64), block, n, stop, n < stop
 
