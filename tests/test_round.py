@@ -1,6 +1,8 @@
 """Requests: what plans remember of them, and what of them is told edge by edge."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +49,23 @@ def test_activations_of_fused_kernels_are_recognized() -> None:
     known = torch.tanh, F.tanh, F.leaky_relu, LeakyReLU(), torch.relu, lambda x: x
     forms = [Round(graph, value, AdditiveScore(query[..., 0], key[..., 0], by)).signature for by in known]
     assert len(set(forms)) == len(known)
+
+
+@pytest.mark.parametrize("data", [(torch.ones(2), None), (None, (1.0, torch.ones(2))), torch.ones(2)])
+def test_a_tensor_without_a_role_is_refused(data: Any) -> None:
+    """Also within a tuple that holds other things: visitors would not move or cut it."""
+
+    @dataclass(eq=False)
+    class Own(Round):
+        extra: Any = None
+
+    def own(extra: Any) -> Round:
+        return Own(graphs.causal().bind(3), torch.ones(3, 1, 2), normalize="none", extra=extra)
+
+    with pytest.raises(TypeError, match="extra of a round has no role"):
+        own(data).map(lambda x, name, role: x)
+    for plain in (None, (), (1.0, None), "text"):
+        assert own(plain).map(lambda x, name, role: x).extra == plain
 
 
 def test_a_table_of_too_few_classes_is_named_where_nodes_have_places_too() -> None:

@@ -44,6 +44,15 @@ def test_queries_behind_cached_keys_are_cut_from_the_bound_topology() -> None:
     assert torch.equal(graph.dense(), chosen.dense() & graphs.causal().bind(N).dense()[-2:])
 
 
+@pytest.mark.parametrize(("leading", "heads"), [((2,), 1), ((2, 3), 3), ((1, 4), 4)])
+def test_items_and_heads(leading: tuple[int, ...], heads: int) -> None:
+    graph = stacked(*leading)
+    assert (graph.items, graph.heads) == (leading[0], heads)
+    assert torch.equal(graph.entry(0, heads - 1).dense(), graph.dense().view(-1, heads, N, N)[0, -1])
+    with pytest.raises(IndexError, match=f"there are {leading[0]} items and {heads} heads; got 0 and {heads}"):
+        graph.entry(0, heads)
+
+
 def test_an_entry_is_a_graph_with_the_positions_of_all() -> None:
     graph = stacked(2, 3) & graphs.causal().with_relation(Offset(2))
     entry = graph.entry(1, 2)

@@ -38,6 +38,15 @@ def test_neighbors_form_one_run_and_the_first_source_does_not_join_what_is_absen
     assert graph.runs.ptr.tolist() == [0, 2, 3, 4, 4]
 
 
+@pytest.mark.parametrize("num_src", [2**31 - 1, 2**31, 2**31 + 1, 2**40])
+def test_the_last_of_many_sources(num_src: int) -> None:
+    """Where 32 bits end."""
+    last = num_src - 1
+    graph = graphs.chosen(torch.tensor([[last, last], [last - 1, last], [0, last]]), num_src)
+    assert graph.runs.start.tolist() == [last, last - 1, 0, last]
+    assert graph.runs.stop.tolist() == [num_src, num_src, 1, num_src]
+
+
 @pytest.mark.parametrize("leading", LEADING)
 @pytest.mark.parametrize("num_src", [9, 10, 12])
 def test_chosen_blocks_are_runs_and_the_last_may_be_shorter(leading: tuple[int, ...], num_src: int) -> None:

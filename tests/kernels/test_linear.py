@@ -117,3 +117,13 @@ def test_weights_of_any_strides(how: str, products: Products, monkeypatch: pytes
     close(onednn.product(x, weight), F.linear(x, weight))
     close(onednn.product(weight, x), F.linear(weight, x))
     assert products == [(32, 40), (40, 32)]
+
+
+def test_why_there_may_be_no_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = onednn.why_missing.__wrapped__
+    assert reason() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+        assert reason() == "torch was built without oneDNN"
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert "has no products by oneDNN" in reason()

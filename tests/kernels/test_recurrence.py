@@ -230,6 +230,14 @@ def test_what_does_not_fit_is_named() -> None:
         recurrence(query, key, value, log_gate, documents=[100])
     with pytest.raises(ValueError, match="heads that divide 4"):
         recurrence(query[:, :, :1].expand(-1, -1, 3, -1), key, value, log_gate)
+    for wrong in (key[:, 1:], key[1:], key.repeat(1, 2, 1, 1)):  # other nodes or entries, with heads that divide 4
+        with pytest.raises(ValueError, match=r"key must have shape \[2, 131, heads that divide 4, width\]"):
+            recurrence(query, wrong, value, log_gate)
+    for wrong in (None, 1.0, key.int(), key.to(torch.complex64), key.to(torch.float8_e4m3fn)):
+        with pytest.raises(TypeError, match="key must be a floating-point tensor of 16 bits or more; got"):
+            recurrence(query, wrong, value, log_gate)
+    with pytest.raises(ValueError, match=r"value must have shape \[B, N, H, width\]; got \[131"):
+        recurrence(query, key, value[0], log_gate)
     found = torch.autograd.grad(recurrence(query.requires_grad_(), key, value)[0].sum(), query, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated again"):
         found[0].sum().backward()
@@ -504,6 +512,11 @@ def test_one_token_refuses_what_it_would_write_wrong() -> None:
         state_update(state, x, dt, A, *[torch.ones(1, 3, 4)] * 2)
     with pytest.raises(ValueError, match="D must have shape"):
         state_update(state, x, dt, A, B, B, D=torch.ones(3))
+    for k, name in enumerate(("x", "dt", "A", "B", "C")):
+        arguments = [x, dt, A, B, B]
+        arguments[k] = None
+        with pytest.raises(TypeError, match=f"{name} must be a floating-point tensor of 16 bits or more; got NoneType"):
+            state_update(state, *arguments)
     assert not state.any()
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, engine, graphs, ops
 from mpnn.attention import Attention, DotProduct
-from mpnn.backends import by_source
+from mpnn.backends import by_source, csr, tiles
 from mpnn.decoding.cache import KVCache
 from mpnn.graph.exchange import Exchange, Layer
 from mpnn.message_passing import _check_divisible
@@ -158,6 +158,14 @@ def test_the_sums_of_rounded_weights_have_gradients(backend: str, monkeypatch: p
         assert_equal(found, expected, inputs)
 
 
+@pytest.mark.parametrize("backend", [csr, tiles])
+def test_a_softmax_over_destinations_is_priced_as_two_passes(backend: Any) -> None:
+    q, k, v, *_ = (x.detach() for x in leaves(GRAPHS["causal"]))
+    one = Round(GRAPHS["causal"], v, Dot(q, k, 0.3))
+    both = backend.counts(replace(one, normalize="softmax_dst"))
+    assert both == {what: 2 * count for what, count in backend.counts(one).items()}
+
+
 def test_rounded_weights_and_data_of_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_source, "_ROUNDED", -1.0)
     graph = GRAPHS["longformer"]
@@ -250,9 +258,15 @@ def test_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             attend(bias=bias)
-    for other in (dst[:1], dst[0], dst[..., :3], dst[None]):
-        with pytest.raises(ValueError, match=r"dst_bias of all biases must have shape .* got \[37, 4\] and"):
-            attend(bias=(NodeBias(dst), NodeBias(other)))
+    for other in (dst[:1], dst[0], dst[..., :3], dst[None], dst[0, 0], 3.0):
+        for pair in ((dst, other), (other, dst)):
+            with pytest.raises(ValueError, match=r"dst_bias of all biases must have shape .* got .*\[37, 4\]"):
+                attend(bias=tuple(map(NodeBias, pair)))
+    with pytest.raises(ValueError, match=r"dst_bias of all biases must have shape .* got \[37, 2\] and \[37, 3\]"):
+        attend(bias=(NodeBias(dst[:, :2]), NodeBias(dst[:, :3])))
+    one = attend(bias=NodeBias(dst + dst[:, :1]))
+    for pair in ((dst, dst[:, :1]), (dst[:, :1], dst)):  # a bias of all heads beside one of each
+        torch.testing.assert_close(attend(bias=tuple(map(NodeBias, pair))), one)
     with pytest.raises(TypeError, match="src_bias must be floating point"):
         attend(bias=NodeBias(src=src > 0))
     with pytest.raises(ValueError, match="log_gate, beta and states go with sums"):

@@ -60,7 +60,9 @@ def test_which_functions_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     watched.network[0].register_full_backward_hook(lambda module, inputs, outputs: None)
     first = replaced.network[0]
     first.forward = lambda x: 2 * type(first).forward(first, x)  # as accelerate does
-    unusual = (watched, False), (replaced, False)
+    called = nn.SiLU()
+    called.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    unusual = (watched, False), (replaced, False), (called, False), (lambda z: z + z.mean(0), False)
     for f, served in (
         (RadialFilter(FILTER), True), (Doubled(FILTER), False), (hooked, False), (nn.Softmax(0), False), *unusual
     ):  # fmt: skip
