@@ -13,7 +13,7 @@ fewer than 8 sources. A check of the result would add 6 to 35 % to a call over u
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, on
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, total
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
+from mpnn.graph.row_groups import row_groups
+from mpnn.graph.runs import Ints
 from mpnn.kernels import pair_tables, varlen
 from mpnn.kernels.once_differentiable import refuse_second_derivatives
 from mpnn.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
@@ -34,6 +36,7 @@ NAME = "dense"
 
 _MAX_PAIRS = 1 << 26  # of a mask; 64 MB
 _FRESH = 1 << 25  # bytes of logits from which on the system allocates them in each call, at a cost for each page
+_TILE = 128  # rows that the flash kernel computes together
 _MAX_SCORES = 1 << 29  # of logits in memory, over all heads and batches; 2 GB in float32
 
 
@@ -54,6 +57,8 @@ def refusal(round: Round) -> str | None:
     assert isinstance(score, Dot)
     if score.edge_key is not None and score.softcap is not None:
         return "it does not support softcap with edge_key"
+    if _packed(round) is not None:
+        return None
     if _by_cliques(round):
         pairs = graph.num_edges
     else:
@@ -72,6 +77,8 @@ def counts(round: Round) -> dict[str, float]:
     """Pairs times heads, by operation, and the copies of nodes for cliques."""
     graph, width = round.graph, round.value.shape[-1]
     heads = round.batch.numel() * round.heads
+    if (groups := _packed(round)) is not None:
+        return both_ways(_counts_of_groups(groups, heads, width, kind_of(round.value.dtype)), round.needs_grad)
     by_cliques, written = _by_cliques(round), _has_logits_in_memory(round)
     pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
     shape, num_dst, num_src = _plain_shape(graph), graph.num_dst, graph.num_src
@@ -104,10 +111,21 @@ def counts(round: Round) -> dict[str, float]:
     if by_cliques:
         assert graph.clique_sizes is not None
         sizes, count = graph.clique_sizes
-        operations |= {"size call": 1.0 if _at_once(round) else float(len(sizes))}
+        operations |= {"size call": 1.0 if _fits_flash(round) else float(len(sizes))}
         operations["clique"] = float(heads * count.sum())
         operations["clique number"] = float(graph.num_dst * heads * width)
     return both_ways(operations, round.needs_grad)
+
+
+def _counts_of_groups(groups: "list[_Packed]", heads: int, width: int, kind: str) -> dict[str, float]:
+    pairs = heads * sum(group.pairs for group in groups)
+    return {
+        "call": 1.0,
+        "size call": len(groups) - 1.0,
+        f"{kind}pair": pairs,
+        f"{kind}number": pairs * width,
+        "clique number": float(heads * width * sum(group.copied for group in groups)),
+    }
 
 
 def _blocks(graph: Graph) -> int:
@@ -124,6 +142,9 @@ def _blocks(graph: Graph) -> int:
 
 def estimate(round: Round) -> Estimate:
     graph, heads = round.graph, round.batch.numel() * round.heads
+    if (groups := _packed(round)) is not None:
+        size = sum(group.copied for group in groups) * heads * round.value.shape[-1] * round.value.element_size()
+        return on_gpu(NAME, counts(round), float(size))
     by_cliques, written = _by_cliques(round), _has_logits_in_memory(round)
     pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
     copies = (3 + 2 * bool(round.dropout) + 1.5 * round.needs_grad) * written + 1.7 * _is_biased(round)
@@ -139,6 +160,8 @@ def run(round: Round) -> Result:
     features = score.query, score.key, round.value
     if (kernel := direct(round)) is not None:
         return Result(kernel(*features, score.scale))
+    if (groups := _packed(round)) is not None:
+        return Result(_run_packed(groups, *features, score.scale))
     if not _by_cliques(round):
         block = graph.cached("dense block", lambda: _whole(graph))
         out, weights = _run_block(round, block, *(x.unsqueeze(-4) for x in features))
@@ -148,9 +171,11 @@ def run(round: Round) -> Result:
         return Result(out.squeeze(-4))
     order, inverse = graph.cached("clique by clique", lambda: _order(graph))
     query, key, value = (x.index_select(-3, order) for x in features)
-    if _at_once(round):
+    if _fits_flash(round) and len(graph.cliques) > 1:
         sizes, largest = graph.cached("clique sizes", lambda: _sizes(graph))
-        out = varlen.attention(query, key, value, sizes, largest, score.scale)
+        ends = varlen.starts(sizes, round.batch.numel())
+        q, k, v = (x.flatten(0, -3) for x in (query, key, value))
+        out = varlen.packed(q, k, v, ends, ends, largest, largest, score.scale).view(query.shape)
         return Result(out.index_select(-3, inverse))
     outs, first = [], 0
     for members in graph.cliques:
@@ -186,13 +211,85 @@ def _order(graph: Graph) -> tuple[Tensor, Tensor]:
     return order, order.argsort()
 
 
-def _at_once(round: Round) -> bool:
-    """Whether cliques of all sizes run in one kernel call."""
+class _Packed(NamedTuple):
+    """Groups of rows on their device, for the features of a batch; see `row_groups` and `varlen.packed`.
+
+    pairs: those that the kernel computes, by whole tiles. copied: how many nodes are copied in order.
+    """
+
+    dst: Tensor | None
+    src: Tensor | None
+    dst_starts: Tensor
+    src_starts: Tensor
+    most_dst: int
+    most_src: int
+    is_causal: bool
+    pairs: float
+
+    @property
+    def copied(self) -> int:
+        return sum(len(nodes) for nodes in (self.dst, self.src) if nodes is not None)
+
+
+def _packed(round: Round) -> list[_Packed] | None:
+    """The graph as groups of rows, where torch's flash kernel computes attention within them; else None."""
+    if not _fits_flash(round):
+        return None
+    graph, batch = round.graph, round.batch.numel()
+    return graph.cached(("packed rows", batch), lambda: _pack(graph, batch))
+
+
+def _fits_flash(round: Round) -> bool:
+    """Whether torch's flash kernel for packed sequences takes these features."""
     score = round.score
     assert isinstance(score, Dot)
-    plain = not _is_biased(round) and not _is_materialized(round)
+    plain = not _is_biased(round) and not _is_materialized(round) and score.scale > 0
     same_heads = score.key.shape[-2] == round.value.shape[-2]
-    return plain and same_heads and len(round.graph.cliques) > 1 and varlen.runs_here(score.query, round.value)
+    return plain and same_heads and round.batch.numel() > 0 and varlen.runs_here(score.query, round.value)
+
+
+def _pack(graph: Graph, batch: int) -> list[_Packed] | None:
+    groups = row_groups(graph)
+    if groups is None:
+        return None
+    to_device = partial(_on, graph.device)
+    return [
+        _Packed(
+            None if group.dst is None else to_device(group.dst),
+            None if group.src is None else to_device(group.src),
+            varlen.starts(to_device(group.num_dst), batch),
+            varlen.starts(to_device(group.num_src), batch),
+            int(group.num_dst.max()),
+            int(group.num_src.max()),
+            group.is_causal,
+            float((-(-group.num_dst // _TILE) * _TILE * group.num_src).sum()) * (0.5 if group.is_causal else 1.0),
+        )
+        for group in groups
+    ]
+
+
+def _on(device: torch.device, numbers: Ints) -> Tensor:
+    return torch.from_numpy(numbers).to(device)
+
+
+def _run_packed(groups: list[_Packed], query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Out [..., N_dst, H, D]; rows without sources get zeros."""
+    if groups[0].dst is None:  # its rows are all
+        return _run_group(groups[0], query, key, value, scale)
+    out = torch.zeros_like(query)
+    for group in groups:
+        assert group.dst is not None
+        part = _run_group(group, query.index_select(-3, group.dst), key, value, scale)
+        out = out.index_copy(-3, group.dst, part)
+    return out
+
+
+def _run_group(group: _Packed, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    if group.src is not None:
+        key, value = key.index_select(-3, group.src), value.index_select(-3, group.src)
+    q, k, v = (x.flatten(0, -3) for x in (query, key, value))
+    ends = group.dst_starts, group.src_starts, group.most_dst, group.most_src
+    return varlen.packed(q, k, v, *ends, scale, group.is_causal).view(query.shape)
 
 
 def _sizes(graph: Graph) -> tuple[Tensor, int]:

@@ -17,16 +17,6 @@ def runs_here(query: Tensor, value: Tensor) -> bool:
     return narrow and query.shape[-1] == value.shape[-1] <= MAX_WIDTH and query.shape[-1] % 8 == 0
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, largest: int, scale: float) -> Tensor:
-    """Out [..., N, H, D] of query [..., N, H, D], key and value [..., N, H_kv, D], with nodes sorted by group.
-
-    sizes: int64 [groups], with sum N. largest: the largest size, passed as an int to avoid a synchronization.
-    """
-    ends = starts(sizes, query.shape[:-3].numel())
-    flat = (x.flatten(0, -3) for x in (query, key, value))
-    return packed(*flat, ends, ends, largest, largest, scale).view(query.shape)
-
-
 def packed(
     query: Tensor,
     key: Tensor,

@@ -41,7 +41,8 @@ def attend(
         out = _of_one_query(query, key, value, scale, _row(query, key, pairs, by_offset))
     elif by_offset is None and (pairs.allowed is not None or _is_chosen(query, key, value, pairs.is_causal)):
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        out = dense.sdpa(query, key, value, scale, pairs.allowed, pairs.is_causal)
+        mask = None if pairs.allowed is None else pairs.added(query.dtype)
+        out = dense.sdpa(query, key, value, scale, mask, pairs.is_causal)
     else:
         return None
     return (out if pairs.empty is None else out.masked_fill(pairs.empty, 0.0)).transpose(1, 2)

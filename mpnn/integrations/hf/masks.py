@@ -22,6 +22,8 @@ from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band,
 from mpnn.integrations.hf.packing import Packing
 from mpnn.integrations.hf.trees import TreeMask
 
+_SHORT = 1024  # keys of a text whose padding a GPU computes in less time than Python makes a graph
+
 _COMPUTES = (
     "this model computes with its mask, and with attn_implementation='mpnn' the mask is a graph, not a tensor; keep "
     "attn_implementation='sdpa' or 'eager' for it"
@@ -188,7 +190,19 @@ class Mask:
             return None
         if self.sizes.queries == 1:
             return self._of_one_query(keys)
-        return None if self._padding is not None else _of_all_tokens(self._band, self.sizes._replace(keys=keys))
+        if self.padding is not None and self._padding is not None:
+            return self._of_short_texts(keys)
+        return _of_all_tokens(self._band, self.sizes._replace(keys=keys))
+
+    def _of_short_texts(self, keys: int) -> Pairs | None:
+        """A complete mask with padding, on a GPU: over short texts, to compute padding takes less time than a graph of
+        the texts takes to make."""
+        assert self.padding is not None
+        if self._band != (None, None) or keys > _SHORT or not self.padding.is_cuda:
+            return None
+        allowed = self.padding[:, self.sizes.first_key : self.sizes.first_key + keys][:, None, None]
+        empty = ~allowed.any(-1, keepdim=True)
+        return Pairs(allowed=allowed | empty, empty=empty)
 
     def _of_one_query(self, keys: int) -> Pairs | None:
         assert self._band is not None

@@ -1,0 +1,84 @@
+"""Neighboring rows that share their sources, as a kernel for packed sequences takes them.
+
+rows      0 1 2 3 4 5 6 7        packed texts: each row has the sources of its text        complete groups
+sources   a a a b b b b b
+rows      0 1 2 3 4 5 6 7        left padding, causal: each row has one source more        a causal group,
+sources   - - a ab abc ...                                                                  and rows without sources
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mpnn.graph.graph import Graph
+from mpnn.graph.runs import Ints
+
+_COPIES = 2  # of the sources at most: groups of overlapping sources copy them
+
+
+class RowGroups(NamedTuple):
+    """Groups of one kind, one after the other.
+
+    dst, src: the rows and the sources of the groups, in order; None if these are all nodes. num_dst, num_src: how many
+    each group has. is_causal: the last row of a group has all of its sources, and each row before it one less.
+    """
+
+    dst: Ints | None
+    src: Ints | None
+    num_dst: Ints
+    num_src: Ints
+    is_causal: bool
+
+
+def row_groups(graph: Graph) -> list[RowGroups] | None:
+    """The rows with sources as complete and as causal groups; None if some row has several runs, or the groups would
+    copy their sources many times, as those of a window."""
+    return graph.cached("row groups", lambda: _row_groups(graph))
+
+
+def _row_groups(graph: Graph) -> list[RowGroups] | None:
+    if graph.is_explicit or graph.structure.most_runs > 1 or not graph.num_edges:
+        return None
+    runs = graph.runs
+    row, start, stop = runs.row, runs.start, runs.stop
+    first = _first_rows(row, start, stop)
+    last = np.append(first[1:], len(row)) - 1
+    if (stop[last] - start[last]).sum() > _COPIES * graph.num_src:
+        return None
+    grows = (last > first) & (stop[last] > stop[first])
+    # A group of one row is of both kinds.
+    causal = grows | (last == first) if grows.any() else grows
+    kinds = [(True, causal), (False, ~causal)]
+    return [
+        _of_kind(graph, row, start, stop, first[which], last[which], is_causal=is_causal)
+        for is_causal, which in kinds
+        if which.any()
+    ]
+
+
+def _first_rows(row: Ints, start: Ints, stop: Ints) -> Ints:
+    """The numbers of the rows that begin a group, among those with sources."""
+    step = np.diff(stop)
+    follows = (np.diff(row) == 1) & (np.diff(start) == 0) & ((step == 0) | (step == 1))
+    same_step = np.append(True, (step[1:] == step[:-1]) | ~follows[:-1]) if len(step) else follows
+    return np.append(0, np.flatnonzero(~(follows & same_step)) + 1)
+
+
+def _of_kind(
+    graph: Graph, row: Ints, start: Ints, stop: Ints, first: Ints, last: Ints, *, is_causal: bool
+) -> RowGroups:
+    num_dst = last - first + 1
+    num_src = stop[last] - start[last]
+    dst = _ranges(row[first], num_dst)
+    src = _ranges(start[last], num_src)
+    return RowGroups(_unless_all(dst, graph.num_dst), _unless_all(src, graph.num_src), num_dst, num_src, is_causal)
+
+
+def _ranges(start: Ints, count: Ints) -> Ints:
+    """start, start + 1, ... of each range, one range after the other."""
+    ends = np.cumsum(count)
+    return np.arange(ends[-1]) + np.repeat(start - ends + count, count)
+
+
+def _unless_all(nodes: Ints, count: int) -> Ints | None:
+    return None if len(nodes) == count and bool((nodes == np.arange(count)).all()) else nodes
