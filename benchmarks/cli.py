@@ -160,7 +160,9 @@ def gpu(
     lead = {"command": " ".join(["python -m benchmarks gpu", *options]), **name, **about_gpu}
     if commit:
         lead["commit"] = commit
+    done = {f"{row['group']}: {row['case']}" for row in known}
     timed = [case for case in cases if case.group != on_gpu.EXACT]
+    timed += [case for case in cases if case.group == on_gpu.EXACT and case.title not in done]
     gc.freeze()  # what is imported is not looked through after each row
     try:
         results = run(timed, each, lead, out, False, partial(_say, began), until, known)

@@ -23,6 +23,9 @@ SERVES = (cpu.SERVES | {"cuda"}) - {"cpu", "float64"}
 REASONS = cpu.REASONS | {"float64": "on CUDA its kernels run on tensor cores, which have no fast float64"}
 
 
+_WIDE = {2: 128, 4: 64}  # wider heads have a price of their own, by bytes of a number
+
+
 def refusal(round: Round) -> str | None:
     score = round.score
     assert isinstance(score, Dot)
@@ -40,14 +43,17 @@ def counts(round: Round) -> Counts:
     assert isinstance(score, Dot)
     key = "tiles: counts", config.rows, config.columns
     _, area = graph.cached(key, lambda: count_tiles(graph.structure, config.rows, config.columns))
-    heads, kind, passes = round.batch.numel() * round.heads, kind_of(round.value.dtype), by_source.passes(round)
+    heads, passes = round.batch.numel() * round.heads, by_source.passes(round)
+    width, kind = max(score.query.shape[-1], round.value.shape[-1]), kind_of(round.value.dtype)
+    # Tiles of wide heads leave fewer registers, and so take longer for each product.
+    wide = "wide " * (width > _WIDE[round.value.dtype.itemsize])
     partial = min(2 * max(area - graph.num_edges, 0), area)  # a partial tile is half full
     widths = score.query.shape[-1] + round.value.shape[-1]
     operations = {
         "call": float(passes),
         f"{kind}pair": float(area * heads * passes),
         f"{kind}partial pair": float(partial * heads * passes),
-        f"{kind}product": float(area * heads * widths * passes),
+        f"{wide}{kind}product": float(area * heads * widths * passes),
         f"{kind}node number": float((graph.num_dst + graph.num_src) * heads * round.value.shape[-1] * passes),
     }
     if round.dropout:
