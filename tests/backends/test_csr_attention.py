@@ -6,6 +6,7 @@ What goes beyond what all backends share: other scores, vectors on edges, hubs, 
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from row_cases import (  # noqa: F401 - fixtures
     CPU,
     REQUESTS,
     SEED,
+    START,
     TRITON,
     Kernels,
     additive,
@@ -34,14 +36,17 @@ from row_cases import (  # noqa: F401 - fixtures
 )
 from threads import same_bits
 from torch import Tensor
+from watched import COPIES, LOOKS, Watched
 
 from mpnn import engine, graphs, ops, rng
+from mpnn.backends import edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce, edges as edge_orders, on_device
 from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine import plan
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import row_attention
+from mpnn.kernels.cuda.launch import Arguments, Launches
 from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
@@ -207,6 +212,22 @@ def test_heads_that_share_keys(make: Callable[[Graph], Round], monkeypatch: pyte
         check(CPU, given, CLOSE_IN_HUBS, what=str(graph))
 
 
+@pytest.mark.usefixtures("small_pieces")
+def test_weights_and_the_log_sum_exp_of_logits_differentiate(kernels: Kernels) -> None:
+    given = replace(dot(hubs_for(kernels), heads=2, shared=1), return_lse=True, return_weights=True)
+    given = moved(given, kernels.device)
+    leaves, found = [given.value, given.score.query, given.score.key], []
+    for result in (kernels.attention.run(given), edge_list.run(given)):
+        lse = result.lse.masked_fill(result.lse.isinf(), 0.0)
+        total = result.out.sin().sum() + lse.sin().sum()
+        alone = torch.autograd.grad(lse.cos().sum(), leaves[1:], retain_graph=True)
+        both = torch.autograd.grad(total, leaves, retain_graph=True)
+        every = torch.autograd.grad(total + result.weights.square().sum(), leaves)
+        found.append([result.out, result.weights, result.lse, *alone, *both, *every])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, **CLOSE_IN_HUBS)
+
+
 def test_heads_that_share_keys_have_a_differentiable_lse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_attention, "_LONG", 0)
     given = replace(dot(hubs(150), heads=8, shared=1), return_lse=True)
@@ -321,6 +342,50 @@ def test_nothing_waits_for_the_device(kernels: Kernels) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kernels", BOTH[1:], indirect=True)
+@pytest.mark.parametrize("name", ["grouped heads, batch, dropout", "everything", "additive", "mean"])
+def test_a_second_call_neither_waits_nor_copies(name: str, kernels: Kernels) -> None:
+    """So that calls are captured in CUDA graphs: no number is read, and no tensor made of numbers of Python."""
+    given = moved(REQUESTS[name](scattered()), kernels.device)
+    leaves = [t for t in given.tensors if t.requires_grad]
+
+    def once() -> None:
+        torch.autograd.grad(run(kernels, given)[0].sum(), leaves, allow_unused=True)
+
+    once()  # which makes what the graph keeps
+    with Watched(LOOKS | COPIES) as watched:
+        once()
+    assert watched.looks == []
+
+
+def test_later_launches_pass_addresses_and_what_was_kept() -> None:
+    """A compiled kernel, here a fake, is prepared once for each key."""
+    passed: list[Any] = []
+
+    class Compiled:
+        asm: ClassVar = {}
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments: passed.append((grid, arguments))
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Compiled]:
+            def first(*arguments: Any, **constants: Any) -> Compiled:
+                passed.append((grid, arguments, constants))
+                return Compiled()
+
+            return first
+
+    launches, x, y = Launches(), torch.zeros(3), torch.zeros(3)
+    arguments = Arguments(5, (7, 0.5), {"E": 8}, warps=2)
+    for tensor in (x, y):
+        START(launches, "key", Kernel(), (tensor, None), lambda: arguments)
+    assert passed == [((5,), (x, None, 7, 0.5), {"E": 8, "num_warps": 2}), ((5, 1, 1), (y.data_ptr(), None, 7, 0.5, 8))]
+    for key in range(1000):
+        START(launches, key, Kernel(), (x,), lambda: arguments)
+    assert len(launches._kept) < 1000
 
 
 # ---------------------------------------------------------------------------------------- types

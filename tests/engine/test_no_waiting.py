@@ -3,34 +3,16 @@
 Whatever makes Python look at a tensor goes through a few operators, which are watched for here, on CPU tensors.
 """
 
-import traceback
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from watched import Watched
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Additive, AdditiveV2, Degree, DotProduct, Kernel, Typed
 from mpnn.position import T5, ALiBi, Rotary, Shaw
 from mpnn.update import FeedForward, PreNorm
 
-# A number read, and results whose size depends on numbers.
-LOOKS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_consecutive"}
 N, DIM = 20, 16
-
-
-class Watched(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.looks = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        masked = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if name in LOOKS or masked:
-            here = [frame for frame in traceback.extract_stack() if "/mpnn/" in frame.filename][-1:]
-            self.looks.append(f"{name} in {here[0].filename}:{here[0].lineno}" if here else name)
-        return func(*args, **(kwargs or {}))
 
 
 def looks(call):

@@ -46,6 +46,9 @@ def on_triton(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
+START = Launches.start
+
+
 def check_key(
     self: Launches, key: Hashable, kernel: Any, tensors: Sequence[Tensor | None], arguments: Callable[[], Arguments]
 ) -> None:

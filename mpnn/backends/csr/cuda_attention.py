@@ -84,10 +84,18 @@ def run(round: Round) -> Result:
         0.0 if operands.slope == "tanh" else operands.slope,
         operands.slope == "tanh",
         round.dropout if round.weighted else 0.0,
+        *(round.head_ids or (0, heads)),
     )
     rows, columns = on_device.rows(graph), on_device.columns(graph)
     spec = row_attention.Spec(
-        rows, columns, score, round.result_dtype, round.dropout_keys(), round.return_weights, key_types, value_types
+        rows,
+        columns,
+        score,
+        round.result_dtype,
+        round.seed if score.dropout else None,
+        round.return_weights,
+        key_types,
+        value_types,
     )
     tensors = row_attention.Tensors(
         value,

@@ -14,6 +14,7 @@ from mpnn.kernels.cuda.logits import (
     CONSTANT,
     SOFTMAX,
     activation,
+    dropout_keys,
     end_gradients,
     keep,
     logit_gradients,
@@ -76,24 +77,15 @@ def load_sources(
 
 
 @triton.jit
-def load_dropout_keys(dropout_keys, b, heads, h, DROPOUT: tl.constexpr):
-    """The dropout keys of heads, int32 [BH]; without dropout anything, which nothing reads."""
-    if DROPOUT:
-        return tl.load(dropout_keys + b * heads + h, mask=h < heads, other=0)
-    else:
-        return h
-
-
-@triton.jit
 def gradients(
     units, col, edge, end_dst, end_src, query, key, value, vector, edge_key, key_types, edge_value, value_types, bias,
-    dropout_keys, out, lse, delta, d_out, d_weights, d_rows, d_values, part, part_values, d_vector, d_edge_key,
+    seed, out, lse, delta, d_out, d_weights, d_rows, d_values, part, part_values, d_vector, d_edge_key,
     d_edge_value, d_bias, query_at, key_at, value_at, edge_key_at, edge_value_at, bias_at, out_at, lse_at,
     d_weights_at, d_rows_at, d_values_at, part_at, part_values_at, d_edge_key_at, d_edge_value_at, d_bias_at, count,
-    blocks, heads, threshold, keep_scale: tl.float64, scale: tl.float64, softcap: tl.float64, slope: tl.float64,
-    ROWS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NORMALIZE: tl.constexpr, TANH: tl.constexpr,
-    SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
-    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr, INDEX: tl.constexpr,
+    blocks, heads, first_stream, streams, threshold, keep_scale: tl.float64, scale: tl.float64, softcap: tl.float64,
+    slope: tl.float64, ROWS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, NORMALIZE: tl.constexpr,
+    TANH: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+    BH: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Gradients [B, rows, heads, D or DV] of whole rows, parts of others into part and part_values [B, slots, heads, D
     or DV]. Those that are None are not needed.
@@ -121,8 +113,8 @@ def gradients(
         own_key, own_value = load_sources(
             key, key_at, value, value_at, b, row, h, exists, KIND, WIDTH, VALUE_WIDTH, REAL
         )
-    else:
-        own_dropout_key = load_dropout_keys(dropout_keys, b, heads, h, DROPOUT)
+    if DROPOUT:
+        dropout_key = dropout_keys(seed, b * streams + first_stream + h)
     keep_scale, scale = tl.full([], keep_scale, REAL), tl.full([], scale, REAL)
     softcap, slope = tl.full([], softcap, REAL), tl.full([], slope, REAL)
     sums = tl.zeros([R, E, BH, WIDTH], REAL)
@@ -148,12 +140,10 @@ def gradients(
                 )  # fmt: skip
             if ROWS == SOURCES:
                 k, messages = own_key, own_value
-                dropout_key = load_dropout_keys(dropout_keys, b, heads * GROUP, head, DROPOUT)
             else:
                 k, messages = load_sources(
                     key, key_at, value, value_at, b, j, h // GROUP, mask, KIND, WIDTH, VALUE_WIDTH, REAL
                 )
-                dropout_key = own_dropout_key
             s, inner, k = logits(
                 q, k, v, edge_key, edge_key_at, key_types, bias, bias_at, b, edge_id, head, mask, scale, softcap, slope,
                 KIND, TANH, SOFTCAP, WIDTH, REAL,
@@ -161,6 +151,8 @@ def gradients(
             w = weights(s, row_lse, mask, NORMALIZE)
             dropped = w
             if DROPOUT:
+                if ROWS == SOURCES:
+                    dropout_key = dropout_keys(seed, b * streams + first_stream + head)
                 kept = keep(dropout_key, i, j, threshold)
                 dropped = tl.where(kept, w * keep_scale, 0.0)
             if ROWS == DESTINATIONS or d_rows is not None:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, keep, logits, weights
+from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, dropout_keys, keep, logits, weights
 from mpnn.kernels.cuda.tensors import (
     load_numbers,
     load_parameter,
@@ -18,13 +18,13 @@ from mpnn.kernels.cuda.tensors import (
 
 @triton.jit
 def attend(
-    units, col, edge, query, key, value, vector, edge_key, key_types, edge_value, value_types, bias, dropout_keys, out,
+    units, col, edge, query, key, value, vector, edge_key, key_types, edge_value, value_types, bias, seed, out,
     lse, edge_out, part, part_max, part_sum, query_at, key_at, value_at, edge_key_at, edge_value_at, bias_at, out_at,
-    lse_at, edge_out_at, part_at, part_number_at, count, blocks, heads, threshold, keep_scale: tl.float64,
-    scale: tl.float64, softcap: tl.float64, slope: tl.float64, GROUP: tl.constexpr, KIND: tl.constexpr,
-    NORMALIZE: tl.constexpr, TANH: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, R: tl.constexpr,
-    E: tl.constexpr, BH: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, REAL: tl.constexpr,
-    INDEX: tl.constexpr,
+    lse_at, edge_out_at, part_at, part_number_at, count, blocks, heads, first_stream, streams, threshold,
+    keep_scale: tl.float64, scale: tl.float64, softcap: tl.float64, slope: tl.float64, GROUP: tl.constexpr,
+    KIND: tl.constexpr, NORMALIZE: tl.constexpr, TANH: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr,
+    R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    REAL: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """out [B, N_dst, H, DV] and lse [B, N_dst, H] of whole rows.
 
@@ -39,7 +39,7 @@ def attend(
     if KIND == ACTIVATED:
         v = load_parameter(vector, h, heads, query_at.width, WIDTH, REAL)
     if DROPOUT:
-        dropout_key = tl.load(dropout_keys + b * heads + h, mask=h < heads, other=0)
+        dropout_key = dropout_keys(seed, b * streams + first_stream + h)
         keep_scale = tl.full([], keep_scale, REAL)
     scale, softcap, slope = tl.full([], scale, REAL), tl.full([], softcap, REAL), tl.full([], slope, REAL)
     # an online softmax for each entry of the tile, joined after the loop, so that no iteration waits for other warps

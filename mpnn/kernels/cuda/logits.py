@@ -25,10 +25,19 @@ def mix(x):
 
 
 @triton.jit
+def dropout_keys(seed, stream):
+    """`mpnn.rng.keys` of stream numbers [BH], uint32."""
+    seed = tl.load(seed)
+    low = seed.to(tl.int32).to(tl.uint32, bitcast=True)
+    high = (seed >> 32).to(tl.int32).to(tl.uint32, bitcast=True)
+    return mix(low ^ mix(high) ^ stream.to(tl.uint32))
+
+
+@triton.jit
 def keep(keys, dst, src, threshold):
-    """Whether dropout keeps each edge, `mpnn.rng.keep`: bool [R, E, BH] of keys [BH] int32 and node numbers dst and src
+    """Whether dropout keeps each edge, `mpnn.rng.keep`: bool [R, E, BH] of keys [BH] and node numbers dst and src
     [R, E] or [R, 1]."""
-    row = mix(keys.to(tl.uint32, bitcast=True) ^ dst.to(tl.uint32)[:, :, None])
+    row = mix(keys ^ dst.to(tl.uint32)[:, :, None])
     return (mix(row ^ src.to(tl.uint32)[:, :, None]) >> 8) >= tl.cast(threshold, tl.uint32)
 
 

@@ -59,7 +59,8 @@ class EdgeTypes(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The plain numbers of a call. `kind` to `tanh`: the score, as in `mpnn.kernels.row_spec`; softcap 0 for none."""
+    """The plain numbers of a call. `kind` to `tanh`: the score, as in `mpnn.kernels.row_spec`; softcap 0 for none.
+    Head h of batch entry b has stream `b * streams + first_stream + h` of dropout, see `mpnn.rng`."""
 
     heads: int
     kind: int
@@ -69,6 +70,8 @@ class Score(NamedTuple):
     slope: float = 1.0
     tanh: bool = False
     dropout: float = 0.0
+    first_stream: int = 0
+    streams: int = 0
 
     @property
     def softmax(self) -> bool:
@@ -77,14 +80,14 @@ class Score(NamedTuple):
 
 class Spec(NamedTuple):
     """All other arguments. `rows`: the edges by destination. `columns`: returns the edges by source. `dtype`: of the
-    result. `dropout_keys`: [B * H] int32, None without dropout. `key_types` and `value_types`: the edge types of
+    result. `seed`: of dropout, int64, None without. `key_types` and `value_types`: the edge types of
     edge_key and edge_value, None if each edge has a row of its own."""
 
     rows: Sorted
     columns: Callable[[], Sorted]
     score: Score
     dtype: torch.dtype
-    dropout_keys: Tensor | None = None
+    seed: Tensor | None = None
     return_weights: bool = False
     key_types: EdgeTypes | None = None
     value_types: EdgeTypes | None = None
@@ -101,8 +104,9 @@ class _RowAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         inputs = _contiguous(Tensors(*tensors))
-        types = (x and x.ids for x in (spec.key_types, spec.value_types))
-        key = spec.score, spec.dtype, spec.return_weights, *map(layout, (*inputs, *types, spec.dropout_keys))
+        key_ids, value_ids = _ids(spec)
+        layouts = [None if x is None else layout(x) for x in (*inputs, key_ids, value_ids, spec.seed)]
+        key = spec.score, spec.dtype, spec.return_weights, *layouts
         with on_device(inputs.value):
             out, weights, lse = _forward(spec, inputs, key)
         ctx.spec, ctx.key = spec, key
@@ -137,16 +141,15 @@ class _Upstream(NamedTuple):
 
 
 def _contiguous(inputs: Tensors) -> Tensors:
-    """Features, of nodes or on edges, with a contiguous last dimension."""
-    features = {
-        name: with_contiguous_rows(x)
-        for name, x in inputs._asdict().items()
-        if x is not None and x.dim() == 4 and x.stride(3) != 1
-    }
-    vector = inputs.vector
-    if vector is not None:
-        features["vector"] = vector.contiguous()
-    return inputs._replace(**features) if features else inputs
+    """Features, of nodes or on edges, with a contiguous last dimension, and a contiguous vector."""
+    value, query, key, vector, edge_key, edge_value, bias = inputs
+    features = value, query, key, edge_key, edge_value
+    if all(x is None or x.dim() != 4 or x.stride(3) == 1 for x in features) and vector is None:
+        return inputs
+    value, query, key, edge_key, edge_value = (
+        x if x is None or x.dim() != 4 else with_contiguous_rows(x) for x in features
+    )
+    return Tensors(value, query, key, vector if vector is None else vector.contiguous(), edge_key, edge_value, bias)
 
 
 def _forward(spec: Spec, inputs: Tensors, key: Hashable) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -245,8 +248,7 @@ def _backward(
     of_edges = grads._replace(**dict.fromkeys(tables))
     by_destination = any(x is not None for x in (of_edges.query, *of_edges[3:]))
     if spec.score.softmax and upstream.delta is None and (tables or not by_destination):
-        delta = _deltas(spec, upstream.out, upstream.d_out, None, None, None)
-        upstream = upstream._replace(delta=delta)
+        upstream = upstream._replace(delta=_deltas(spec, upstream.out, upstream.d_out, None, None, None))
     for name, types in tables.items():
         table = {"d_rows" if name == "edge_key" else "d_values": getattr(grads, name)}
         _along(spec, inputs, upstream, types.rows(), TYPES, key, ends=types.ends, **table)
@@ -293,12 +295,13 @@ def _along(
     )  # fmt: skip
     d_edge_key, d_edge_value, d_bias = (None, None, None) if of_edges is None else of_edges[4:]
     wanted = None if of_edges is None else of_edges.vector
-    shape = _tile(score, inputs, heads, ", back")
-    programs, d_vector = rows.programs(shape, batch), None
+    d_vector = None
     if wanted is not None:
-        d_vector = d_out.new_empty(programs, shape.heads, _width(inputs), dtype=kept)
+        shape = _tile(score, inputs, heads, ", back")
+        d_vector = d_out.new_empty(rows.programs(shape, batch), shape.heads, _width(inputs), dtype=kept)
 
     def arguments() -> Arguments:
+        shape = _tile(score, inputs, heads, ", back")
         at = (
             *_strides_of_inputs(inputs), strides(d_out), strides(lse, False), strides(d_weights, False),
             strides(d_rows), strides(d_values), strides(part), strides(part_values), _of_edge_keys(d_edge_key),
@@ -306,32 +309,39 @@ def _along(
         )  # fmt: skip
         numbers = len(rows.units), shape.blocks, heads, *_numbers(score)
         constants = {"ROWS": which.value, **_constants(score, inputs, shape), "INDEX": index_type(tensors)}
-        return Arguments(programs, (*at, *numbers), constants, shape.warps)
+        return Arguments(rows.programs(shape, batch), (*at, *numbers), constants, shape.warps)
 
     units, col, edge, *tensors = _tensors(spec, rows, inputs)
     tensors = (
         units, col, edge, *(ends or (None, None)), *tensors, out if computes else None, lse, delta, d_out, d_weights,
         d_rows, d_values, part, part_values, d_vector, d_edge_key, d_edge_value, d_bias,
     )  # fmt: skip
-    presence = tuple(x is not None for x in tensors)
-    name = which.value, d_out.data_ptr() % 16, layout(d_weights), presence
+    presence = tuple([x is not None for x in tensors])
+    d_weights_layout = None if d_weights is None else layout(d_weights)
+    name = which.value, d_out.data_ptr() % 16, d_weights_layout, presence
     rows.launches.start((name, key), backward.gradients, tensors, arguments)
     row_reduce.join_parts(rows, part, d_rows)
     row_reduce.join_parts(rows, part_values, d_values)
-    if wanted is None:
+    if d_vector is None:
         return None
     whole = d_vector.view(batch, shape.blocks, -1, shape.heads, d_vector.shape[-1]).sum((0, 2))
     return whole.flatten(0, 1)[:heads, : wanted.shape[1]].to(wanted.dtype)
 
 
 def _tensors(spec: Spec, rows: Sorted, inputs: Tensors) -> tuple[Tensor | None, ...]:
-    """The arguments of all kernels from `units` to `dropout_keys`."""
+    """The arguments of all kernels from `units` to `seed`."""
     value, query, key, vector, edge_key, edge_value, bias = inputs
-    key_types, value_types = (types and types.ids for types in (spec.key_types, spec.value_types))
+    key_types, value_types = _ids(spec)
     return (
         rows.units, rows.edges.col, rows.edges.edge, query, key, value, vector, edge_key, key_types, edge_value,
-        value_types, bias, spec.dropout_keys,
+        value_types, bias, spec.seed,
     )  # fmt: skip
+
+
+def _ids(spec: Spec) -> tuple[Tensor | None, Tensor | None]:
+    """The edge types of edge_key and edge_value."""
+    key_types, value_types = spec.key_types, spec.value_types
+    return None if key_types is None else key_types.ids, None if value_types is None else value_types.ids
 
 
 def _strides_of_inputs(x: Tensors) -> tuple[Strides | None, ...]:
@@ -346,8 +356,9 @@ def _of_edge_keys(x: Tensor | None) -> Strides | None:
 
 
 def _numbers(score: Score) -> tuple[int | float, ...]:
-    """The arguments of all kernels from `threshold` to `slope`."""
-    return threshold(score.dropout), 1 / (1 - score.dropout), score.scale, score.softcap, score.slope
+    """The arguments of all kernels from `first_stream` to `slope`."""
+    dropout = score.first_stream, score.streams, threshold(score.dropout), 1 / (1 - score.dropout)
+    return *dropout, score.scale, score.softcap, score.slope
 
 
 def _width(inputs: Tensors) -> int:

@@ -127,7 +127,7 @@ def segment_reduce(
         numbers = len(rows.units), shape.blocks, heads
         return Arguments(rows.programs(shape, batch), (*at, *numbers), constants, shape.warps)
 
-    key = "reduce", kind, counted, out.dtype, edges is rows.edges, layout(value), layout(weight)
+    key = "reduce", kind, counted, out.dtype, edges is rows.edges, layout(value), weight is not None and layout(weight)
     tensors = rows.units, edges.col, edges.edge, value, weight, own, out, equal, part, part_equal
     rows.launches.start(key, reduce.segment_reduce, tensors, arguments)
     _join(rows, kind, (part, part_equal), (out, equal), key)
@@ -162,7 +162,8 @@ def _segment_reduce_backward(
         numbers = len(columns.units), shape.blocks, heads
         return Arguments(columns.programs(shape, batch), (*at, *numbers), constants, shape.warps)
 
-    key = "back", kind, needed[:2], *map(layout, (value, weight, d_out, compared))
+    given = value, weight, d_out, compared
+    key = "back", kind, needed[:2], *[None if x is None else layout(x) for x in given]
     tensors = (
         columns.units, columns.edges.col, columns.edges.edge, value, weight, d_out, compared, d_value, d_weight, part
     )  # fmt: skip
