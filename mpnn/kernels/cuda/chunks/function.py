@@ -384,12 +384,14 @@ def _gradients(x: _Operands, p: _Pass, d_out: Tensor, d_last: Tensor | None) -> 
         sent, x.W, x.beta, x.from_start, x.to_end, x.through, d_last, d_states, d_state,
     )  # fmt: skip
 
-    d_value = p.of_nodes(p.deep)
-    columns, blocks = p.blocks(p.config.values, p.deep)
-    d_beta = None if x.beta is None else p.new(p.batch, blocks, p.nodes, p.heads, dtype=torch.float32)
+    d_value, R = p.of_nodes(p.deep), p.of_chunks(p.config.chunk, p.config.chunk)
+    d_beta = M = None
+    if x.beta is not None:
+        d_beta, M = p.of_nodes(dtype=torch.float32), torch.empty_like(R)
+    columns, _ = p.blocks(p.config.values, p.deep)
     p.run(
-        gradients.values, p.config.values, blocks, blocks, *sizes, query, late_key, value, x.log_gate, x.beta, x.to_end,
-        x.P, x.A, x.T, sent, d_o, d_states, d_value, d_beta, WIDTH=p.whole_width, DEEP=columns,
+        gradients.values, p.config.values, 1, *sizes, query, late_key, value, x.log_gate, x.beta, x.to_end, x.P, x.A,
+        x.T, sent, d_o, d_states, d_value, d_beta, R, M, WIDTH=p.whole_width, DEEP=columns,
     )  # fmt: skip
 
     d_query, d_key = p.of_nodes(p.width), p.of_nodes(p.width)
@@ -399,9 +401,9 @@ def _gradients(x: _Operands, p: _Pass, d_out: Tensor, d_last: Tensor | None) -> 
     d_log_gate = None if x.log_gate is None else p.new(*shape, dtype=torch.float32)
     p.run(
         gradients.keys, p.config.keys, blocks, blocks, *sizes, query, key, value, x.log_gate, x.beta, x.from_start,
-        x.to_end, d_o, d_value, x.states, d_states, d_query, d_key, d_log_gate, LEVELS=p.levels, FEATURES=features,
-        DEEP=columns, BY_FEATURE=x.by_feature,
+        x.to_end, R, M, d_o, d_value, x.states, d_states, d_query, d_key, d_log_gate, LEVELS=p.levels,
+        FEATURES=features, DEEP=columns, BY_FEATURE=x.by_feature,
     )  # fmt: skip
     if d_log_gate is not None and not x.by_feature:
         d_log_gate = d_log_gate.sum(1)
-    return d_query, d_key, d_value, d_log_gate, None if d_beta is None else d_beta.sum(1), d_state
+    return d_query, d_key, d_value, d_log_gate, d_beta, d_state

@@ -1,18 +1,17 @@
 """The gradients of a chunk, from the state S before it, the gradient Z of the state after it, and do:
 
     values    du = to_end (k Z) + scale P^T do         dv = du, or of the delta rule dv = T^T (beta du), and
-              d_beta = e . (du - A^T dv)
-    keys      dq = from_start X + R k                  X = scale do S^T     R = tril(scale do u^T D)
+              d_beta = e . (du - A^T dv)               R = tril(scale do u^T D)     M = stril(dv u^T D)
+    keys      dq = from_start X + R k                  X = scale do S^T     Y = u Z^T     N = dv S^T
               dk = to_end Y + R^T q - from_start N - M k - M^T k
-                                                       Y = u Z^T     N = dv S^T     M = stril(dv u^T D)
 
 gate_m decays the edges j -> i with j < m <= i, and the gradient of log_gate_m is the sum over them: those through the
 chunk, `through S . Z`; those that begin before m and leave the chunk; those that enter it and end at m or later; and
 those inside, which end at m or later and do not begin there. No sum holds edges of other chunks, so that nothing large
 cancels and gates of 0 have gradients of 0.
 
-Loop nest of `keys`: blocks of the columns of the values; then, for gates a feature, the levels of `tiles`. One program
-for each batch entry, chunk, head and block of features.
+Loop nest: blocks of the columns of the values; then in `keys`, for gates a feature, the levels of `tiles`. One program
+for each batch entry, chunk, head, and in `keys` block of features.
 """
 
 import triton
@@ -33,60 +32,72 @@ from mpnn.kernels.cuda.chunks.tiles import (
 
 @triton.jit
 def values(
-    starts, stops, chunks, blocks, heads, nodes, scale, width, deep, query, key, e, log_gate, beta, to_end, P_in, A_in,
-    T_in, sent, d_out, d_states, d_value, d_beta, C: tl.constexpr, WIDTH: tl.constexpr, DEEP: tl.constexpr,
-    NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    starts, stops, chunks, heads, nodes, scale, width, deep, query, key, value, log_gate, beta, to_end, P_in, A_in,
+    T_in, sent, d_out, d_states, d_value, d_beta, R_out, M_out, C: tl.constexpr, WIDTH: tl.constexpr,
+    DEEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d_value [B, N, H, D], and of each block of columns d_beta [B, blocks, N, H]. With gates a feature `key` is k
-    to_end, and `P_in` and `A_in` are those of `scores`. The delta rule reads `sent`."""
-    b, c, h, block, n, _, inside = chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C)
-    i, f, d = tl.arange(0, C), tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
+    """d_value [B, N, H, D], d_beta [B, N, H], and R and M [B, H, chunks, C, C], with gates a feature without D. `value`
+    is v, or e of the delta rule, which reads `sent`. With gates a feature `key` is k to_end, and `P_in` and `A_in` are
+    those of `scores`."""
+    b, c, h, _, n, _, inside = chunk_of_program(starts, stops, chunks, 1, heads, nodes, C)
+    i, f = tl.arange(0, C), tl.arange(0, WIDTH)
     at = (b * nodes + n) * heads + h
-    place = at[:, None] * deep + d[None, :]
-    exists = inside[:, None] & (d < deep)[None, :]
+    chunk = square(b, c, h, chunks, heads, C)
+    earlier = i[:, None] > i[None, :]
     k = load(key, b, n, h, f, inside, width)
-    cell = ((b * heads + h) * chunks + c) * width * deep + f[:, None] * deep + d[None, :]
-    Z = tl.load(d_states + cell, mask=(f < width)[:, None] & (d < deep)[None, :], other=0.0)
-    du = dot(k, Z, NARROW, PRECISION)
-    if to_end is not None:
-        du *= tl.load(to_end + at, mask=inside, other=0.0)[:, None]
+    D = decay(log_gate, at, inside, C) if P_in is None else tl.where(i[:, None] >= i[None, :], 1.0, 0.0)
     if T_in is not None:
-        du += tl.load(sent + place, mask=exists, other=0.0).to(tl.float32)
-        factors = tl.load(beta + at, mask=inside, other=0.0).to(tl.float32)
-        T = tl.load(T_in + square(b, c, h, chunks, heads, C))
-        dv = dot(tl.trans(T), du * factors[:, None], NARROW, PRECISION)
+        factors = tl.load(beta + at, mask=inside, other=0.0).to(tl.float32)[:, None]
+        T = tl.load(T_in + chunk)
         if A_in is not None:
-            A = tl.load(A_in + square(b, c, h, chunks, heads, C))
+            A = tl.load(A_in + chunk)
         else:
-            A = dot(k, tl.trans(k), NARROW, PRECISION) * decay(log_gate, at, inside, C)
-            A = tl.where(i[:, None] > i[None, :], A, 0.0)
-        du -= dot(tl.trans(A), dv, NARROW, PRECISION)
-        predicted = load(e, b, n, h, d, inside, deep).to(tl.float32)
-        part = ((b * blocks + block) * nodes + n) * heads + h
-        tl.store(d_beta + part, tl.sum(du * predicted, 1), mask=inside)
-        tl.store(d_value + place, dv, mask=exists)
+            A = tl.where(earlier, dot(k, tl.trans(k), NARROW, PRECISION) * D, 0.0)
+    elif P_in is not None:
+        P = tl.load(P_in + chunk)
     else:
-        if P_in is not None:
-            P = tl.load(P_in + square(b, c, h, chunks, heads, C))
-        else:
-            q = load(query, b, n, h, f, inside, width)
-            P = dot(q, tl.trans(k), NARROW, PRECISION) * decay(log_gate, at, inside, C)
+        P = dot(load(query, b, n, h, f, inside, width), tl.trans(k), NARROW, PRECISION) * D
+    R, M, to_beta = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32), tl.zeros([C], tl.float32)
+    for d0 in range(0, deep, DEEP):
+        d = d0 + tl.arange(0, DEEP)
+        place = at[:, None] * deep + d[None, :]
+        exists = inside[:, None] & (d < deep)[None, :]
+        cell = ((b * heads + h) * chunks + c) * width * deep + f[:, None] * deep + d[None, :]
+        Z = tl.load(d_states + cell, mask=(f < width)[:, None] & (d < deep)[None, :], other=0.0)
         do = load(d_out, b, n, h, d, inside, deep)
-        tl.store(d_value + place, du + scale * dot(tl.trans(P), do, NARROW, PRECISION), mask=exists)
+        u = load(value, b, n, h, d, inside, deep)
+        du = dot(k, Z, NARROW, PRECISION)
+        if to_end is not None:
+            du *= tl.load(to_end + at, mask=inside, other=0.0)[:, None]
+        if T_in is not None:
+            du += tl.load(sent + place, mask=exists, other=0.0).to(tl.float32)
+            dv = dot(tl.trans(T), du * factors, NARROW, PRECISION)
+            du -= dot(tl.trans(A), dv, NARROW, PRECISION)
+            to_beta += tl.sum(du * u.to(tl.float32), 1)
+            u = u * factors
+            M += dot(dv, tl.trans(u), NARROW, PRECISION)
+        else:
+            dv = du + scale * dot(tl.trans(P), do, NARROW, PRECISION)
+        tl.store(d_value + place, dv, mask=exists)
+        R += dot(do, tl.trans(u), NARROW, PRECISION)
+    tl.store(R_out + chunk, scale * R * D)
+    if T_in is not None:
+        tl.store(M_out + chunk, tl.where(earlier, M * D, 0.0))
+        tl.store(d_beta + at, to_beta, mask=inside)
 
 
 @triton.jit
 def keys(
     starts, stops, chunks, blocks, heads, nodes, scale, width, deep, query, key, value, log_gate, beta, from_start,
-    to_end, d_out, d_value, states, d_states, d_query, d_key, d_log_gate, LEVELS: tl.constexpr, C: tl.constexpr,
-    FEATURES: tl.constexpr, DEEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr, BY_FEATURE: tl.constexpr,
+    to_end, R_in, M_in, d_out, d_value, states, d_states, d_query, d_key, d_log_gate, LEVELS: tl.constexpr,
+    C: tl.constexpr, FEATURES: tl.constexpr, DEEP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
+    BY_FEATURE: tl.constexpr,
 ):  # fmt: skip
     """d_query and d_key [B, N, H, F], and unless it is None d_log_gate: [B, N, H, F], or of each block of features [B,
     blocks, N, H]. `value` is v, or e of the delta rule."""
     b, c, h, block, n, stop, inside = chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C)
     i, f = tl.arange(0, C), block * FEATURES + tl.arange(0, FEATURES)
     at = (b * nodes + n) * heads + h
-    R, M = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
     X, Y = tl.zeros([C, FEATURES], tl.float32), tl.zeros([C, FEATURES], tl.float32)
     N, passing = tl.zeros([C, FEATURES], tl.float32), tl.zeros([FEATURES], tl.float32)
     for d0 in range(0, deep, DEEP):
@@ -99,19 +110,19 @@ def keys(
         u = load(value, b, n, h, d, inside, deep)
         if beta is not None:
             u = u * tl.load(beta + at, mask=inside, other=0.0).to(tl.float32)[:, None]
-        X += dot(do, tl.trans(S), NARROW, PRECISION)
-        Y += dot(u, tl.trans(Z), NARROW, PRECISION)
-        R += dot(do, tl.trans(u), NARROW, PRECISION)
-        if beta is not None:
             place = at[:, None] * deep + d[None, :]
             dv = tl.load(d_value + place, mask=inside[:, None] & (d < deep)[None, :], other=0.0)
             N += dot(dv, tl.trans(S), NARROW, PRECISION)
-            M += dot(dv, tl.trans(u), NARROW, PRECISION)
+        X += dot(do, tl.trans(S), NARROW, PRECISION)
+        Y += dot(u, tl.trans(Z), NARROW, PRECISION)
         if log_gate is not None:
             passing += tl.sum(S.to(tl.float32) * Z.to(tl.float32), 1)
+    R = tl.load(R_in + square(b, c, h, chunks, heads, C))
+    if beta is not None:
+        M = tl.load(M_in + square(b, c, h, chunks, heads, C))
+    X *= scale
     q = load(query, b, n, h, f, inside, width).to(tl.float32)
     k = load(key, b, n, h, f, inside, width).to(tl.float32)
-    X, R = scale * X, scale * R
     rows = at[:, None] * width + f[None, :]
     exists = inside[:, None] & (f < width)[None, :]
     if BY_FEATURE:
@@ -138,17 +149,15 @@ def keys(
         crossing = tl.cumsum(entered, 0, reverse=True) + dot(earlier, left, NARROW, PRECISION)
         crossing += (whole * passing)[None, :]
         tl.store(d_log_gate + rows, crossing, mask=exists)
-        itself = tl.sum(tl.where(i[:, None] == i[None, :], R, 0.0), 1)[:, None]
+        itself = tl.sum(tl.where(i[:, None] == i[None, :], R.to(tl.float32), 0.0), 1)[:, None]
         tl.store(d_query + rows, X + to_q + itself * k, mask=exists)
         tl.store(d_key + rows, Y + to_j + to_i - N + itself * q, mask=exists)
     else:
-        D = decay(log_gate, at, inside, C)
         earlier = i[:, None] > i[None, :]
         if log_gate is not None:
             a = tl.load(from_start + at, mask=inside, other=0.0)[:, None]
             X, N = a * X, a * N
             Y = Y * tl.load(to_end + at, mask=inside, other=0.0)[:, None]
-        R, M = R * D, tl.where(earlier, M * D, 0.0)
         sent, received = tl.trans(k), dot(R, k, NARROW, PRECISION)
         if log_gate is not None:
             whole = tl.load(from_start + (b * nodes + stop - 1) * heads + h)
