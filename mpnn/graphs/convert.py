@@ -15,6 +15,7 @@ from mpnn.graph import Graph
 from mpnn.graph.arguments import one_set
 from mpnn.graphs.explicit import from_edges
 from mpnn.graphs.kinds import HeteroGraph
+from mpnn.graphs.temporal import TemporalGraph
 
 
 def from_scipy(matrix: Any) -> Graph:
@@ -105,8 +106,9 @@ def from_pyg(data: Any) -> Any:
     """From a PyTorch Geometric `Data`: `edge_index`, and if present `edge_type` and `edge_attr` or `edge_weight`, which
     become the types and attributes of the edges. Other attributes of the data are not taken.
 
-    A `HeteroData` becomes a `HeteroGraph`, and one relation of it, `data["author", "writes", "paper"]`, a graph from
-    its sources to its destinations. Use `from_edges` for an `edge_index` tensor.
+    A `HeteroData` becomes a `HeteroGraph`, with the `time` of its nodes, and one relation of it,
+    `data["author", "writes", "paper"]`, a graph from its sources to its destinations. A `TemporalData` becomes a
+    `TemporalGraph` with `t` as times and `msg` as edge_attr. Use `from_edges` for an `edge_index` tensor.
 
     ::
 
@@ -119,7 +121,11 @@ def from_pyg(data: Any) -> Any:
         raise TypeError("from_pyg needs data with an edge_index; got Tensor: use from_edges for an edge_index")
     if hasattr(data, "edge_types"):
         sizes = {kind: data[kind].num_nodes for kind in data.node_types}
-        return HeteroGraph({relation: from_pyg(data[relation]) for relation in data.edge_types}, sizes)
+        times = {kind: data[kind].time for kind in data.node_types if "time" in data[kind]}
+        return HeteroGraph({relation: from_pyg(data[relation]) for relation in data.edge_types}, sizes, times)
+    if hasattr(data, "src") and hasattr(data, "t"):
+        ends = torch.stack([data.src, data.dst])
+        return TemporalGraph(from_edges(ends, num_nodes=data.num_nodes, edge_attr=data.get("msg")), data.t)
     if getattr(data, "edge_index", None) is None:
         raise ValueError(f"from_pyg needs data with an edge_index; got {data!r}")
     attributes = [name for name in ("edge_attr", "edge_weight") if getattr(data, name, None) is not None]
@@ -189,6 +195,8 @@ def to_pyg(graph: Graph | HeteroGraph, **features: Any) -> Any:
         hetero = HeteroData()
         for kind, n in graph.num_nodes.items():
             hetero[kind].num_nodes = n
+            if kind in graph.times:
+                hetero[kind].time = graph.times[kind].clone()
             for name, by_kind in features.items():
                 if kind in by_kind:
                     hetero[kind][name] = by_kind[kind]

@@ -3,11 +3,14 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
+from mpnn.graphs.temporal import check_times
 
 EdgeKind = tuple[str, str, str]
 """(kind of the sources, name of the relation, kind of the destinations)."""
@@ -20,16 +23,24 @@ class HeteroGraph(Mapping[EdgeKind, Graph]):
         relations: {(kind of the sources, name, kind of the destinations): graph}, such as
             {("author", "writes", "paper"): from_edges([[0, 1], [0, 0]], num_src=2, num_dst=1)}.
         num_nodes: {kind: number of nodes} of kinds without relations. The others follow from the graphs.
+        times: {kind: [N], the time from which on each node exists}, for `graphs.sample`; other kinds always exist.
 
     Attributes:
         num_nodes: {kind: number of nodes}, in the order in which kinds are first mentioned.
+        times: as passed.
 
     Raises:
         TypeError: if a relation is not three texts, or what it maps to is no Graph.
-        ValueError: if two graphs disagree about the number of nodes of a kind, or graphs are on different devices.
+        ValueError: if two graphs disagree about the number of nodes of a kind, graphs are on different devices, or
+            times are not those of a kind.
     """
 
-    def __init__(self, relations: Mapping[EdgeKind, Graph], num_nodes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        relations: Mapping[EdgeKind, Graph],
+        num_nodes: Mapping[str, int] | None = None,
+        times: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.num_nodes: dict[str, int] = {}
         for kind, n in (num_nodes or {}).items():
             self.num_nodes[kind] = at_least(f"num_nodes of {kind!r}", n, 0)
@@ -46,6 +57,14 @@ class HeteroGraph(Mapping[EdgeKind, Graph]):
         self._relations = dict(relations)
         if len({graph.device for graph in self.values()}) > 1:
             raise ValueError("the graphs of a HeteroGraph must be on one device; use to(device)")
+        self.times = dict(times or {})
+        self.rows: dict[EdgeKind, Any] = {}  # of each relation, made when it is first sampled
+        for kind, time in self.times.items():
+            if kind not in self.num_nodes:
+                raise ValueError(f"times are of kind {kind!r}; the kinds are {', '.join(self.num_nodes)}")
+            check_times(f"times[{kind!r}]", time, self.num_nodes[kind])
+        if len({time.dtype for time in self.times.values()}) > 1:
+            raise ValueError("the times of all kinds must have one dtype")
 
     def __getitem__(self, relation: EdgeKind) -> Graph:
         return self._relations[relation]
@@ -61,7 +80,8 @@ class HeteroGraph(Mapping[EdgeKind, Graph]):
         return f"HeteroGraph({nodes}; {', '.join(f'{g.num_edges:,} {name[1]}' for name, g in self.items())})"
 
     def to(self, device: torch.device | str) -> "HeteroGraph":
-        return HeteroGraph({name: graph.to(device) for name, graph in self.items()}, self.num_nodes)
+        times = {kind: time.to(device) for kind, time in self.times.items()}
+        return HeteroGraph({name: graph.to(device) for name, graph in self.items()}, self.num_nodes, times)
 
     @cached_property
     def stacked(self) -> Graph:

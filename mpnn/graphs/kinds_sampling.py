@@ -1,0 +1,211 @@
+"""Samples of graphs of several kinds of nodes, whose nodes may have times.
+
+What a node receives at a time depends on the node, the time and the seed: other seeds of a batch change nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpnn.graph import Graph
+from mpnn.graph.arguments import as_integer, at_least
+from mpnn.graphs.compressed import CompressedGraph, check_nodes, compressed
+from mpnn.graphs.kinds import EdgeKind, HeteroGraph
+from mpnn.graphs.temporal import TemporalGraph, check_times
+from mpnn.kernels.sample_neighbors import sample_neighbors
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class HeteroSample:
+    """A sample of a `HeteroGraph`.
+
+    Args:
+        graph: the sampled edges with their data. Its nodes of a kind are `nodes[kind]`, of which some may be one node
+            at several times.
+        nodes: {kind: int64 [n]}, in the whole graph. Those asked for come first in their kind, in the order asked for.
+        times: {kind: [n]}, the time at which each node is looked at; empty without times.
+        edge_ids: {relation: int64 [E]}, the index of each edge in `edge_index` of the relation in the whole graph.
+    """
+
+    graph: HeteroGraph
+    nodes: dict[str, Tensor]
+    times: dict[str, Tensor]
+    edge_ids: dict[EdgeKind, Tensor]
+
+
+def sample(
+    graph: HeteroGraph,
+    seeds: tuple[str, Tensor],
+    fanouts: Sequence[int | Mapping[EdgeKind, int]],
+    *,
+    time: Tensor | None = None,
+    latest: bool = False,
+    seed: int = 0,
+) -> HeteroSample:
+    """Samples in-neighbors of nodes, of those in-neighbors, and so on, along all relations (GraphSAGE, Hamilton et al.
+    2017; of several kinds, as PyTorch Geometric's `NeighborLoader`).
+
+    With `time`, only nodes that existed before the time of the seed that they are sampled for are in-neighbors, as
+    `graph.times` has them; nodes of kinds without times always exist, and so do the seeds themselves. A node that seeds
+    of several times reach is in the sample once for each of these times.
+
+    ::
+
+        whole = HeteroGraph({("user", "wrote", "post"): ..., ("post", "by", "user"): ...}, times={"post": day})
+        sample(whole, ("user", torch.tensor([3, 8])), [10, 5], time=torch.tensor([40, 41]))
+
+    Args:
+        seeds: (kind, int64 [n]); nodes may repeat at different times.
+        fanouts: for each step, the number of in-neighbors along each relation, -1 for all; or {relation: number}, which
+            leaves out other relations.
+        time: [n], the time of each seed, of the dtype of `graph.times`. Default: all edges exist.
+        latest: take the latest in-neighbors instead of random ones. They need times.
+        seed: seed, relation, step and node decide which in-neighbors are sampled.
+
+    Raises:
+        ValueError: an argument does not fit.
+    """
+    kind, targets = seeds
+    if kind not in graph.num_nodes:
+        raise ValueError(f"seeds are of kind {kind!r}; the kinds are {', '.join(graph.num_nodes)}")
+    targets = targets.cpu()
+    check_nodes(targets.numpy(), graph.num_nodes[kind], distinct=False)
+    moments, moment = _moments(graph, time, len(targets), latest)
+    steps = [_fanouts_of(graph, fanout) for fanout in fanouts]
+    found = {name: _Found(n) for name, n in graph.num_nodes.items()}
+    frontier = {kind: found[kind].add(targets.numpy(), moment, distinct=True)}
+    edges: dict[EdgeKind, list[tuple[Ints, Ints, Ints]]] = {relation: [] for relation in graph}
+    for step, fanout_of in enumerate(steps):
+        reached: dict[str, list[tuple[Ints, Ints]]] = {}
+        for number, (relation, fanout) in enumerate(fanout_of.items()):
+            at = frontier.get(relation[2], np.zeros(0, np.int64))
+            if not len(at) or not fanout:
+                continue
+            nodes, when = found[relation[2]].node[at], found[relation[2]].moment[at]
+            rows = _rows(graph, relation)
+            first, stop = rows.rows(torch.from_numpy(nodes), None if moments is None else moments[when])
+            if latest and fanout > 0:
+                first = np.maximum(first, stop - fanout)
+            drawn = as_integer("seed", seed) + (step * len(graph) + number) * _STRIDE
+            drawn_edges = sample_neighbors(first, stop, rows.columns, rows.num_src, nodes, fanout, drawn)
+            source = rows.columns[drawn_edges.position].astype(np.int64)
+            of_seed = when[drawn_edges.destination]
+            edges[relation].append(
+                (found[relation[0]].key(source, of_seed), at[drawn_edges.destination], drawn_edges.position)
+            )
+            reached.setdefault(relation[0], []).append((source, of_seed))
+        frontier = {
+            name: found[name].add(*(np.concatenate(ends) for ends in zip(*pairs, strict=True)))
+            for name, pairs in reached.items()
+        }
+    return _result(graph, found, edges, moments)
+
+
+_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of the steps
+_NO_EDGES = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class _Found:
+    """The nodes of a kind found so far, each at a moment: the number of its time."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self.num_nodes = num_nodes
+        self.node, self.moment, self._keys = (np.zeros(0, np.int64) for _ in range(3))
+
+    def key(self, node: Ints, moment: Ints) -> Ints:
+        return moment * self.num_nodes + node
+
+    def add(self, node: Ints, moment: Ints, *, distinct: bool = False) -> Ints:
+        """Adds pairs that are new, in order; their indices. Raises ValueError for a repeated one if `distinct`."""
+        key = self.key(node, moment)
+        unique, first = np.unique(key, return_index=True)
+        if distinct and len(unique) < len(key):
+            raise ValueError("seeds must be distinct, or at different times")
+        new = np.sort(first[~np.isin(unique, self._keys)])
+        begin = len(self.node)
+        self.node, self.moment = np.append(self.node, node[new]), np.append(self.moment, moment[new])
+        self._keys = np.append(self._keys, key[new])
+        return np.arange(begin, len(self.node))
+
+    def index(self, key: Ints) -> Ints:
+        order = np.argsort(self._keys)
+        return order[np.searchsorted(self._keys, key, sorter=order)]
+
+
+def _moments(graph: HeteroGraph, time: Tensor | None, count: int, latest: bool) -> tuple[Tensor | None, Ints]:
+    """The distinct times of the seeds, ascending, and the number of each seed's time."""
+    if time is None:
+        if latest:
+            raise ValueError("latest=True needs time, the time of each seed")
+        return None, np.zeros(count, np.int64)
+    if not graph.times:
+        raise ValueError("time= needs a HeteroGraph with times: HeteroGraph(relations, times={kind: [N]})")
+    check_times("time", time, count, next(iter(graph.times.values())).dtype)
+    moments, moment = time.cpu().unique(return_inverse=True)
+    return moments, moment.numpy()
+
+
+def _fanouts_of(graph: HeteroGraph, fanout: int | Mapping[EdgeKind, int]) -> dict[EdgeKind, int]:
+    """The fan-out of each relation, in the order of the graph."""
+    of = fanout if isinstance(fanout, Mapping) else dict.fromkeys(graph, fanout)
+    if unknown := of.keys() - graph.keys():
+        raise ValueError(f"fanouts name {next(iter(unknown))!r}; the relations are {', '.join(map(str, graph))}")
+    return {relation: at_least("fanouts", of[relation], -1) for relation in graph if relation in of}
+
+
+def _rows(graph: HeteroGraph, relation: EdgeKind) -> CompressedGraph:
+    """The rows of a relation; in the order of time if its sources have times."""
+    if relation not in graph.rows:
+        one, time = graph[relation].to("cpu"), graph.times.get(relation[0])
+        graph.rows[relation] = _timeless(one) if time is None else TemporalGraph(one, time.cpu()[one.ends[0]])
+    return graph.rows[relation]
+
+
+def _timeless(graph: Graph) -> "_Timeless":
+    rows = compressed(graph)
+    if (edge_ids := rows.edge_ids) is None:
+        src, dst = graph.edge_index.numpy()
+        edge_ids = np.lexsort((src, dst))
+    return _Timeless(rows.offsets, rows.columns, rows.num_src, edge_ids, rows.sums)
+
+
+class _Timeless(CompressedGraph):
+    """Rows whose edges always exist."""
+
+    def rows(self, nodes: Tensor, before: Tensor | None = None) -> tuple[Ints, Ints]:
+        return super().rows(nodes)
+
+
+def _result(
+    graph: HeteroGraph,
+    found: Mapping[str, _Found],
+    edges: Mapping[EdgeKind, list[tuple[Ints, Ints, Ints]]],
+    moments: Tensor | None,
+) -> HeteroSample:
+    relations, edge_ids = {}, {}
+    for relation, parts in edges.items():
+        one, (source, _, destination) = graph[relation], relation
+        key, dst, position = (np.concatenate(part) for part in zip(_NO_EDGES, *parts, strict=True))
+        ids = _rows(graph, relation).edge_ids
+        assert ids is not None
+        which = torch.from_numpy(ids[position])
+        data = {"edge_attr": one.edge_attr, "edge_type": one.edge_type if one.has_edge_types else None}
+        relations[relation] = Graph.from_edges(
+            torch.from_numpy(np.stack([found[source].index(key), dst])),
+            len(found[destination].node),
+            len(found[source].node),
+            name=relation[1],
+            **{name: x[which.to(x.device)] for name, x in data.items() if x is not None},
+        )
+        edge_ids[relation] = which
+    sizes = {kind: len(one.node) for kind, one in found.items()}
+    times = {} if moments is None else {kind: moments[one.moment] for kind, one in found.items()}
+    own = {kind: time.cpu()[found[kind].node] for kind, time in graph.times.items()}
+    nodes = {kind: torch.from_numpy(one.node) for kind, one in found.items()}
+    return HeteroSample(HeteroGraph(relations, sizes, own), nodes, times, edge_ids)
