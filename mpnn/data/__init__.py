@@ -9,6 +9,7 @@
 | `tinyshakespeare()`, `pydoc_topics()` | text for character models |
 | `multi30k(split)` | English-German sentence pairs |
 | `neighbor_batches(graph, nodes, fanouts, features)` | sampled batches for training on graphs of any size |
+| `hetero_batches(graph, (kind, nodes), fanouts, features)` | the same for graphs of several kinds, with times |
 | `split_links(graph)` | links for training, validation and test, and pairs without a link |
 | `split_relation(graph, relation)` | the same for a relation of a graph of several kinds |
 | `sentences()` | sentences for semantic search |
@@ -18,7 +19,12 @@ from mpnn.data.digits import PointClassification as PointClassification, digits 
 from mpnn.data.errors import DamagedFile as DamagedFile, DatasetNotFound as DatasetNotFound
 from mpnn.data.links import LinkSplit as LinkSplit, split_links as split_links, split_relation as split_relation
 from mpnn.data.locate import locate as locate
-from mpnn.data.neighbors import NeighborBatch as NeighborBatch, neighbor_batches as neighbor_batches
+from mpnn.data.neighbors import (
+    HeteroBatch as HeteroBatch,
+    NeighborBatch as NeighborBatch,
+    hetero_batches as hetero_batches,
+    neighbor_batches as neighbor_batches,
+)
 from mpnn.data.planetoid import (
     NodeClassification as NodeClassification,
     citeseer as citeseer,

@@ -4,7 +4,7 @@ The graph and the features may be memory maps. A thread samples and gathers the 
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -18,8 +18,16 @@ from torch import Tensor
 from mpnn import Graph
 from mpnn.graph.arguments import as_integer, at_least, integers, one_set
 from mpnn.graph.derive import renumbered
-from mpnn.graphs import TemporalGraph, compressed
-from mpnn.graphs.compressed import Sampled, check_nodes
+from mpnn.graphs import (
+    HeteroGraph,
+    HeteroSample,
+    TemporalGraph,
+    compressed,
+    sample,
+    to_pyg,
+)
+from mpnn.graphs.compressed import Sampled, check_nodes, gather
+from mpnn.graphs.kinds import EdgeKind
 from mpnn.graphs.temporal import check_times
 
 T = TypeVar("T")
@@ -127,6 +135,70 @@ def neighbor_batches(
         for part in parts
     )
     return in_advance(prepared, prefetch) if prefetch and together is None else prepared
+
+
+@dataclass(frozen=True)
+class HeteroBatch(HeteroSample):
+    """A sample for a batch of nodes of one kind.
+
+    Args:
+        x: {kind: [n, ...]}, the features of `nodes`; empty if `hetero_batches` was given none.
+        batch_size: the number of nodes of the batch, which are the first of their kind.
+    """
+
+    x: dict[str, Tensor]
+    batch_size: int
+
+    def to_pyg(self) -> Any:
+        """A `HeteroData` as PyTorch Geometric's `NeighborLoader` yields: with x, n_id, and `batch_size` of the kind."""
+        data = to_pyg(self.graph, n_id=self.nodes, **({"x": self.x} if self.x else {}))
+        for relation, ids in self.edge_ids.items():
+            data[relation].e_id = ids
+        data.batch_size = self.batch_size
+        return data
+
+
+def hetero_batches(
+    graph: HeteroGraph,
+    seeds: tuple[str, Tensor],
+    fanouts: Sequence[int | Mapping[EdgeKind, int]],
+    features: Mapping[str, Tensor | NDArray[Any]] | None = None,
+    *,
+    batch_size: int,
+    time: Tensor | None = None,
+    latest: bool = False,
+    seed: int = 0,
+    shuffle: bool = True,
+    prefetch: int = 2,
+) -> Iterator[HeteroBatch]:
+    """One epoch over nodes of one kind in batches, each with the sample that `graphs.sample` draws. Pass another `seed`
+    in each epoch.
+
+    Args:
+        graph, seeds, fanouts, time, latest, seed: as of `graphs.sample`. What a node receives does not depend on the
+            other nodes of its batch.
+        features: {kind: [number of nodes, ...]}, tensors or arrays, which may be memory maps.
+        batch_size: the number of nodes of a batch; the last may have fewer.
+        shuffle: whether to visit the nodes in an order drawn from the seed.
+        prefetch: the number of batches that a thread prepares in advance.
+
+    Raises:
+        ValueError: an argument does not fit; at the first batch.
+    """
+    kind, nodes = seeds
+    order = torch.arange(len(nodes))
+    if shuffle:
+        order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(as_integer("seed", seed)))
+    at_least("prefetch", prefetch, 0)
+
+    def batch(part: Tensor) -> HeteroBatch:
+        moments = None if time is None else time[part]
+        found = sample(graph, (kind, nodes[part]), fanouts, time=moments, latest=latest, seed=seed)
+        x = {name: gather(rows, found.nodes[name]) for name, rows in (features or {}).items()}
+        return HeteroBatch(**vars(found), x=x, batch_size=len(part))
+
+    batches = map(batch, order.split(at_least("batch_size", batch_size, 1)) if len(order) else ())
+    return in_advance(batches, prefetch) if prefetch else batches
 
 
 def _shares(nodes: Tensor, batch_size: int, rank: int, world: int) -> Sequence[Tensor]:

@@ -50,6 +50,7 @@ from mpnn.graphs.kinds import HeteroGraph as HeteroGraph
 from mpnn.graphs.kinds_sampling import HeteroSample as HeteroSample, sample as sample
 from mpnn.graphs.mesh import icosphere as icosphere, icosphere_points as icosphere_points
 from mpnn.graphs.parse import parse as parse, register as register
+from mpnn.graphs.relational import from_tables as from_tables
 from mpnn.graphs.sampling import absent_edges as absent_edges, random_walk_neighbors as random_walk_neighbors
 from mpnn.graphs.sequence import (
     causal as causal,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
+import numpy as np
 import pytest
 import torch
 
 from mpnn import graphs
+from mpnn.data import hetero_batches
 from mpnn.graphs import HeteroGraph, HeteroSample, sample
 
 SIZES = {"user": 12, "post": 30, "tag": 5}
@@ -120,6 +124,69 @@ def test_events_of_pyg_keep_times_and_messages() -> None:
     assert graph.times.tolist() == [4, 3, 5]  # by destination, then time
     assert torch.equal(graph.whole.edge_attr, msg)
     assert torch.equal(graph.whole.edge_index, torch.stack([src, dst]))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_are_samples_with_features(prefetch: int) -> None:
+    graph = whole()
+    features = {kind: torch.arange(float(n))[:, None] for kind, n in SIZES.items()}
+    users, time = torch.arange(12), torch.randint(5, 20, (12,))
+    batches = list(
+        hetero_batches(graph, ("user", users), [3, 3], features, batch_size=5, time=time, seed=1, prefetch=prefetch)
+    )
+    assert [batch.batch_size for batch in batches] == [5, 5, 2]
+    assert sorted(torch.cat([batch.nodes["user"][: batch.batch_size] for batch in batches]).tolist()) == users.tolist()
+    for batch in batches:
+        alone = sample(graph, ("user", batch.nodes["user"][:1]), [3, 3], time=batch.times["user"][:1], seed=1)
+        assert edges_of(alone) <= edges_of(batch)
+        for kind, x in batch.x.items():
+            assert torch.equal(x[:, 0].long(), batch.nodes[kind])
+
+
+def test_batches_run_models_of_pyg() -> None:
+    nn = pytest.importorskip("torch_geometric.nn")
+    graph = whole()
+    layer = nn.HeteroConv({relation: nn.SAGEConv((2, 2), 3) for relation in graph if relation != TAGGED})
+    features = {kind: torch.randn(n, 2) for kind, n in SIZES.items()}
+    (batch,) = hetero_batches(graph, ("user", torch.tensor([1, 4])), [-1], features, batch_size=2, prefetch=0)
+    data = batch.to_pyg()
+    out = layer(data.x_dict, data.edge_index_dict)["user"][: data.batch_size]
+    expected = layer(features, graphs.to_pyg(graph).edge_index_dict)["user"][[1, 4]]
+    torch.testing.assert_close(out, expected)
+
+
+def test_tables_are_a_graph() -> None:
+    users = {"id": ["ann", "bob", "cem"]}
+    orders = {"user": ["ann", None, "cem", "ann"], "day": np.array(["2026-01-05", "2026-01-06"] * 2, "datetime64[D]")}
+    graph = graphs.from_tables(
+        {"users": users, "orders": orders}, {("orders", "user"): ("users", "id")}, times={"orders": "day"}
+    )
+    assert graph["users", "user", "orders"].edge_index.tolist() == [[0, 2, 0], [0, 2, 3]]
+    assert graph["orders", "rev_user", "users"].edge_index.tolist() == [[0, 2, 3], [0, 2, 0]]
+    assert graph.num_nodes == {"users": 3, "orders": 4}
+    assert (graph.times["orders"][1] - graph.times["orders"][0]).item() == 24 * 3600 * 10**9
+    frame = {"key": [2.0, float("nan"), 1.0], "at": [datetime(2026, 1, day, tzinfo=None) for day in (3, 4, 5)]}
+    again = graphs.from_tables({"a": frame, "b": {"id": [1, 2]}}, {("a", "key"): ("b", "id")}, times={"a": "at"})
+    assert again["b", "key", "a"].edge_index.tolist() == [[1, 0], [0, 2]]
+    assert again.times["a"].diff().tolist() == [24 * 3600 * 10**9] * 2
+
+
+TABLES = {"a": {"key": ["x", "y"], "at": [1.0, float("nan")]}, "b": {"id": ["x", "z"]}, "c": {"id": ["x", "x"]}}
+TABLE_MISTAKES = {
+    "no such row": ({("a", "key"): ("b", "id")}, {}, r"a.key row 1 is .*'y'.*, which no row of b has as id"),
+    "a name twice": ({("a", "key"): ("c", "id")}, {}, "c.id must name each row once; 'x' is in rows 0 and 1"),
+    "no such column": ({("a", "kee"): ("b", "id")}, {}, "table 'a' has no column 'kee'; it has key, at"),
+    "no such table": ({("d", "key"): ("b", "id")}, {}, "there is no table 'd'; the tables are a, b, c"),
+    "no time": ({}, {"a": "at"}, "a.at has no time in row 1"),
+    "times of text": ({}, {"a": "key"}, "a.key must hold numbers or datetimes"),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_MISTAKES)
+def test_mistakes_in_tables_are_named(name: str) -> None:
+    foreign, times, message = TABLE_MISTAKES[name]
+    with pytest.raises((ValueError, KeyError), match=message):
+        graphs.from_tables(TABLES, foreign, times=times)
 
 
 def _sample(**changes: object) -> HeteroSample:

@@ -1,0 +1,114 @@
+"""Tables of a database as one graph: rows are nodes, foreign keys are edges."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.graph.runs import Ints
+from mpnn.graphs.explicit import from_edges
+from mpnn.graphs.kinds import EdgeKind, HeteroGraph
+
+_EXACT = 2**53  # up to which a float holds every integer
+
+
+def from_tables(
+    tables: Mapping[str, Any],
+    foreign: Mapping[tuple[str, str], tuple[str, str]],
+    *,
+    times: Mapping[str, str] | None = None,
+) -> HeteroGraph:
+    """Each row of each table is a node of the kind of its table (Fey et al. 2024, arXiv:2312.04615). A foreign key
+    gives two relations: its row receives from the row that it names, and that row from it.
+
+    ::
+
+        orders = {"user": ["ann", "bob", "ann"], "day": [3, 4, 9]}
+        from_tables({"users": {"id": ["ann", "bob"]}, "orders": orders},
+                    {("orders", "user"): ("users", "id")}, times={"orders": "day"})
+        # ("users", "user", "orders") and ("orders", "rev_user", "users")
+
+    Args:
+        tables: {name: a DataFrame, or {column: values}}.
+        foreign: {(table, column of keys): (table, column that the keys name)}. A missing key (None, NaN) is no edge.
+        times: {table: column of times}, numbers or datetimes, which become int64 nanoseconds; for `graphs.sample`.
+
+    Raises:
+        KeyError: a table or a column does not exist.
+        ValueError: a key names no row or several, or a time is missing.
+    """
+    sizes = {name: _num_rows(name, table) for name, table in tables.items()}
+    relations: dict[EdgeKind, Any] = {}
+    for (child, column), (parent, key) in foreign.items():
+        rows, named = _join(tables, child, column, parent, key)
+        down = from_edges(torch.from_numpy(np.stack([named, rows])), num_src=sizes[parent], num_dst=sizes[child])
+        relations[parent, column, child] = down
+        relations[child, f"rev_{column}", parent] = down.reverse()
+    return HeteroGraph(relations, sizes, {name: _times(tables, name, column) for name, column in (times or {}).items()})
+
+
+def _join(tables: Mapping[str, Any], child: str, column: str, parent: str, key: str) -> tuple[Ints, Ints]:
+    """The rows of `child` that have a key, and the rows of `parent` that they name."""
+    keys, names = _column(tables, child, column), _column(tables, parent, key)
+    if _is_float(keys) and (np.abs(keys) > _EXACT).any():
+        raise ValueError(f"{child}.{column} holds floats above 2**53, which are not exact: read it as integers or text")
+    row_of: dict[Any, int] = {}
+    for row, name in enumerate(names.tolist()):
+        if row_of.setdefault(name, row) != row:
+            raise ValueError(f"{parent}.{key} must name each row once; {name!r} is in rows {row_of[name]} and {row}")
+    rows = np.flatnonzero(~_is_missing(keys))
+    named = [row_of.get(one, -1) for one in keys[rows].tolist()]
+    if -1 in named:
+        row = int(rows[named.index(-1)])
+        raise ValueError(f"{child}.{column} row {row} is {keys[row]!r}, which no row of {parent} has as {key}")
+    return rows, np.array(named, np.int64)
+
+
+def _times(tables: Mapping[str, Any], name: str, column: str) -> Tensor:
+    values = _column(tables, name, column)
+    if values.dtype == object:
+        values = values.astype("datetime64[ns]")
+    if _is_missing(values).any():
+        raise ValueError(f"{name}.{column} has no time in row {int(_is_missing(values).argmax())}")
+    if values.dtype.kind == "M":
+        values = values.astype("datetime64[ns]").astype(np.int64)
+    if values.dtype.kind not in "iuf":
+        raise ValueError(f"{name}.{column} must hold numbers or datetimes; got {values.dtype}")
+    return torch.from_numpy(values.astype(np.float64 if values.dtype.kind == "f" else np.int64))
+
+
+def _column(tables: Mapping[str, Any], name: str, column: str) -> np.ndarray:
+    if name not in tables:
+        raise KeyError(f"there is no table {name!r}; the tables are {', '.join(tables)}")
+    if column not in tables[name]:
+        raise KeyError(f"table {name!r} has no column {column!r}; it has {', '.join(map(str, tables[name]))}")
+    return np.asarray(tables[name][column])
+
+
+def _num_rows(name: str, table: Any) -> int:
+    lengths = {len(table[column]) for column in table}
+    if len(lengths) != 1:
+        raise ValueError(f"the columns of table {name!r} must be of one length; got {sorted(lengths) or 'no column'}")
+    return lengths.pop()
+
+
+def _is_float(values: np.ndarray) -> bool:
+    return values.dtype.kind == "f"
+
+
+def _is_missing(values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind in "fM":
+        return np.isnan(values) if _is_float(values) else np.isnat(values)
+    if values.dtype != object:
+        return np.zeros(len(values), bool)
+    return np.array([one is None or not _equals_itself(one) for one in values.tolist()], bool)
+
+
+def _equals_itself(value: Any) -> bool:
+    """False for NaN, NaT and pandas' NA, whose comparisons have no truth."""
+    try:
+        return bool(value == value)
+    except (TypeError, ValueError):
+        return False
