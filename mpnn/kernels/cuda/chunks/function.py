@@ -53,7 +53,7 @@ class Config(NamedTuple):
     outputs: Launch = Launch(64)
     sent: Launch = Launch(64)
     values: Launch = Launch(64)
-    keys: Launch = Launch(64, warps=8)
+    keys: Launch = Launch(64)
 
 
 _NARROW = Config()
