@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import sys
-import time
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import (
     disk as from_disk,
     fit,
-    gpu as on_gpu,
     gpu_plans,
     gpu_report,
+    gpu_run,
     regret,
     report as reports,
     sampling as sampled,
@@ -33,7 +29,7 @@ from benchmarks import (
 from benchmarks.cases import all_cases, select
 from benchmarks.contest import Case
 from benchmarks.machine import about
-from benchmarks.run import Row, Unusable, run
+from benchmarks.run import Row, run
 from mpnn.backends import tuned
 
 HERE = Path(__file__).parent
@@ -134,50 +130,16 @@ def gpu(
     Cases of most worth run first, peers that compile for long last; kernels are compiled by many processes beforehand.
     A case that fails leaves a row with its error. Where one leaves the GPU unusable, the command starts again after it.
     """
-    began = time.monotonic()
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
-        "1"  # a check that leaves the driver alone, so that processes can fork
-    )
-    if device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("torch finds no GPU here", param_hint="--device")
-    if device == "cpu":
-        torch.set_num_threads(1)
     try:
-        cases = select(on_gpu.cases(on_gpu.SMALL if small else on_gpu.DEFAULT, device), only or [])
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--only") from None
-    known: list[Row] = json.loads(out.read_text())["rows"] if resume else []
-    done = {f"{row['group']}: {row['case']}" for row in known}
-    cases = [case for case in cases if case.title not in done]
-    until = began + seconds - 5.0  # a case takes a second or two
-    if not resume:
-        count = (on_gpu.processes() if device == "cuda" else 0) if processes is None else processes
-        known = on_gpu.prepare(cases, count, 0.25 * seconds) if count else on_gpu.rows_of_exact(cases)
-        console.print(f"compiled and checked after {time.monotonic() - began:.0f} s")
-    options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
-    name = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
-    about_gpu = about(("triton", "flash-linear-attention")) | {"cuda": torch.version.cuda}
-    lead = {"command": " ".join(["python -m benchmarks gpu", *options]), **name, **about_gpu}
-    if commit:
-        lead["commit"] = commit
-    done = {f"{row['group']}: {row['case']}" for row in known}
-    timed = [case for case in cases if case.group != on_gpu.EXACT]
-    timed += [case for case in cases if case.group == on_gpu.EXACT and case.title not in done]
-    gc.freeze()  # what is imported is not looked through after each row
-    try:
-        results = run(timed, each, lead, out, False, partial(_say, began), until, known)
-    except Unusable:
-        left = str(max(until + 5.0 - time.monotonic(), 1.0))
-        again = ["gpu", *sys.argv[2:], "--resume", "--seconds", left]
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *again])
+        results = gpu_run.measure(out, seconds, each, only or (), small, device, processes, commit, resume, _say_at)
+    except (ValueError, RuntimeError) as problem:
+        raise typer.BadParameter(str(problem)) from None
     failed = sum("error" in row for row in results["rows"])
-    console.print(
-        f"{len(results['rows'])} rows, {failed} of them with an error, in {out}; not run: {results['not run']}"
-    )
+    console.print(f"{len(results['rows'])} rows in {out}; errors: {failed}; cases not run: {len(results['not run'])}")
 
 
-def _say(began: float, row: Row) -> None:
-    console.print(f"{time.monotonic() - began:6.1f} s", *lines_of(row), sep="\n", soft_wrap=True, markup=False)
+def _say_at(seconds: float, row: Row) -> None:
+    console.print(f"{seconds:6.1f} s", *lines_of(row), sep="\n", soft_wrap=True, markup=False)
 
 
 @app.command()

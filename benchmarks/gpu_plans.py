@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,12 @@ from mpnn import Graph, Topology, graphs
 from mpnn.aggregate import SUM
 from mpnn.backends import BACKENDS, Backend
 from mpnn.backends.tuned import Prices
-from mpnn.engine.calibration import Sample
 from mpnn.engine.plan import refusal
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+
+if TYPE_CHECKING:
+    from mpnn.engine.calibration import Sample
 
 GROUP = "plan"
 # Products of all pairs or edges, beyond which a backend only wastes the time of the benchmark.
@@ -218,6 +220,8 @@ def choose(rows: Iterable[dict[str, Any]], prices: Prices) -> None:
 
 def samples(rows: Iterable[dict[str, Any]]) -> list[Sample]:
     """What prices are fitted to."""
+    from mpnn.engine.calibration import Sample  # imports scipy
+
     found = []
     for row in rows:
         times = {name: entry["median"] for name, entry in row.get("entries", {}).items() if "median" in entry}

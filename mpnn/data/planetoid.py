@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -139,14 +138,20 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which plain data do not need")
-        return _ALLOWED[module, name]
+        return _csr_matrix() if name == "csr_matrix" else _ALLOWED[module, name]
+
+
+def _csr_matrix() -> Any:
+    from scipy.sparse import csr_matrix
+
+    return csr_matrix
 
 
 _ALLOWED = {
     ("numpy", "dtype"): np.dtype,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],  # moved within numpy since
-    ("scipy.sparse.csr", "csr_matrix"): sp.csr_matrix,
+    ("scipy.sparse.csr", "csr_matrix"): None,  # imported when a file asks for it
     ("collections", "defaultdict"): lambda factory: {},
     ("__builtin__", "list"): list,
 }
