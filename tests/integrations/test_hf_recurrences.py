@@ -172,7 +172,7 @@ def test_on_a_gpu_the_recurrences_are_ours(family: str, autocast: bool, monkeypa
     monkeypatch.setattr(scan, "_CHUNKED_NODES", 4)
     small = chunks.Launch(columns=8)
     monkeypatch.setattr(chunks, "_LEAST", 8)
-    monkeypatch.setattr(chunks, "config", lambda dtype: chunks.Config(8, 8, *[small] * 8))
+    monkeypatch.setattr(chunks, "config", lambda *of: chunks.Config(8, 8, *[small] * 8))
     calls: list[torch.dtype] = []
     run = chunks.run
     monkeypatch.setattr(chunks, "run", lambda *inputs: calls.append(inputs[0].dtype) or run(*inputs))

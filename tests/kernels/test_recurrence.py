@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpnn.kernels import scan
 from mpnn.kernels.cpu import library
 from mpnn.kernels.scan import ends_of, in_chunks, recurrence
 from mpnn.kernels.selective_scan import selective_scan
@@ -324,7 +325,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         launch = function.Launch(columns=8)
         config = function.Config(8, 8, *[launch] * 8)
         monkeypatch.setattr(function, "_LEAST", 8)
-        monkeypatch.setattr(function, "config", lambda dtype: config)
+        monkeypatch.setattr(function, "config", lambda *of: config)
 
 
 @on_triton
@@ -373,6 +374,26 @@ def test_a_document_in_chunks_knows_nothing_of_the_others(kind: str) -> None:
     (plain, _), (changed, _) = (by_chunks(*x[:5], None, documents=[5, 6]) for x in (given, other))
     assert plain[:, 5:].equal(changed[:, 5:])
     assert not plain[:, :5].equal(changed[:, :5])
+
+
+@on_triton
+@pytest.mark.usefixtures("small_chunks")
+def test_chunks_in_a_compiled_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the recurrence whole, and its gradient."""
+    monkeypatch.setattr(scan, "by_triton", lambda x: True)
+    monkeypatch.setattr(scan, "_CHUNKED_NODES", 4)
+    leaves = [None if x is None else x.to(TRITON.device).requires_grad_() for x in small("gated delta", (1, 1, 2))]
+
+    def loss(*inputs: Tensor | None) -> Tensor:
+        out, last = recurrence(*inputs, unit=True, documents=[4, 7])
+        return out.square().sum() + last.sum()
+
+    found, expected = (
+        torch.autograd.grad(f(*leaves), leaves)
+        for f in (torch.compile(loss, backend="aot_eager", fullgraph=True), loss)
+    )
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y)
 
 
 @on_triton

@@ -48,8 +48,8 @@ class Config(NamedTuple):
     rows: int = 64
     scores: Launch = Launch(32)
     solve: Launch = Launch(64)
-    walk: Launch = Launch(32, stages=2)
-    walk_back: Launch = Launch(32, stages=2)
+    walk: Launch = Launch(32, stages=3)
+    walk_back: Launch = Launch(32, stages=3)
     outputs: Launch = Launch(64)
     sent: Launch = Launch(64)
     values: Launch = Launch(64)
@@ -57,20 +57,15 @@ class Config(NamedTuple):
 
 
 _NARROW = Config()
-_WIDE = Config(
-    chunk=32,
-    rows=32,
-    solve=Launch(32),
-    outputs=Launch(32),
-    sent=Launch(32),
-    values=Launch(32),
-    keys=Launch(32, inner=32),
-)
+_NARROW_FEATURES = Config(chunk=32)  # whose kernels hold more tiles at once
+_WIDE = Config(32, 32, *(Launch(32, stages=n, inner=32) for n in (1, 1, 2, 2, 1, 1, 1, 1)))
 
 
-def config(dtype: torch.dtype) -> Config:
-    """The configuration for features of a dtype."""
-    return _NARROW if dtype == torch.bfloat16 else _WIDE
+def config(dtype: torch.dtype, by_feature: bool) -> Config:
+    """The configuration for features of a dtype, with gates a feature or not."""
+    if dtype != torch.bfloat16:
+        return _WIDE
+    return _NARROW_FEATURES if by_feature else _NARROW
 
 
 class Chunks(NamedTuple):
@@ -132,7 +127,7 @@ class _Pass:
         self.deep = x.value.shape[-1]
         self.heads, self.scale = heads, scale
         self.device = x.query.device
-        self.config = config(x.query.dtype)
+        self.config = config(x.query.dtype, x.by_feature)
         self.ends, self.launches = tuple(ends), launches
         self.count = sum(-(-(end - begin) // self.config.chunk) for begin, end in zip((0, *ends), ends, strict=False))
         is_narrow = x.query.dtype == torch.bfloat16

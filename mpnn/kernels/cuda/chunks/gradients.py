@@ -128,10 +128,8 @@ def keys(
     if BY_FEATURE:
         start = tl.exp(sums_from_start(log_gate, b, n, h, f, stop, nodes, heads, width, C, C, FEATURES))
         whole = tl.sum(tl.where(i[:, None] == C - 1, start, 0.0), 0)
-        X, N = start * X, start * N
+        to_q, to_i, to_j = start * X, -start * N, tl.zeros([C, FEATURES], tl.float32)
         Y = Y * tl.exp(sums_to_end(log_gate, b, n, h, f, stop, nodes, heads, width, C, C, FEATURES))
-        to_q, to_i = tl.zeros([C, FEATURES], tl.float32), tl.zeros([C, FEATURES], tl.float32)
-        to_j = tl.zeros([C, FEATURES], tl.float32)
         for level in tl.static_range(LEVELS):
             share = factor(log_gate, b, n, h, f, stop, nodes, heads, width, 2**level, C, FEATURES)
             odd = (i // 2**level % 2 == 1)[:, None]
@@ -143,15 +141,15 @@ def keys(
                 pairs = tl.where(is_pair(2**level, C), M, 0.0)
                 to_i -= share * dot(pairs, sends, NARROW, PRECISION)
                 to_j -= share * dot(tl.trans(pairs), tl.where(odd, k * share, 0.0), NARROW, PRECISION)
-        entered = q * (X + to_q) - k * (N - to_i + to_j)
+        entered = q * to_q + k * (to_i - to_j)
         left = k * Y
         earlier = tl.where(i[:, None] > i[None, :], 1.0, 0.0)
         crossing = tl.cumsum(entered, 0, reverse=True) + dot(earlier, left, NARROW, PRECISION)
         crossing += (whole * passing)[None, :]
         tl.store(d_log_gate + rows, crossing, mask=exists)
         itself = tl.sum(tl.where(i[:, None] == i[None, :], R.to(tl.float32), 0.0), 1)[:, None]
-        tl.store(d_query + rows, X + to_q + itself * k, mask=exists)
-        tl.store(d_key + rows, Y + to_j + to_i - N + itself * q, mask=exists)
+        tl.store(d_query + rows, to_q + itself * k, mask=exists)
+        tl.store(d_key + rows, Y + to_j + to_i + itself * q, mask=exists)
     else:
         earlier = i[:, None] > i[None, :]
         if log_gate is not None:
