@@ -222,7 +222,6 @@ OPTIONS: dict[str, Any] = {
         "return_lse": True, "heads": (2, 1, 1),
     },
     "dropout": lambda g: {"dropout": 0.4, "seed": SEED, "batch": (2,), "head_ids": (3, 9)},
-    "dropout of all": lambda g: {"dropout": 1.0, "seed": SEED},
     "softmax over destinations": lambda g: {"normalize": "softmax_dst"},
     "shared keys": lambda g: {"heads": (4, 2, 2), "batch": (1, 2), "widths": (24, 40)},
     "shared keys, other values": lambda g: {"heads": (4, 1, 2)},
