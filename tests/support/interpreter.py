@@ -1,4 +1,4 @@
-"""Mends faults of Triton's interpreter, so that tests run there."""
+"""Mends faults of Triton's interpreter, so that tests run there, and sooner."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ import triton
 
 
 def mend() -> None:
-    """Products read bfloat16 as numbers, not as bits. In Triton 3.6 numbers of one entry become integers again."""
+    """Products read bfloat16 as numbers, not as bits. In Triton 3.6 numbers of one entry become integers again. What
+    the interpreter replaces in Triton's language in each call of a function is looked for once."""
     from triton.runtime import interpreter
 
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
@@ -25,6 +26,17 @@ def mend() -> None:
     def numeric(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, as_numbers(a), as_numbers(b), *rest)
 
+    is_builtin = triton.language.core.is_builtin
+    names: dict[Any, list[str]] = {}
+
+    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        if package not in names:
+            names[package] = [name for name in dir(package) if is_builtin(getattr(package, name))]
+        for name in names[package]:
+            if is_builtin(member := getattr(package, name)):  # not replaced by an outer call
+                interpreter._patch_attr(package, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch_builtin
     if tuple(map(int, triton.__version__.split(".")[:2])) == (3, 6):
         interpreter._patch_lang_tensor = patched
     interpreter.InterpreterBuilder.create_dot = numeric
