@@ -113,7 +113,7 @@ def test_each_schedule_visits_each_tile_once(name: str, monkeypatch: pytest.Monk
 
 
 def assert_units(schedule: Schedule, row_of_visit: Any, pattern: Any) -> None:
-    row, first, middle, last, slot = schedule.units.numpy().T
+    row, first, middle, last, slot, place, middle_place, middle_pattern = schedule.units.numpy().T
     visits = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)] or [np.zeros(0, int)])
     assert np.array_equal(np.sort(visits), np.arange(len(pattern)))
     assert (np.diff(last - first) <= 0).all(), "long units first"
@@ -121,6 +121,10 @@ def assert_units(schedule: Schedule, row_of_visit: Any, pattern: Any) -> None:
         assert (pattern[a:m] < 0).all()
         assert (pattern[m:b] >= 0).all()
         assert row_of_visit is None or (row_of_visit[a:b] == r).all()
+    assert np.array_equal(middle_pattern, schedule.pattern[middle])
+    if row_of_visit is not None:
+        along = schedule.column if np.array_equal(row_of_visit, schedule.row[:-1]) else schedule.row
+        assert np.array_equal([place, middle_place], [along[first], along[middle]])
     slots = [s for _, a, b in schedule.divided.tolist() for s in range(a, b)]
     assert slots == list(range(schedule.slots)) == sorted(slot[slot >= 0])
 

@@ -15,12 +15,15 @@ _MOST = 256  # kept launches: a loop over ever other shapes must not fill the me
 
 class Arguments(NamedTuple):
     """What follows the tensors in the call of a kernel: `numbers` by position and `constants` by name, in the order of
-    its parameters. `programs` and `warps`: how many, and how many each has."""
+    its parameters. `programs` and `warps`: how many, and how many each has. `stages`: of loads in a loop.
+    `registers`: the most of a thread, None for no limit."""
 
     programs: int
     numbers: tuple[Any, ...]
     constants: dict[str, Any]
     warps: int
+    stages: int = 3
+    registers: int | None = None
 
 
 class Launches:
@@ -38,8 +41,10 @@ class Launches:
             run, rest = kept
             run(*[None if x is None else x.data_ptr() for x in tensors], *rest)
             return
-        programs, numbers, constants, warps = arguments()
-        compiled = kernel[(programs,)](*tensors, *numbers, **constants, num_warps=warps)
+        programs, numbers, constants, warps, stages, registers = arguments()
+        compiled = kernel[(programs,)](
+            *tensors, *numbers, **constants, num_warps=warps, num_stages=stages, maxnreg=registers
+        )
         if not hasattr(compiled, "asm"):  # by the interpreter, which compiles nothing
             return
         if len(self._kept) >= _MOST:

@@ -9,6 +9,7 @@ in CUDA graphs once the schedules of the graph exist. Offsets between heads and 
 grids have one dimension, which a GPU limits to 2**31 programs.
 """
 
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ import triton
 from torch import Tensor
 
 from mpnn.kernels.cuda import tile_backward, tile_forward
+from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
 from mpnn.kernels.cuda.tile_config import Config, Launch
@@ -24,7 +26,9 @@ from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
 
 _MIN_WIDTH = 16  # of a head, the least operand of a tensor core
+_ROWS = 32  # whose deltas one program computes
 _STEP = 16  # rows of a divided row of tiles that one program joins
+_SMALL = Launch(_STEP, 4, 3)  # of kernels that read each number once
 
 
 class Dropout(NamedTuple):
@@ -72,10 +76,11 @@ class TileAttention(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         *tensors, options = arguments
         inputs = _Inputs(*map(with_contiguous_rows, tensors[:3]), *map(_contiguous, tensors[3:]))
+        key = _key(inputs, options)
         with on_device(inputs.query):
-            out, lse, norm = _forward(inputs, options)
+            out, lse, norm = _forward(inputs, options, key)
         ctx.save_for_backward(*inputs, out, norm)
-        ctx.options = options
+        ctx.options, ctx.key = options, key
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -84,16 +89,39 @@ class TileAttention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
         *tensors, out, norm = ctx.saved_tensors
         d_out = torch.zeros_like(out) if d_out is None else with_contiguous_rows(d_out)
-        d_lse = None if d_lse is None else d_lse.contiguous()
+        d_lse = _contiguous(d_lse)
+        key = ctx.key, layout(d_out), layout(d_lse), ctx.needs_input_grad
         with on_device(out):
-            return *_backward(_Inputs(*tensors), out, norm, d_out, d_lse, ctx.options, ctx.needs_input_grad), None
+            return *_backward(_Inputs(*tensors), out, norm, d_out, d_lse, ctx.options, ctx.needs_input_grad, key), None
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def _forward(inputs: _Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+def _key(inputs: _Inputs, options: Options) -> Hashable:
+    """All that the kernels of a forward pass depend on, but addresses; see `mpnn.kernels.cuda.launch`."""
+    dropout = options.dropout
+    of_dropout = None
+    if dropout is not None:
+        of_dropout = dropout.p, dropout.ids and tuple(map(layout, dropout.ids))
+    return options.scale, options.softcap, of_dropout, options.config, *map(layout, inputs)
+
+
+def _start(
+    graph: TileGraph, key: Hashable, kernel: Any, tensors: Sequence[Tensor | None], launch: Launch,
+    arguments: Callable[[], tuple[int, tuple[Any, ...], dict[str, Any]]],
+) -> None:  # fmt: skip
+    """Starts a kernel; `arguments` returns the number of programs, the numbers and the constants."""
+
+    def prepare() -> Arguments:
+        programs, numbers, constants = arguments()
+        return Arguments(programs, numbers, constants, launch.warps, launch.stages, launch.registers)
+
+    graph.launches.start((kernel.__name__, key), kernel, tensors, prepare)
+
+
+def _forward(inputs: _Inputs, options: Options, key: Hashable) -> tuple[Tensor, Tensor, Tensor]:
     """out, lse and norm."""
     query, value, graph = inputs.query, inputs.value, options.graph
     batch, num_dst, heads, _ = query.shape
@@ -106,23 +134,30 @@ def _forward(inputs: _Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]
     shape = visits.slots, copies, graph.rows
     part, part_norm = lse.new_empty(*shape, _room(width)), lse.new_empty(shape)
     features = _features(inputs)
-    tile_forward.attend[(len(visits.units) * copies,)](
+    launch = options.config.forward
+    tensors = (
         *features.tensors, out, lse, norm, part, part_norm,
-        visits.units, visits.column, visits.pattern, visits.number, *_shared(inputs, options),
-        copies, heads, num_dst, value.shape[1], *features.strides, *_bias_strides(inputs.bias),
-        **_constants(inputs, options), **_launch(options.config.forward),
+        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, options),
     )  # fmt: skip
+    _start(graph, key, tile_forward.attend, tensors, launch, lambda: (
+        len(visits.units) * copies,
+        (*_numbers(options), copies, heads, num_dst, value.shape[1], *features.strides, *_bias_strides(inputs.bias)),
+        _constants(inputs, options, launch),
+    ))  # fmt: skip
     if visits.slots:
-        tile_forward.join[(len(visits.divided) * copies * (graph.rows // _STEP),)](
-            part, part_norm, out, lse, norm, visits.divided, copies, heads, num_dst,
-            D=width, WIDTH=_room(width), ROWS=graph.rows, STEP=_STEP,
-        )  # fmt: skip
+        joined = part, part_norm, out, lse, norm, visits.divided
+        _start(graph, key, tile_forward.join, joined, _SMALL, lambda: (
+            len(visits.divided) * copies * (graph.rows // _STEP),
+            (copies, heads, num_dst),
+            {"D": width, "WIDTH": _room(width), "ROWS": graph.rows, "STEP": _STEP},
+        ))  # fmt: skip
     return out, lse, norm
 
 
 def _backward(
-    inputs: _Inputs, out: Tensor, norm: Tensor, d_out: Tensor, d_lse: Tensor | None, options: Options, needed: Any
-) -> list[Tensor | None]:
+    inputs: _Inputs, out: Tensor, norm: Tensor, d_out: Tensor, d_lse: Tensor | None, options: Options, needed: Any,
+    key: Hashable,
+) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the inputs, None where they are not needed."""
     query, value = inputs.query, inputs.value
     grads = _Inputs(
@@ -136,12 +171,13 @@ def _backward(
     batch, num_dst, heads, _ = query.shape
     copies, width = batch * heads, value.shape[-1]
     stats = norm.new_empty(*norm.shape, 2)
-    tile_backward.deltas[(triton.cdiv(num_dst, 32) * copies,)](
-        out, d_out, norm, d_lse, stats, copies, heads, num_dst, *d_out.stride()[:3],
-        D=width, WIDTH=_room(width), ROWS=32,
-    )  # fmt: skip
+    _start(options.graph, key, tile_backward.deltas, (out, d_out, norm, d_lse, stats), _SMALL, lambda: (
+        triton.cdiv(num_dst, _ROWS) * copies,
+        (copies, heads, num_dst, *d_out.stride()[:3]),
+        {"D": width, "WIDTH": _room(width), "ROWS": _ROWS},
+    ))  # fmt: skip
     features = _features(inputs, d_out)
-    call = _Call(inputs, options, features, stats)
+    call = _Call(inputs, options, features, stats, key)
     if grads.query is not None or grads.bias is not None:
         d_bias = _by_query(call, grads)
         grads = grads._replace(bias=d_bias)
@@ -167,6 +203,7 @@ class _Call(NamedTuple):
     options: Options
     features: _Features
     stats: Tensor
+    key: Hashable
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -174,16 +211,15 @@ class _Call(NamedTuple):
         _, num_dst, heads, _ = self.inputs.query.shape
         return heads, num_dst, self.inputs.value.shape[1]
 
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return *self.features.strides, *_bias_strides(self.inputs.bias)
+    def numbers(self, copies: int) -> tuple[Any, ...]:
+        """The numbers of all kernels from `threshold` to `bias_h`."""
+        return *_numbers(self.options), copies, *self.sizes, *self.features.strides, *_bias_strides(self.inputs.bias)
 
 
 def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
     """Writes the gradient of queries; returns that of biases per edge."""
     inputs, graph = call.inputs, call.options.graph
-    heads, num_dst, num_src = call.sizes
-    batch, _, _, width = inputs.query.shape
+    batch, _, heads, width = inputs.query.shape
     copies = batch * heads
     visits = graph.by_row(copies)
     d_query = inputs.query.new_empty(inputs.query.shape) if grads.query is None else grads.query
@@ -192,13 +228,15 @@ def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
         edges = grads.bias.shape[-1]
         d_bias = grads.bias.new_empty(batch, heads, edges)
     part = call.stats.new_empty(visits.slots, copies, graph.rows, _room(width))
-    tile_backward.by_query[(len(visits.units) * copies,)](
+    launch = call.options.config.by_query
+    tensors = (
         *call.features.tensors, call.stats, d_query, d_bias, part,
-        visits.units, visits.column, visits.pattern, visits.number, *_shared(inputs, call.options),
-        copies, heads, num_dst, num_src, *call.strides, edges,
-        **_constants(inputs, call.options), **_launch(call.options.config.by_query),
+        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, call.options),
     )  # fmt: skip
-    _add_parts(part, d_query, visits, graph.rows)
+    _start(graph, call.key, tile_backward.by_query, tensors, launch, lambda: (
+        len(visits.units) * copies, (*call.numbers(copies), edges), _constants(inputs, call.options, launch)
+    ))  # fmt: skip
+    _add_parts(call, part, d_query, visits, graph.rows)
     if d_bias is None or grads.bias is None:
         return None
     return d_bias.sum_to_size(grads.bias.shape)
@@ -207,7 +245,7 @@ def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
 def _by_key(call: _Call, grads: _Inputs) -> None:
     """Writes the gradients of keys, values and src_bias."""
     inputs, graph = call.inputs, call.options.graph
-    heads, num_dst, num_src = call.sizes
+    heads, _, num_src = call.sizes
     batch, _, key_heads, width = inputs.key.shape
     copies, value_width = batch * key_heads, inputs.value.shape[-1]
     visits = graph.by_column(copies, heads // key_heads)
@@ -218,16 +256,18 @@ def _by_key(call: _Call, grads: _Inputs) -> None:
     shape = visits.slots, copies, graph.columns
     part, part_value = call.stats.new_empty(*shape, _room(width)), call.stats.new_empty(*shape, _room(value_width))
     part_src = None if grads.src_bias is None else call.stats.new_empty(visits.slots, batch * heads, graph.columns)
-    tile_backward.by_key[(len(visits.units) * copies,)](
+    launch = call.options.config.by_key
+    tensors = (
         *call.features.tensors, call.stats, d_key, d_value, grads.src_bias, part, part_value, part_src,
-        visits.units, visits.row, visits.pattern, visits.number, *_shared(inputs, call.options),
-        copies, heads, num_dst, num_src, *call.strides,
-        **_constants(inputs, call.options), **_launch(call.options.config.by_key),
+        visits.units, visits.row, visits.pattern, visits.number, *_read(inputs, call.options),
     )  # fmt: skip
-    _add_parts(part, d_key, visits, graph.columns)
-    _add_parts(part_value, d_value, visits, graph.columns)
+    _start(graph, call.key, tile_backward.by_key, tensors, launch, lambda: (
+        len(visits.units) * copies, call.numbers(copies), _constants(inputs, call.options, launch)
+    ))  # fmt: skip
+    _add_parts(call, part, d_key, visits, graph.columns)
+    _add_parts(call, part_value, d_value, visits, graph.columns)
     if grads.src_bias is not None and part_src is not None:
-        _add_parts(part_src, grads.src_bias.view(batch * heads, num_src, 1, 1), visits, graph.columns)
+        _add_parts(call, part_src, grads.src_bias.view(batch * heads, num_src, 1, 1), visits, graph.columns)
 
 
 def _by_offset(call: _Call, d_table: Tensor) -> None:
@@ -238,39 +278,49 @@ def _by_offset(call: _Call, d_table: Tensor) -> None:
     diagonals = graph.by_diagonal(heads)
     visits = diagonals.schedule
     sums = call.stats.new_empty(visits.slots, heads, graph.rows, graph.columns)
-    tile_backward.by_offset[(len(visits.units) * heads * steps,)](
+    tensors = (
         *call.features.tensors, call.stats, sums,
-        visits.units, visits.row, visits.column, visits.pattern, visits.number, *_shared(inputs, call.options),
-        copies, heads, num_dst, num_src, *call.strides,
-        **_constants(inputs, call.options), **_launch(launch),
+        visits.units, visits.row, visits.column, visits.pattern, visits.number, *_read(inputs, call.options),
     )  # fmt: skip
-    tile_backward.add_diagonals[(len(diagonals.ranges) * heads,)](
-        sums, diagonals.first, diagonals.ranges, d_table, heads, num_dst, num_src,
-        ROWS=graph.rows, COLUMNS=graph.columns, OFFSETS=OFFSETS,
-    )  # fmt: skip
+    _start(graph, call.key, tile_backward.by_offset, tensors, launch, lambda: (
+        len(visits.units) * heads * steps, call.numbers(copies), _constants(inputs, call.options, launch)
+    ))  # fmt: skip
+    added = sums, diagonals.first, diagonals.ranges, d_table
+    _start(graph, call.key, tile_backward.add_diagonals, added, _SMALL, lambda: (
+        len(diagonals.ranges) * heads,
+        (heads, num_dst, num_src),
+        {"ROWS": graph.rows, "COLUMNS": graph.columns, "OFFSETS": OFFSETS},
+    ))  # fmt: skip
 
 
-def _add_parts(part: Tensor, out: Tensor, visits: Schedule, rows: int) -> None:
+def _add_parts(call: _Call, part: Tensor, out: Tensor, visits: Schedule, rows: int) -> None:
     """Adds up the parts [slots, B * heads, rows, width] of divided rows into out [B, N, heads, D]."""
     if not visits.slots:
         return
     batch, nodes, heads, width = out.shape
-    tile_backward.add_parts[(len(visits.divided) * batch * heads * (rows // _STEP),)](
-        part, out, visits.divided, batch * heads, heads, nodes,
-        D=width, WIDTH=1 if width == 1 and part.dim() == 3 else _room(width), ROWS=rows, STEP=_STEP,
-    )  # fmt: skip
+    room = part.shape[-1] if part.dim() == 4 else 1
+    key = call.key, out.dtype, out.shape, part.shape
+    _start(call.options.graph, key, tile_backward.add_parts, (part, out, visits.divided), _SMALL, lambda: (
+        len(visits.divided) * batch * heads * (rows // _STEP),
+        (batch * heads, heads, nodes),
+        {"D": width, "WIDTH": room, "ROWS": rows, "STEP": _STEP},
+    ))  # fmt: skip
 
 
-def _shared(inputs: _Inputs, options: Options) -> tuple[Any, ...]:
-    """The arguments of all kernels from `words` to `softcap`."""
+def _read(inputs: _Inputs, options: Options) -> tuple[Tensor | None, ...]:
+    """The tensors that all kernels read, from `words` to `src_ids`."""
     graph, dropout = options.graph, options.dropout
     edges_before = None if inputs.bias is None else graph.edges_before
-    least = 0 if dropout is None else threshold(dropout.p)
-    of_dropout: tuple[Any, ...] = (None, None, None, 0, 1.0)
-    if dropout is not None and least:
-        growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
-        of_dropout = dropout.keys, *(dropout.ids or (None, None)), least, growth
-    return graph.words, edges_before, *inputs[3:], *of_dropout, options.scale, options.softcap
+    of_dropout: tuple[Tensor | None, ...] = (None, None, None)
+    if dropout is not None and threshold(dropout.p):
+        of_dropout = dropout.keys, *(dropout.ids or (None, None))
+    return graph.words, edges_before, *inputs[3:], *of_dropout
+
+
+def _numbers(options: Options) -> tuple[Any, ...]:
+    """The numbers that all kernels read, from `threshold` to `softcap`."""
+    p = 0.0 if options.dropout is None else options.dropout.p
+    return threshold(p), 1 / (1 - p), options.scale, options.softcap
 
 
 def _features(inputs: _Inputs, *more: Tensor) -> _Features:
@@ -306,8 +356,8 @@ def _bias_strides(bias: Tensor | None) -> tuple[int, int]:
     return batch, heads
 
 
-def _constants(inputs: _Inputs, options: Options) -> dict[str, Any]:
-    """The constants that kernels are compiled for, beside those of `_launch`."""
+def _constants(inputs: _Inputs, options: Options, launch: Launch) -> dict[str, Any]:
+    """The constants that kernels are compiled for."""
     width, value_width = inputs.query.shape[-1], inputs.value.shape[-1]
     return {
         "GROUP": inputs.query.shape[2] // inputs.key.shape[2],
@@ -318,11 +368,8 @@ def _constants(inputs: _Inputs, options: Options) -> dict[str, Any]:
         "PLANES": 3 if inputs.query.dtype == torch.float32 else 1,
         "ROWS": options.graph.rows,
         "COLUMNS": options.graph.columns,
+        "STEP": launch.step,
     }
-
-
-def _launch(launch: Launch) -> dict[str, int]:
-    return {"STEP": launch.step, "num_warps": launch.warps, "num_stages": launch.stages}
 
 
 def _room(width: int) -> int:

@@ -65,7 +65,7 @@ def by_query(
 ):  # fmt: skip
     """d_query [B, N_dst, H, D], parts of divided rows to part [slots, B * H, ROWS, WIDTH]; d_bias [B, H, edges]."""
     STEPS: tl.constexpr = COLUMNS // STEP
-    top, first, middle, last, slot, copy, b, h = load_unit(units, copies, heads)
+    top, first, middle, last, slot, place, middle_place, pattern, copy, b, h = load_unit(units, copies, heads)
     query += b * query_b + h * query_h
     key += b * key_b + h // GROUP * key_h
     value += b * value_b + h // GROUP * value_h
@@ -90,10 +90,9 @@ def by_query(
     delta = tl.load(stats + 1, mask=i < num_dst, other=0.0)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for partial in tl.static_range(2):
-        begin, end = first, middle
+        begin, end, column = first, middle, place
         if partial:
-            begin, end = middle, last
-        column, pattern = tl.load(columns + begin), tl.load(patterns + begin)
+            begin, end, column = middle, last, middle_place
         for t in range(begin * STEPS, end * STEPS):
             next_column = tl.load(columns + (t + 1) // STEPS)
             offset = t % STEPS * STEP
@@ -139,7 +138,9 @@ def by_key(
     """d_key [B, N_src, H / GROUP, D], d_value and d_src [B, H, N_src]; parts of divided columns to part, part_value
     [slots, B * H / GROUP, COLUMNS, width] and part_src [slots, B * H, COLUMNS]."""
     STEPS: tl.constexpr = ROWS // STEP
-    left, first, middle, last, slot, copy, b, key_head = load_unit(units, copies, heads // GROUP)
+    left, first, middle, last, slot, place, middle_place, middle_pattern, copy, b, key_head = load_unit(
+        units, copies, heads // GROUP
+    )
     key += b * key_b + key_head * key_h
     value += b * value_b + key_head * value_h
     j = left * COLUMNS + tl.arange(0, COLUMNS)
@@ -168,10 +169,9 @@ def by_key(
         if dropout_keys is not None:
             dropout_key = tl.load(dropout_keys + of_head)
         for partial in tl.static_range(2):
-            begin, end = first, middle
+            begin, end, row, pattern = first, middle, place, middle_pattern
             if partial:
-                begin, end = middle, last
-            row, pattern = tl.load(rows + begin), tl.load(patterns + begin)
+                begin, end, row = middle, last, middle_place
             for t in range(begin * STEPS, end * STEPS):
                 next_row = tl.load(rows + (t + 1) // STEPS)
                 offset = t % STEPS * STEP
@@ -234,7 +234,7 @@ def by_offset(
     """sums [slots, H, ROWS, COLUMNS]: dx of a unit's tiles, added up over all `copies // heads` entries of the batch.
     A unit has tiles of one diagonal. A program takes a head and a step of each tile."""
     STEPS: tl.constexpr = COLUMNS // STEP
-    _diagonal, first, middle, last, slot, _program, h, step = load_unit(units, heads * STEPS, STEPS)
+    _row, first, middle, last, slot, _first, _middle, _pattern, _copy, h, step = load_unit(units, heads * STEPS, STEPS)
     offset = step.to(tl.int32) * STEP
     n, m = tl.arange(0, ROWS), tl.arange(0, STEP)
     table += h * (num_dst + num_src - 1) + num_src - 1

@@ -12,11 +12,13 @@ from mpnn.kernels.cuda.schedule import power_of_two
 
 
 class Launch(NamedTuple):
-    """The keys (queries in the pass by key) that a program takes at a time, its warps, and its stages of loads."""
+    """The keys (queries in the pass by key) that a program takes at a time, its warps, its stages of loads, and the
+    most registers of a thread, so that several programs fit on a multiprocessor."""
 
     step: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 class Config(NamedTuple):

@@ -48,7 +48,7 @@ def attend(
     Parts of divided rows go to part [slots, B * H, ROWS, WIDTH_V] and part_norm [slots, B * H, ROWS].
     """
     STEPS: tl.constexpr = COLUMNS // STEP
-    top, first, middle, last, slot, copy, b, h = load_unit(units, copies, heads)
+    top, first, middle, last, slot, place, middle_place, pattern, copy, b, h = load_unit(units, copies, heads)
     query += b * query_b + h * query_h
     key += b * key_b + h // GROUP * key_h
     value += b * value_b + h // GROUP * value_h
@@ -70,10 +70,9 @@ def attend(
     total = tl.zeros([ROWS], tl.float32)
     most = tl.full([ROWS], LOWEST, tl.float32)
     for partial in tl.static_range(2):
-        begin, end = first, middle
+        begin, end, column = first, middle, place
         if partial:
-            begin, end = middle, last
-        column, pattern = tl.load(columns + begin), tl.load(patterns + begin)
+            begin, end, column = middle, last, middle_place
         for t in range(begin * STEPS, end * STEPS):
             # read ahead, so that the next tile's keys can be loaded while this one is computed
             next_column = tl.load(columns + (t + 1) // STEPS)

@@ -140,15 +140,16 @@ def tanh(x):
 @triton.jit
 def mix(x):
     """`mpnn.rng.mix` on uint32, whose shifts move zeros in."""
-    return mix_rest(x ^ (x >> 16))
+    x = mix_between(x ^ (x >> 16))
+    return x ^ (x >> 16)
 
 
 @triton.jit
-def mix_rest(x):
-    """`mix` behind its first step, which is linear: of row ^ column it is the step of each, joined by ^."""
+def mix_between(x):
+    """`mix` without its first step, which is linear (of row ^ column it is the step of each, joined by ^), and without
+    its last."""
     x = x * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return x ^ (x >> 16)
+    return (x ^ (x >> 15)) * 0x846CA68B
 
 
 @triton.jit
@@ -176,8 +177,13 @@ def hash_query(dropout_key, ids, n, count):
 
 @triton.jit
 def kept(of_query, of_key, threshold):
-    """Whether dropout keeps the pairs, `mpnn.rng.keep`; threshold is from 1 to 2**24."""
-    return mix_rest(of_query ^ of_key) > (tl.cast(threshold, tl.uint32) << 8) - 1
+    """Whether dropout keeps the pairs, `mpnn.rng.keep`; threshold is from 1 to 2**24.
+
+    The last step of `mix` joins the upper half of x to the lower one, which a comparison reads only if the upper halves
+    are equal. So the limit's upper half is joined instead.
+    """
+    limit = (tl.cast(threshold, tl.uint32) << 8) - 1
+    return (mix_between(of_query ^ of_key) ^ (limit >> 16)) > limit
 
 
 @triton.jit
@@ -229,12 +235,19 @@ def factor(table, bias, dst_bias, scale, softcap):
 
 @triton.jit
 def load_unit(units, copies, heads):
-    """The program's unit (row, first, middle, last, slot), its copy (a head of a batch entry), and the two."""
-    unit = units + tl.program_id(0) // copies * 5
+    """The program's unit, see `Schedule`, its copy (a head of a batch entry), and the two."""
+    unit = units + tl.program_id(0) // copies * 8
     copy = tl.program_id(0) % copies
-    row, first, middle = tl.load(unit), tl.load(unit + 1), tl.load(unit + 2)
-    last, slot = tl.load(unit + 3), tl.load(unit + 4)
-    return row, first, middle, last, slot, copy, tl.cast(copy // heads, tl.int64), tl.cast(copy % heads, tl.int64)
+    row, first, middle, last, slot = (
+        tl.load(unit),
+        tl.load(unit + 1),
+        tl.load(unit + 2),
+        tl.load(unit + 3),
+        tl.load(unit + 4),
+    )
+    place, middle_place, middle_pattern = tl.load(unit + 5), tl.load(unit + 6), tl.load(unit + 7)
+    b, h = tl.cast(copy // heads, tl.int64), tl.cast(copy % heads, tl.int64)
+    return row, first, middle, last, slot, place, middle_place, middle_pattern, copy, b, h
 
 
 @triton.jit
@@ -266,9 +279,9 @@ def gradients(
     dw = dot(c, c1, c2, tl.trans(d), tl.trans(d1), tl.trans(d2), zero, PLANES)
     w = p
     if dropout_keys is not None:
-        keep = kept(of_query, of_key, threshold)
-        w = tl.where(keep, p * keep_scale, 0.0)
-        dw = tl.where(keep, dw * keep_scale, 0.0)
+        kept_scale = tl.where(kept(of_query, of_key, threshold), keep_scale, 0.0)
+        w = p * kept_scale
+        dw = dw * kept_scale
     dx = p * (dw - delta)
     ds = dx
     if softcap is not None:

@@ -25,6 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpnn.kernels.cuda.launch import Launches
+
 Runs = Any  # `mpnn.graph.runs.Runs`: kernels do not import graphs
 Ints = NDArray[np.int64]
 WORD = 32  # bits
@@ -147,10 +149,11 @@ def _ones(count: Ints) -> Ints:
 class Schedule(NamedTuple):
     """The visits of one launch, on its device; int32.
 
-    `units` [units, 5]: the row, the first, middle and last visit, and the slot of the unit's part; -1 if the unit is
-    the whole row. Rows are rows of tiles, columns of tiles, or diagonals. `row`, `column`, `pattern` and `number`
-    [visits + 1] describe the visited tile; one more than there are, because kernels read one ahead. `divided`
-    [divided rows, 3]: a row, and its first and last + 1 slot.
+    `units` [units, 8]: the row; the first, middle and last visit; the slot of the unit's part, -1 if the unit is the
+    whole row; the place along the row of the first and of the middle visit, and the pattern of the middle one, which
+    are here too so that a program can load their features at once. Rows are rows of tiles, columns of tiles, or
+    diagonals. `row`, `column`, `pattern` and `number` [visits + 1] describe the visited tile; one more than there are,
+    because kernels read one ahead. `divided` [divided rows, 3]: a row, and its first and last + 1 slot.
     """
 
     units: Tensor
@@ -162,9 +165,11 @@ class Schedule(NamedTuple):
     slots: int
 
 
-def _schedule(tiles: Tiles, group: Ints, groups: int, limit: int, device: Any, divide_all: bool = False) -> Schedule:
-    """Visits of the tiles group by group, at most about `limit` a unit. `group` [tiles]: the row of each visit.
-    `divide_all`: every unit has a slot."""
+def _schedule(
+    tiles: Tiles, group: Ints, along: Ints, groups: int, limit: int, device: Any, divide_all: bool = False
+) -> Schedule:
+    """Visits of the tiles group by group, at most about `limit` a unit. `group`, `along` [tiles]: the row of each visit
+    and its place in the row. `divide_all`: every unit has a slot."""
     is_partial = tiles.pattern >= 0
     order = np.argsort(2 * group + is_partial, kind="stable")
     count = np.bincount(group, minlength=groups)
@@ -181,8 +186,10 @@ def _schedule(tiles: Tiles, group: Ints, groups: int, limit: int, device: Any, d
     after = np.cumsum(pieces * is_divided)
     divided = np.stack([np.arange(groups), after - pieces, after], 1)[is_divided]
     # Long units come first, so that none is left at the end.
-    units = np.stack([row, first, middle, last, slot], 1)[np.argsort(first - last, kind="stable")]
     visits = [np.append(x[order], 0) for x in (tiles.row, tiles.column, tiles.pattern, np.arange(len(order)))]
+    place = np.append(along[order], 0)
+    units = np.stack([row, first, middle, last, slot, place[first], place[middle], visits[2][middle]], 1)
+    units = units[np.argsort(first - last, kind="stable")]
     return Schedule(*_to_device([units, *visits, divided], device), slots=int(slot.max(initial=-1)) + 1)
 
 
@@ -204,6 +211,7 @@ class TileGraph:
     rows: int
     columns: int
     device: Any
+    launches: Launches = field(default_factory=Launches)
     _made: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -217,20 +225,20 @@ class TileGraph:
 
     def by_row(self, copies: int) -> Schedule:
         """For so many heads times batch entries, of queries."""
-        return self._visits(copies, 1, self.tiles.row, -(-self.runs.num_dst // self.rows))
+        return self._visits(copies, 1, self.tiles.row, self.tiles.column, -(-self.runs.num_dst // self.rows))
 
     def by_column(self, copies: int, heads: int = 1) -> Schedule:
         """For so many heads times batch entries, of keys; for each of them, tiles are visited `heads` times."""
-        return self._visits(copies, heads, self.tiles.column, -(-self.runs.num_src // self.columns))
+        return self._visits(copies, heads, self.tiles.column, self.tiles.row, -(-self.runs.num_src // self.columns))
 
     def by_diagonal(self, copies: int) -> "Diagonals":
         """For so many heads."""
         limit = _limit(len(self.tiles.row), 1, copies, 1)
         return self._once(("by diagonal", limit), lambda: Diagonals.of(self, limit))
 
-    def _visits(self, copies: int, heads: int, group: Ints, groups: int) -> Schedule:
+    def _visits(self, copies: int, heads: int, group: Ints, along: Ints, groups: int) -> Schedule:
         limit = _limit(len(group), groups, copies, heads)
-        make = lambda: _schedule(self.tiles, group, groups, limit, self.device)  # noqa: E731
+        make = lambda: _schedule(self.tiles, group, along, groups, limit, self.device)  # noqa: E731
         return self._once((group is self.tiles.row, limit), make)
 
     @property
@@ -277,7 +285,7 @@ class Diagonals(NamedTuple):
     def of(graph: TileGraph, limit: int) -> "Diagonals":
         tiles, runs = graph.tiles, graph.runs
         offset, group = np.unique(tiles.row * tiles.rows - tiles.column * tiles.columns, return_inverse=True)
-        schedule = _schedule(tiles, group, len(offset), limit, graph.device, divide_all=True)
+        schedule = _schedule(tiles, group, tiles.column, len(offset), limit, graph.device, divide_all=True)
         pieces = np.maximum(-(-np.bincount(group, minlength=len(offset)) // limit), 1)
         first = np.repeat(offset + runs.num_src - 1, pieces)
         begin = np.arange(0, runs.num_dst + runs.num_src - 1, OFFSETS)
