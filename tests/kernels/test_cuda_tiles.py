@@ -14,13 +14,16 @@ import row_cases
 import torch
 from row_cases import INTERPRETED, SEED, TRITON, on_triton, poisoned
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpnn import Graph, graphs
 from mpnn.backends import edge_list
 from mpnn.backends.tiles import cuda
 from mpnn.edge_tables import BiasTable
+from mpnn.engine.plan import plan
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
+from mpnn.graph.topology import Topology
 from mpnn.kernels.cuda import tile_config, tile_schedule
 from mpnn.kernels.cuda.tile_config import Config, Launch
 from mpnn.kernels.cuda.tile_schedule import Schedule, TileGraph, Tiles
@@ -298,6 +301,27 @@ def test_many_small_terms_do_not_drift_in_float32(small: None) -> None:
     ones = torch.ones_like(round.value)
     out = cuda.run(replace(round, value=ones, score=replace(round.score, scale=1e-3))).out
     torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=3e-7)
+
+
+@on_triton
+@pytest.mark.parametrize(
+    ("topology", "dtype", "dropout", "backend"),
+    [
+        (graphs.complete(), torch.bfloat16, 0.0, "dense"),
+        (graphs.causal(), torch.bfloat16, 0.0, "dense"),
+        (graphs.complete(), torch.bfloat16, 0.1, "tiles"),
+        (graphs.complete(), torch.float32, 0.0, "tiles"),
+        (graphs.causal(), torch.float32, 0.1, "tiles"),
+        (graphs.longformer(256, globals=1), torch.bfloat16, 0.0, "tiles"),
+        (graphs.longformer(256, globals=1), torch.float32, 0.0, "tiles"),
+    ],
+)
+def test_the_plan_on_an_h100(topology: Topology, dtype: torch.dtype, dropout: float, backend: str) -> None:
+    graph = topology.bind(4096)
+    with FakeTensorMode():
+        query, key, value = (torch.empty(4096, 8, 64, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3))
+        seed = torch.zeros((), dtype=torch.int64, device="cuda")
+    assert plan(Round(graph, value, Dot(query, key, 0.1), dropout=dropout, seed=seed)).backend == backend
 
 
 def test_what_it_cannot_do_it_refuses() -> None:

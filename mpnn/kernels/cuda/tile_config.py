@@ -32,11 +32,11 @@ class Config(NamedTuple):
 
 
 _CONFIGS = {
-    (2, 64): Config(64, 64, Launch(64, 4, 3), Launch(64, 4, 3), Launch(64, 4, 3)),
+    (2, 64): Config(64, 64, Launch(32, 4, 3), Launch(64, 4, 3), Launch(64, 4, 3)),
     (2, 128): Config(64, 64, Launch(64, 4, 3), Launch(64, 4, 2), Launch(32, 4, 2)),
     (2, 256): Config(64, 64, Launch(32, 4, 2), Launch(32, 4, 2), Launch(32, 8, 2)),
     (4, 64): Config(64, 64, Launch(32, 4, 2), Launch(32, 4, 2), Launch(32, 4, 2)),
-    (4, 128): Config(64, 64, Launch(32, 4, 2), Launch(32, 4, 1), Launch(32, 8, 1)),
+    (4, 128): Config(64, 64, Launch(32, 4, 1), Launch(32, 4, 1), Launch(32, 8, 1)),
 }  # bytes of a number, width
 
 
@@ -47,4 +47,9 @@ def widest(dtype: torch.dtype) -> int:
 
 def choose(dtype: torch.dtype, width: int) -> Config:
     """The configuration for heads up to `width` wide."""
-    return _CONFIGS[dtype.itemsize, max(64, power_of_two(width))]
+    return _CONFIGS[size(dtype, width)]
+
+
+def size(dtype: torch.dtype, width: int) -> tuple[int, int]:
+    """The bytes of a number, and the width for which kernels are tuned."""
+    return dtype.itemsize, max(64, power_of_two(width))
