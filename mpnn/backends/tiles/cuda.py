@@ -72,11 +72,11 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    score, value = round.score, round.value
-    assert isinstance(score, Dot)
     by_destination = round.normalize == "softmax_dst"
     if by_destination:
-        round = by_source.over_sources(round, run)
+        round, _ = by_source.over_sources(round, run)
+    score, value = round.score, round.value
+    assert isinstance(score, Dot)
     query, key, padded = map(_with_batch, (score.query, score.key, value))
     if key.shape[2] != padded.shape[2]:
         key, padded = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, padded))
