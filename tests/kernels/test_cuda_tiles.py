@@ -317,9 +317,9 @@ def test_many_small_terms_do_not_drift_in_float32(small: None) -> None:
     ],
 )
 def test_the_plan_on_an_h100(topology: Topology, dtype: torch.dtype, dropout: float, backend: str) -> None:
-    graph = topology.bind(4096)
+    graph = topology.bind(8192)
     with FakeTensorMode():
-        query, key, value = (torch.empty(4096, 8, 64, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3))
+        query, key, value = (torch.empty(8192, 8, 64, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3))
         seed = torch.zeros((), dtype=torch.int64, device="cuda")
     assert plan(Round(graph, value, Dot(query, key, 0.1), dropout=dropout, seed=seed)).backend == backend
 

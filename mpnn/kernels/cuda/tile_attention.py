@@ -90,7 +90,7 @@ class TileAttention(torch.autograd.Function):
         *tensors, out, norm = ctx.saved_tensors
         d_out = torch.zeros_like(out) if d_out is None else with_contiguous_rows(d_out)
         d_lse = _contiguous(d_lse)
-        key = ctx.key, layout(d_out), layout(d_lse), ctx.needs_input_grad
+        key = ctx.key, layout(d_out), d_lse if d_lse is None else layout(d_lse), ctx.needs_input_grad
         with on_device(out):
             return *_backward(_Inputs(*tensors), out, norm, d_out, d_lse, ctx.options, ctx.needs_input_grad, key), None
 
@@ -105,7 +105,7 @@ def _key(inputs: _Inputs, options: Options) -> Hashable:
     of_dropout = None
     if dropout is not None:
         of_dropout = dropout.p, dropout.ids and tuple(map(layout, dropout.ids))
-    return options.scale, options.softcap, of_dropout, options.config, *map(layout, inputs)
+    return options.scale, options.softcap, of_dropout, options.config, *(x if x is None else layout(x) for x in inputs)
 
 
 def _start(
