@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flash
@@ -294,6 +294,56 @@ def test_packed_sequences_of_known_lengths_are_not_read(monkeypatch: pytest.Monk
             interface.attend(layer, query, key, value, masks.mask(1, 9, 9, mask_function=BANDS[name]), **options)
         assert waits.seen == []
         torch.testing.assert_close(flash.packed(*given)[None], expected, rtol=0, atol=1e-12)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """No programs of other tests, which count against the limit of compilations."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_one_program_computes_new_tokens_of_a_static_cache(name: str) -> None:
+    found = []
+    for model, compiled in zip(pair(name), (False, True), strict=True):
+        call = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False) if compiled else model
+        cache, mask = hf.StaticCache(config=model.config, max_cache_len=16), LEFT
+        with torch.no_grad():
+            model(IDS, attention_mask=LEFT, past_key_values=cache)
+            for _ in range(4):
+                mask = torch.cat([mask, mask.new_ones(2, 1)], 1)
+                whole = torch.nn.functional.pad(mask, (0, 16 - mask.shape[1]))
+                positions = mask.cumsum(1)[:, -1:] - 1
+                options = {"attention_mask": whole, "position_ids": positions, "past_key_values": cache}
+                found.append(call(IDS[:, -1:], **options).logits)
+    torch.testing.assert_close(torch.stack(found[4:]), torch.stack(found[:4]), rtol=0, atol=2e-6)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_programs_for_a_gpu_call_torch_s_kernel(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ours = pair(name)
+    given = masks.Mask.pairs_in_program
+    monkeypatch.setattr(masks.Mask, "pairs_in_program", lambda self, keys, on_gpu: given(self, keys, True))
+    names: list[str] = []
+
+    def backend(program: Any, inputs: Any) -> Any:
+        names.extend(str(node.target) for node in program.graph.nodes)
+        return program
+
+    ids, options = IDS[:, -5:], {"attention_mask": LEFT[:, -6:-1] if padded else torch.ones(2, 5).long()}
+    with torch.no_grad():
+        found = torch.compile(ours, backend=backend, fullgraph=True)(ids, **options, use_cache=False).logits
+        expected = model(ids, **options, use_cache=False).logits
+    real = options["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=2e-6)
+    assert not [name for name in names if "mpnn" in name]
 
 
 def test_what_waits_is_noticed() -> None:

@@ -103,7 +103,7 @@ def attend(
         return _attend(module, query, key, value, attention_mask, **options)
     if active() is not None:
         return _uncompiled(module, query, key, value, attention_mask, **options)
-    reason = traced.reason(attention_mask, options, _has_cross_topology(module))
+    reason = traced.reason(attention_mask, options, _has_cross_topology(module), _needs_graph(module, options))
     if reason is None:
         return _attend(module, query, key, value, attention_mask, **options)
     if torch.compiler.is_exporting():
@@ -228,13 +228,11 @@ def _without_graph(
     A short forward pass and a new token make no graph and no plan: the pairs of the mask say which keys the kernel
     takes. For several queries, it is the kernel that the plan for such a graph has chosen.
     """
-    if torch.compiler.is_compiling() or active() is not None or _RECORDER.get() is not None:
+    if active() is not None or _needs_graph(module, options):
         return None
-    for name, option in options.items():
-        is_set = name in _NEEDS_GRAPH and option is not None and option is not False
-        if is_set and (name != "dropout" or option):
-            return None
-    if graph_of(module) is not None or compat.collects_attentions():
+    if torch.compiler.is_compiling():
+        return _in_program(module, query, key, value, mask, options)
+    if _RECORDER.get() is not None or compat.collects_attentions():
         return None
     by_offset = options.get("position_bias")
     if by_offset is not None and type(by_offset) is not OffsetBias:
@@ -250,6 +248,27 @@ def _without_graph(
         return _packed(module, query, key, value, mask, texts, options)
     pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None
     return None if pairs is None else direct.attend(query, key, value, pairs, options.get("scaling"), by_offset)
+
+
+def _needs_graph(module: nn.Module, options: dict[str, Any]) -> bool:
+    """Whether a layer does what torch's kernel alone does not compute, or has a topology."""
+    for name, option in options.items():
+        is_set = name in _NEEDS_GRAPH and option is not None and option is not False
+        if is_set and (name != "dropout" or option):
+            return True
+    return graph_of(module) is not None
+
+
+def _in_program(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
+) -> Tensor | None:
+    """Attention by torch's kernel in a program that is traced, if the mask needs no graph there."""
+    if mask is None:
+        mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
+    if type(mask) is not Mask or options.get("position_bias") is not None:
+        return None
+    pairs = mask.pairs_in_program(key.shape[2], query.is_cuda and query.dtype.itemsize == 2)
+    return None if pairs is None else direct.attend(query, key, value, pairs, options.get("scaling"), None)
 
 
 def _packed(
@@ -413,8 +432,10 @@ def must_be_causal(module: nn.Module) -> bool:
 def graph_of(module: nn.Module) -> Any:
     """`config.mpnn_graph` of an attention layer, or None."""
     config = getattr(module, "config", None)
+    if config is None or torch.compiler.is_compiling():
+        return getattr(config, "mpnn_graph", None)
     # A configuration looks attributes up in Python code, which takes as long as an operation of torch.
-    return None if config is None else object.__getattribute__(config, "__dict__").get("mpnn_graph")
+    return object.__getattribute__(config, "__dict__").get("mpnn_graph")
 
 
 def text_of(module: nn.Module) -> str | None:

@@ -22,6 +22,7 @@ from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band,
 from mpnn.integrations.hf.packing import Packing
 from mpnn.integrations.hf.trees import TreeMask
 
+_MANY = 1 << 24  # pairs of a text, above which a mask of them is not written out in a program
 _SHORT = 1024  # keys of a text whose padding a GPU computes in less time than Python makes a graph
 
 _COMPUTES = (
@@ -226,11 +227,47 @@ class Mask:
         """Whether numbers that decide the mask are on a GPU, and must not be read."""
         return self.place is not None or (self.padding is not None and is_capturing())
 
-    def _pairs_on_device(self) -> Pairs | None:
-        """All pairs, computed as transformers does: nothing waits for the device."""
-        function: Any = self.function
-        if isinstance(function, tuple) or "rules" in vars(self):
+    def pairs_in_program(self, keys: int, on_gpu: bool) -> Pairs | None:
+        """`pairs` while a program is traced, so that no number of a mask can be read. `on_gpu`: the features are in 16
+        bits on a GPU, where torch's kernel is the quickest over all tokens, and CUDA graphs capture it."""
+        if not isinstance(self.function, tuple) or self.texts is not None or keys != self.sizes.keys:
             return None
+        if self.place is None and not on_gpu:
+            return None
+        if self.place is None and self.padding is None:
+            return _of_all_tokens(self.function, self.sizes)
+        if self.place is None and self.sizes.queries * keys > _MANY:
+            return None
+        if keys not in self._pairs:
+            self._pairs[keys] = self._pairs_on_device()
+        return self._pairs[keys]
+
+    def _pairs_on_device(self) -> Pairs | None:
+        """All pairs, computed on the device: nothing waits for it."""
+        if "rules" in vars(self) or self.texts is not None:
+            return None
+        allowed = self._allowed_by(self.function) if isinstance(self.function, tuple) else self._evaluated()
+        empty = ~allowed.any(-1, keepdim=True)
+        return Pairs(allowed=allowed | empty, empty=empty)
+
+    def _allowed_by(self, band: Band) -> Tensor:
+        """The pairs of a band that are not padding, bool [B or 1, 1, queries, keys]."""
+        (left, right), (queries, keys, first_query, first_key) = band, self.sizes
+        device = self.device if self.padding is None else self.padding.device
+        key = torch.arange(first_key, first_key + keys, device=device)
+        query = torch.arange(queries, device=device)[:, None] + (first_query if self.place is None else self.place)
+        allowed = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        if left is not None:
+            allowed = allowed & (key >= query - left)
+        if right is not None:
+            allowed = allowed & (key <= query + right)
+        if self.padding is None:
+            return allowed[None, None]
+        return allowed & self.padding[:, None, None, first_key : first_key + keys]
+
+    def _evaluated(self) -> Tensor:
+        """The pairs as transformers computes them, bool [B, 1, queries, keys]."""
+        function: Any = self.function
         queries, keys, first_query, first_key = self.sizes
         allowed = compat.sdpa_mask(
             self.batch,
@@ -245,8 +282,7 @@ class Mask:
             device=self.device or "cpu",
         )
         assert allowed is not None
-        empty = ~allowed.any(-1, keepdim=True)
-        return Pairs(allowed=allowed | empty, empty=empty)
+        return allowed
 
     @cached_property
     def _padding(self) -> list[bytes] | None:
@@ -432,11 +468,15 @@ def _traced(batch: int, *sizes: Any, **options: Any) -> Mask | Tensor:
     attention_mask = options.get("attention_mask")
     if isinstance(attention_mask, Mask):
         return attention_mask
-    decided = isinstance(attention_mask, TreeMask) or _has_tensors(**options)
+    queries, keys, first_query, first_key = sizes
+    place = first_query if isinstance(first_query, Tensor) else None
+    is_static = place is not None and not options.get("use_vmap")
+    decided = isinstance(attention_mask, TreeMask) or _has_tensors(**options, is_static=is_static)
     ends = None if decided else as_band(options["mask_function"])
     if ends is not None:
-        placed = Sizes(*sizes)
-        return Mask(batch, placed, ends, _padding(attention_mask, placed))
+        placed = Sizes(queries, keys, 0 if place is not None else first_query, first_key)
+        padding = _padding(attention_mask, placed)
+        return Mask(batch, placed, ends, padding, device=options.get("device"), place=place)
     if torch.compiler.is_exporting():
         raise ValueError(
             "torch.export cannot save a mask that numbers decide (position_ids, blocks of tokens, chunks); if the "
@@ -451,12 +491,14 @@ def _has_tensors(
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
+    is_static: bool = False,
     **_: Any,
 ) -> bool:
     """Whether the mask function may contain tensors: packed sequences, blocks and a model's own functions, for which
-    transformers skips no mask; and chunks, which begin behind the padding. A traced program cannot look inside."""
+    transformers skips no mask; and chunks, which begin behind the padding. A traced program cannot look inside. For a
+    static cache, transformers skips no mask either."""
     is_chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
-    return is_chunked or not (allow_is_causal_skip or allow_is_bidirectional_skip)
+    return is_chunked or not (allow_is_causal_skip or allow_is_bidirectional_skip or is_static)
 
 
 def from_dense(allowed: Tensor, first_query: int = 0) -> Mask:

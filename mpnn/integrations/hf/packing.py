@@ -190,6 +190,7 @@ class Divided:
     def __init__(self, model: PreTrainedModel, reads_positions: bool, refusal: str, has_states: bool) -> None:
         self.model, self.inner = model, vars(model).get("forward")
         self.reads_positions, self.refusal, self.has_states = reads_positions, refusal, has_states
+        self._names = tuple(self.__signature__.parameters)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -203,10 +204,6 @@ class Divided:
     def __code__(self) -> Any:
         """Where torch.export says that the model's code is."""
         return inspect.unwrap(type(self.model).forward).__code__
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(self.__signature__.parameters)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         given = dict(zip(self._names, args, strict=False)) | options if args else options

@@ -25,8 +25,10 @@ torch.library.define(
 )
 
 
-def reason(mask: Any, options: dict[str, Any], is_cross: bool) -> str | None:
+def reason(mask: Any, options: dict[str, Any], is_cross: bool, needs_graph: bool) -> str | None:
     """Why the graph of this layer depends on more than a program can tell, or None if it does not."""
+    if isinstance(mask, Mask) and mask.place is not None and needs_graph:
+        return "its graph depends on the position in a static cache, which is known when the program runs"
     if is_cross:
         return "the position of its queries in the decoder is known when the program runs"
     for name in _MATERIALIZED:
