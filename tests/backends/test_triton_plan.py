@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import row_cases
 import torch
-from row_cases import INTERPRETED, MARKS, dot, leaf, scattered
+from row_cases import INTERPRETED, MARKS, TRITON, dot, leaf, moved, scattered
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpnn import graphs
@@ -28,7 +28,7 @@ installed_triton = version("triton")
 
 
 def test_features_wider_than_its_kernels_take_are_refused() -> None:
-    wide = replace(dot(scattered()), value=leaf(10, 3, 5000))
+    wide = moved(replace(dot(scattered()), value=leaf(10, 3, 5000)), TRITON.device)
     assert "at most 4,096 wide, and these are 5,000 wide" in why_not(cuda_attention, wide)
 
 

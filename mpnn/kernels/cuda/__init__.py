@@ -4,8 +4,9 @@ The layout, and the sources of its ideas:
 
 - One pass computes logits, an online softmax and the weighted sum: FlashAttention (Dao et al. 2022), for lists of
   neighbors as in Fused3S (Li & Chandramowlishwaran 2025). No E x D tensor is materialized.
-- Rows are distributed by length. A program takes several short rows, one for each row of its tile. Long rows are cut
-  into pieces, whose partial results a second, small kernel joins. DF-GNN (Liu et al. 2024) makes this choice between
+- Rows are distributed by length. A program of one warp takes one or a few rows of about the same length; wider ones
+  would wait for each other where tiles change their layout. Long rows are cut into pieces, whose partial results a
+  second, small kernel joins. DF-GNN (Liu et al. 2024) makes this choice between
   parallel nodes and parallel edges for each graph; here it is made for each row.
 - The backward pass computes weights again from the log-sum-exp of each row instead of storing E x H weights: dgNN
   (Zhang et al. 2022). Features are gathered anyway, and the arithmetic on top is free.
@@ -17,8 +18,8 @@ The layout, and the sources of its ideas:
   `dense` and `tiles` run them.
 
 Files: `tensors` (loads and stores of tiles), `logits` (what happens at an edge), `forward` and `backward` (attention),
-`reduce` (aggregation), `schedule` (which program takes which rows, and how many at once), `row_attention` and
-`row_reduce` (differentiable functions of tensors, which launch the kernels).
+`reduce` (aggregation), `schedule` (which program takes which rows, and how many at once), `launch` (later calls of the
+same shapes start what the first compiled), `row_attention` and `row_reduce` (differentiable functions of tensors).
 
 Importing this package imports Triton, so backends import it when they first need a kernel. With `TRITON_INTERPRET=1`
 the same code runs on CPU tensors; the tests use this.

@@ -16,6 +16,7 @@ from mpnn.kernels.cuda.logits import (
     activation,
     dropout_keys,
     end_gradients,
+    hashed_seed,
     keep,
     logit_gradients,
     logits,
@@ -114,7 +115,8 @@ def gradients(
             key, key_at, value, value_at, b, row, h, exists, KIND, WIDTH, VALUE_WIDTH, REAL
         )
     if DROPOUT:
-        dropout_key = dropout_keys(seed, b * streams + first_stream + h)
+        hashed = hashed_seed(seed)
+        dropout_key = dropout_keys(hashed, b * streams + first_stream + h)
     keep_scale, scale = tl.full([], keep_scale, REAL), tl.full([], scale, REAL)
     softcap, slope = tl.full([], softcap, REAL), tl.full([], slope, REAL)
     sums = tl.zeros([R, E, BH, WIDTH], REAL)
@@ -151,8 +153,8 @@ def gradients(
             w = weights(s, row_lse, mask, NORMALIZE)
             dropped = w
             if DROPOUT:
-                if ROWS == SOURCES:
-                    dropout_key = dropout_keys(seed, b * streams + first_stream + head)
+                if ROWS == SOURCES and GROUP > 1:
+                    dropout_key = dropout_keys(hashed, b * streams + first_stream + head)
                 kept = keep(dropout_key, i, j, threshold)
                 dropped = tl.where(kept, w * keep_scale, 0.0)
             if ROWS == DESTINATIONS or d_rows is not None:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, dropout_keys, keep, logits, weights
+from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, dropout_keys, hashed_seed, keep, logits, weights
 from mpnn.kernels.cuda.tensors import (
     load_numbers,
     load_parameter,
@@ -39,7 +39,7 @@ def attend(
     if KIND == ACTIVATED:
         v = load_parameter(vector, h, heads, query_at.width, WIDTH, REAL)
     if DROPOUT:
-        dropout_key = dropout_keys(seed, b * streams + first_stream + h)
+        dropout_key = dropout_keys(hashed_seed(seed), b * streams + first_stream + h)
         keep_scale = tl.full([], keep_scale, REAL)
     scale, softcap, slope = tl.full([], scale, REAL), tl.full([], softcap, REAL), tl.full([], slope, REAL)
     # an online softmax for each entry of the tile, joined after the loop, so that no iteration waits for other warps

@@ -25,12 +25,18 @@ def mix(x):
 
 
 @triton.jit
-def dropout_keys(seed, stream):
-    """`mpnn.rng.keys` of stream numbers [BH], uint32."""
+def hashed_seed(seed):
+    """What all streams share of `mpnn.rng.keys`, uint32."""
     seed = tl.load(seed)
     low = seed.to(tl.int32).to(tl.uint32, bitcast=True)
     high = (seed >> 32).to(tl.int32).to(tl.uint32, bitcast=True)
-    return mix(low ^ mix(high) ^ stream.to(tl.uint32))
+    return low ^ mix(high)
+
+
+@triton.jit
+def dropout_keys(hashed, stream):
+    """`mpnn.rng.keys` of stream numbers [BH], uint32."""
+    return mix(hashed ^ stream.to(tl.uint32))
 
 
 @triton.jit
