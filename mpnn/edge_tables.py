@@ -52,7 +52,7 @@ class EmbeddingTable:
         are freed together with the relation."""
         if self.relation is None or self.relation.is_value:
             return graph.cached((key, self.relation), build)
-        rules: WeakKeyDictionary[Relation, dict[Hashable, Any]] = graph.cached("rules", WeakKeyDictionary)
+        rules: WeakKeyDictionary[Relation, dict[Hashable, Any]] = graph.cached("rules", lambda: WeakKeyDictionary())
         values = rules.setdefault(self.relation, {})
         if key not in values:
             values[key] = built(build)

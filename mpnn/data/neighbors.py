@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -233,7 +232,7 @@ class _Whole:
             return _Whole(graph, {})
         graph = graph.to("cpu")
         data = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type}
-        rows = of_times or graph.cached("compressed", partial(compressed, graph))
+        rows = of_times or graph.cached("compressed", lambda: compressed(graph))
         return _Whole(
             rows,
             {name: values for name, values in data.items() if values is not None},

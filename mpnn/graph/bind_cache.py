@@ -208,7 +208,7 @@ def _stamp(graph: Graph) -> int:
     for one in _derived_graphs(graph):
         attributes = vars(one)
         edge_lists = [attributes[name] for name in ("csr", "csc") if name in attributes]
-        count += len(attributes) + len(one._memo) + sum(len(vars(edges)) for edges in edge_lists)
+        count += len(attributes) + len(one._memo) + len(one._of_users) + sum(len(vars(edges)) for edges in edge_lists)
     return count
 
 
@@ -218,7 +218,7 @@ def _derived_graphs(graph: Graph) -> Iterator[Graph]:
     while todo:
         one = todo.pop()
         yield one
-        for other in (*one._moved.values(), *one._memo.values()):
+        for other in (*one._moved.values(), *one._memo.values(), *one._of_users.values()):
             if isinstance(other, Graph) and id(other) not in seen:
                 seen.add(id(other))
                 todo.append(other)

@@ -60,6 +60,7 @@ class GraphData(Handled):
         self._moved: dict[torch.device, Any] = {}
         self._moved_from: weakref.ref[Any] | None = None  # weak, so that a copy does not keep the original alive
         self._memo: dict[Hashable, Any] = {}
+        self._of_users: dict[Hashable, Any] = {}
         self.edge_ids: Tensor | None = None
         self.degrees: tuple[Tensor, Tensor] | None = None
         self.order: Tensor | None = None
@@ -252,11 +253,27 @@ class GraphData(Handled):
         return torch.from_numpy(self.runs.degree()).to(self.device)
 
     def cached(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Returns `build()`, computed once per graph and key. Layers cache what they derive from the graph here."""
-        value = self._memo.get(key, _ABSENT)
+        """Returns `build()`, computed once per graph and key. Layers cache what they derive from the graph here.
+
+        What functions of this library build lies in a table of its own, so a key of yours never finds it."""
+        table = self._memo if str(getattr(build, "__module__", None)).startswith("mpnn.") else self._of_users
+        value = table.get(key, _ABSENT)
         if value is _ABSENT:
-            value = self._memo[key] = built(build)
+            value = table[key] = built(build)
         return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "is_shared" in self.__dict__:
+            raise AttributeError(
+                f"{self} is shared by all that bind it, so {name} cannot be set; change a copy, graph.alias(), or use "
+                "with_positions or with_relation, which return one"
+            )
+        object.__setattr__(self, name, value)
+
+    def share(self: G) -> G:
+        """Refuses later changes of attributes: the cache of bound graphs returns this graph to others, too."""
+        self.__dict__["is_shared"] = True
+        return self
 
     def derive(self: G, build: Callable[..., G], *arguments: Hashable, num_dst: int, num_src: int | None = None) -> G:
         """Returns `build(graph, *arguments)`, computed once: a graph of `num_dst` destinations and `num_src` sources.
@@ -364,7 +381,9 @@ class GraphData(Handled):
             ValueError, TypeError, IndexError: as in `validate`, or if a field is missing, unknown or does not fit.
         """
         state.check(fields, "a pickle holds a damaged graph; save the graph again")
-        self.__dict__.update(fields, _memo={}, _moved={}, _moved_from=None, device=fields["device"].device)
+        self.__dict__.update(
+            fields, _memo={}, _of_users={}, _moved={}, _moved_from=None, device=fields["device"].device
+        )
         self._labels = None if self._labels is None else fields["_labels"].cpu().numpy()
         self.order = None if self.order is None else self.order.cpu()
         self._accept()

@@ -53,7 +53,7 @@ class StackedGraph(Graph):
         self.relation: Relation | None = shared.get("relation")
         self.positions: tuple[Tensor, Tensor] | None = shared.get("positions")
         self.edge_attr = self._edge_type = self.degrees = self.node_ids = None
-        self._memo, self._moved = {}, {}
+        self._memo, self._of_users, self._moved = {}, {}, {}
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

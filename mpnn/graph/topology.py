@@ -213,7 +213,7 @@ def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
         )
     graph = topology._graph(num_dst, num_src)
     graph.name = str(topology)
-    return graph
+    return graph.share()
 
 
 def _like(topology: Topology, graph: Graph) -> Graph:

@@ -334,3 +334,28 @@ def test_balanced_unions_keep_what_the_first_operand_says() -> None:
     assert graph.num_edge_types == 3
     own = MessagePassing(graphs.causal() | graphs.memory(2), "sum", None, DotProduct(4, 1))
     assert own(torch.rand(3, 4), source=torch.rand(5, 4)).shape == (3, 4)
+
+
+def test_what_others_cache_has_names_of_its_own() -> None:
+    """A user's key is none of the library's, whatever it is called."""
+    graph, x = graphs.window(2).bind(9), torch.randn(9, 1, 4)
+    expected = [ops.attend(graph, x, x, x, backend=backend) for backend in ("csr", "tiles", "dense", "edge_list")]
+    fresh = graphs.window(2).bind(9).alias()
+    for name in graph._memo:
+        fresh.cached(name, lambda: "mine")
+    found = [ops.attend(fresh, x, x, x, backend=backend) for backend in ("csr", "tiles", "dense", "edge_list")]
+    torch.testing.assert_close(found, expected)
+    for name in graph._memo:
+        assert fresh.cached(name, lambda: "another") == "mine"
+    assert graphs.cache.nbytes > 0
+
+
+def test_bound_graphs_do_not_change() -> None:
+    bound = (graphs.causal() & graphs.window(3)).bind(8)
+    for name, value in (("shift", 3), ("name", "mine"), ("positions", None), ("anything", 1)):
+        with pytest.raises(AttributeError, match=f"shared by all that bind it, so {name} cannot be set; change a copy"):
+            setattr(bound, name, value)
+    copies = bound.alias(), pickle.loads(pickle.dumps(bound)), bound.with_positions(*bound.node_positions())
+    for graph in (*copies, bound.rows(0, 8), bound.reverse(), graphs.from_edges([[0], [1]])):
+        graph.name = "mine"
+        assert (graphs.causal() & graphs.window(3)).bind(8).name != "mine"
