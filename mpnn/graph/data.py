@@ -270,11 +270,6 @@ class GraphData(Handled):
             )
         object.__setattr__(self, name, value)
 
-    def share(self: G) -> G:
-        """Refuses later changes of attributes: the cache of bound graphs returns this graph to others, too."""
-        self.__dict__["is_shared"] = True
-        return self
-
     def derive(self: G, build: Callable[..., G], *arguments: Hashable, num_dst: int, num_src: int | None = None) -> G:
         """Returns `build(graph, *arguments)`, computed once: a graph of `num_dst` destinations and `num_src` sources.
 

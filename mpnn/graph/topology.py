@@ -213,7 +213,8 @@ def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
         )
     graph = topology._graph(num_dst, num_src)
     graph.name = str(topology)
-    return graph.share()
+    vars(graph)["is_shared"] = True  # from now on it refuses changes: the cache returns it to others, too
+    return graph
 
 
 def _like(topology: Topology, graph: Graph) -> Graph:
