@@ -99,6 +99,7 @@ _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names 
         "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "shared_intermediate_size": 24,
         "layer_types": ["mamba", "attention"],
     },
+    "Inkling2VisionConfig": {"text_hidden_size": 32},
     "InklingTextConfig": {
         "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "sliding_window_size": 4,
         "d_rel": 4, "rel_extent": 6, "log_scaling_n_floor": 3, "layer_types": ["hybrid_sliding", "hybrid"],

@@ -48,9 +48,12 @@ def packed(made: Any, way: str, call: Callable[..., Any] | None = None) -> Tenso
     return out.logits if "logits" in out else out.last_hidden_state
 
 
-def alone(made: Any, call: Callable[..., Any] | None = None) -> Tensor:
+def alone(made: Any, way: str, call: Callable[..., Any] | None = None) -> Tensor:
     """The same of each text alone, one behind the other."""
-    outs = [(made if call is None else call)(input_ids=text, use_cache=False) for text in IDS.split(LENGTHS, 1)]
+    outs = []
+    for text in IDS.split(LENGTHS, 1):
+        positions = {"position_ids": torch.arange(text.shape[1])[None]} if "position_ids" in WAYS[way] else {}
+        outs.append((made if call is None else call)(input_ids=text, use_cache=False, **positions))
     return torch.cat([out.logits if "logits" in out else out.last_hidden_state for out in outs], 1)
 
 
@@ -64,33 +67,33 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 def plain(made: Any, way: str) -> float:
     with torch.no_grad():
-        return difference(packed(made, way), alone(made))
+        return difference(packed(made, way), alone(made, way))
 
 
 def compiled(made: Any, way: str) -> float:
     torch._dynamo.reset()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return difference(packed(made, way, torch.compile(made, backend="eager")), alone(made))
+        return difference(packed(made, way, torch.compile(made, backend="eager")), alone(made, way))
 
 
 def inner(made: Any, way: str) -> float:
     with torch.no_grad():
-        return difference(packed(made, way, made.base_model), alone(made, made.base_model))
+        return difference(packed(made, way, made.base_model), alone(made, way, made.base_model))
 
 
 def forward(made: Any, way: str) -> float:
     with torch.no_grad():
         return max(
-            difference(packed(made, way, made.forward), alone(made)),
-            difference(packed(made, way, made.base_model.forward), alone(made, made.base_model)),
+            difference(packed(made, way, made.forward), alone(made, way)),
+            difference(packed(made, way, made.base_model.forward), alone(made, way, made.base_model)),
         )
 
 
 def autocast(made: Any, way: str) -> float:
     """In bfloat16: how far, in units of its rounding of results that are sums of many roundings."""
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        return difference(packed(made, way).float(), alone(made).float()) / 1e3
+        return difference(packed(made, way).float(), alone(made, way).float()) / 1e3
 
 
 def peft(made: Any, way: str) -> float:
@@ -98,7 +101,7 @@ def peft(made: Any, way: str) -> float:
 
     wrapped = get_peft_model(made, LoraConfig(target_modules="all-linear", init_lora_weights=False))
     with torch.no_grad():
-        return difference(packed(wrapped, way), alone(wrapped))
+        return difference(packed(wrapped, way), alone(wrapped, way))
 
 
 def _gradients(made: Any, run: Callable[[], Tensor]) -> Tensor:
@@ -109,7 +112,7 @@ def _gradients(made: Any, run: Callable[[], Tensor]) -> Tensor:
 
 
 def training(made: Any, way: str, wrap: Callable[[Any], Any] = lambda made: None) -> float:
-    expected = _gradients(made, lambda: alone(made))
+    expected = _gradients(made, lambda: alone(made, way))
     wrap(made)
     return difference(_gradients(made, lambda: packed(made, way)), expected)
 
@@ -143,7 +146,7 @@ def checkpoint_wrapped(made: Any, way: str, kind: CheckpointImpl = CheckpointImp
 def compiled_and_checkpointed(made: Any, way: str) -> float:
     torch._dynamo.reset()
     made.gradient_checkpointing_enable({"use_reentrant": False})
-    expected = _gradients(made, lambda: alone(made))
+    expected = _gradients(made, lambda: alone(made, way))
     program = torch.compile(made, backend="eager")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

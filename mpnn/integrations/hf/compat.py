@@ -1,11 +1,15 @@
 """What this integration needs of transformers beyond its public interface, checked when it is imported."""
 
 import inspect
+import sys
+import warnings
 from collections.abc import Iterable
+from functools import wraps
 from typing import Any
 
 import transformers
 from torch import nn
+from transformers import PreTrainedModel
 
 TESTED = "5.23"
 VERSION = transformers.__version__
@@ -58,8 +62,37 @@ def check(owner: Any, names: Iterable[str]) -> None:
 
 
 check(PretrainedConfig, ["_attn_implementation", "get_text_config"])
-check(transformers.PreTrainedModel, ["set_attn_implementation"])
+check(PreTrainedModel, ["get_correct_attn_implementation", "set_attn_implementation"])
 check(transformers.modeling_utils, [_DISPATCHER])
+
+
+def warn_without_attention(name: str) -> None:
+    """Makes transformers warn where a model without attention layers is created with this `attn_implementation`, which
+    it would accept without a word."""
+    owner: Any = PreTrainedModel
+    check = owner.get_correct_attn_implementation
+    if hasattr(check, "__wrapped__"):
+        return
+
+    @wraps(check)
+    def checked(model: Any, requested_attention: str | None, *args: Any, **options: Any) -> Any:
+        if requested_attention == name and _has_no_attention(type(model)):
+            warnings.warn(
+                f"{type(model).__name__} has no attention layers, so attn_implementation={name!r} changes nothing; "
+                "mpnn.hf.use(model) runs its recurrent layers by mpnn",
+                stacklevel=3,
+            )
+        return check(model, requested_attention, *args, **options)
+
+    owner.get_correct_attn_implementation = checked
+
+
+def _has_no_attention(kind: type) -> bool:
+    """Whether a family's module has no attention, and contains no other models."""
+    names = vars(sys.modules[kind.__module__])
+    if any(name.startswith("Auto") for name in names):
+        return False
+    return not any("attention" in name.lower() for name in names if name != "create_recurrent_attention_mask")
 
 
 def implementation(config: PretrainedConfig) -> str | None:

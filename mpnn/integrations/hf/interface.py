@@ -213,11 +213,18 @@ def _read_mask(call: _Call, mask: Mask | Tensor | None) -> tuple[Mask, Tensor | 
     if indices is not None and isinstance(mask, Tensor) and limits:
         indices, mask, is_causal = _allowed(indices, mask[..., : call.sizes[2]]), None, False
     chooses = indices is not None or options.get("block_indices") is not None
-    texts = packing.of(options, call.sizes[:2])
+    texts = _texts(mask, options, call.sizes[:2])
     if texts is not None and (why := refusal(module, chooses)):
         raise ValueError(f"{why}; pass them as a batch, padded")
     mask, bias = _mask_and_bias(module, mask, call.bias, is_causal, call.sizes)
     return mask if texts is None else mask.within(texts), indices, bias
+
+
+def _texts(mask: Any, options: dict[str, Any], shape: tuple[int, int]) -> packing.Packing | None:
+    """The packed texts of a layer: those of its mask, also where checkpointing computes it again, or of the pass."""
+    if isinstance(mask, Mask) and mask.texts is not None:
+        return mask.texts
+    return packing.of(options, shape)
 
 
 def _without_graph(
@@ -241,9 +248,7 @@ def _without_graph(
         by_offset = None
     if mask is None:
         mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
-    texts = packing.of(options, (query.shape[0], query.shape[2]))
-    if texts is None and type(mask) is Mask:  # checkpointing computes this layer again
-        texts = mask.texts
+    texts = _texts(mask, options, (query.shape[0], query.shape[2]))
     if texts is not None:
         return _packed(module, query, key, value, mask, texts, options)
     pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None
@@ -471,6 +476,7 @@ def _has_cross_topology(module: nn.Module) -> bool:
     return isinstance(spec, dict) and "cross" in spec
 
 
+compat.warn_without_attention(NAME)
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, masks.mask)
 

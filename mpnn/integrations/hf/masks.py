@@ -113,7 +113,10 @@ class Mask:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """`torch.where(mask, ...)` selects by the pairs, bool [B, 1, queries, keys] (Doge, one token at a time)."""
+        """`torch.where(mask, ...)` selects by the pairs, bool [B, 1, queries, keys] (Doge, one token at a time), and
+        `torch.cat(masks, -1)` puts the keys of several masks side by side (T5Gemma 2)."""
+        if function is torch.cat and all(isinstance(mask, Mask) for mask in args[0]):
+            return from_dense(torch.cat([mask.dense() for mask in args[0]], *args[1:], **kwargs or {}))
         if function is not torch.where or not isinstance(args[0], Mask):
             raise TypeError(f"torch.{function.__name__}: {_COMPUTES}")
         tensors = [x for x in args[1:] if isinstance(x, Tensor)]
@@ -149,8 +152,22 @@ class Mask:
         raise AttributeError(f"{name!r}: {_COMPUTES}")
 
     def __getitem__(self, index: Any) -> Any:
-        """The pairs of one new token, which indexers of DeepSeek V3.2 and others read as those of a prompt."""
+        """The mask of the last queries (Gemma 4), or the pairs of one new token, which indexers of DeepSeek V3.2 and
+        others read as those of a prompt."""
+        if isinstance(index, tuple) and len(index) == 4 and index[:2] + index[3:] == (slice(None),) * 3:
+            return self._last(index[2])
         return self.dense()[index].to(self.device or "cpu") if self.sizes.queries == 1 else self.__getattr__("[...]")
+
+    def _last(self, rows: Any) -> "Mask":
+        """The mask of the queries of `slice(-count, None)`."""
+        if not isinstance(rows, slice) or rows.stop is not None or rows.step is not None or (rows.start or 0) >= 0:
+            return self.__getattr__("[...]")
+        count = min(-rows.start, self.sizes.queries)
+        sizes = self.sizes._replace(queries=count, first_query=self.sizes.first_query + self.sizes.queries - count)
+        last = replace(self, sizes=sizes, _graphs={}, _pairs={}, _packed={})
+        if "rules" in vars(self):
+            last.rules = self.rules
+        return last
 
     @cached_property
     def rules(self) -> list[Rule]:

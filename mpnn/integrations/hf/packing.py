@@ -226,11 +226,9 @@ class Divided:
     @torch.compiler.disable(recursive=False)  # numbers decide, so a compiled program breaks here
     def _divided(self, args: tuple[Any, ...], options: dict[str, Any], given: dict[str, Any]) -> Any:
         packing = self._packing(given)
-        positions = None
         if packing is not None and packing is not _PASS.packing:
             self._check(given)
-            positions = self._positions(packing, given)
-        if positions is not None:
+        if packing is not None and (positions := self._positions(packing, given)) is not None:
             args, options = (), given | {"position_ids": positions}
         with within(packing):
             return self._run(*args, **options)
@@ -286,12 +284,16 @@ class Divided:
         return default_positions(self.model, ids).gather(1, positions.to(ids.device))
 
 
-def divide(model: PreTrainedModel, **facts: Any) -> Callable[[], None] | None:
-    """Gives a model the forward pass above; returns what undoes it, or None if it has it already."""
+def divide(model: PreTrainedModel, reads_positions: bool, refusal: str, has_states: bool) -> Callable[[], None] | None:
+    """Gives a model the forward pass above; returns what undoes it, or None if it has it already.
+
+    reads_positions: whether `position_ids` that restart are texts. refusal: why packed texts would be mixed, or an
+    empty string. has_states: whether layers have states, which keep texts apart in a pass without a cache only.
+    """
     before: Any = vars(model).get("forward")
     if isinstance(before, Divided):
         return None
-    ours = Divided(model, **facts)
+    ours = Divided(model, reads_positions, refusal, has_states)
     model.forward = ours
 
     def restore() -> None:
@@ -328,6 +330,7 @@ def replace(model: nn.Module, forward: Any) -> Callable[[], None]:
 
 def default_positions(model: Any, input_ids: Tensor) -> Tensor:
     """The positions int64 [B, N] that the model gives tokens [B, N] if it gets none: RoBERTa's depend on padding."""
+    model = model.base_model
     embeddings = getattr(model, "embeddings", None)
     make = getattr(embeddings, "create_position_ids_from_input_ids", None)
     make = make or getattr(sys.modules[type(model).__module__], "create_position_ids_from_input_ids", None)

@@ -494,7 +494,9 @@ def _begun(layer: Any, cache: Any, keep: Tensor) -> Tensor:
         states = [cache.get_linear_cache(number)]
     elif number < len(getattr(cache, "layers", ())):
         known = (getattr(cache.layers[number], name, None) for name in ("conv_states", "recurrent_states"))
-        states = [state for group in known if isinstance(group, dict) for state in group.values()]
+        groups = [group for group in known if isinstance(group, dict)]
+        own: Any = getattr(layer, "conv_idx", None)  # Inkling has several convolutions in a layer
+        states = [state for group in groups for key, state in group.items() if own in (None, key)]
     begun = torch.zeros(len(keep), dtype=torch.bool, device=keep.device)
     for state in states:
         if isinstance(state, Tensor) and len(state) == len(keep):

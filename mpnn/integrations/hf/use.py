@@ -1,6 +1,7 @@
 """`use` runs models of Hugging Face's transformers by message passing over graphs, in place; `from_hf` runs a copy."""
 
 import copy
+import inspect
 import warnings
 import weakref
 from collections import Counter
@@ -27,6 +28,9 @@ Graphs = str | Topology | Mapping[Any, Any] | Callable[[int], str | Topology | N
 
 NATIVE = "longformer", "big_bird", "reformer", "xlnet", "openai-gpt"
 """Families whose attention does not dispatch; `native.py` has classes for their layers."""
+
+_UNDISPATCHED = "BigBirdPegasusSelfAttention", "BigBirdPegasusBlockSparseAttention", "GitSelfAttention"
+"""Layers that compute with a mask that other layers of their models get, and do not dispatch."""
 
 _RECORD = "attn_implementation", "mpnn_graph", "mpnn_causal"  # what config.json keeps
 _CHANGED = compat.INTERNAL, *_RECORD
@@ -133,13 +137,14 @@ def use(
             handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
             handle._undo += recurrences.adapt(part)
             handle._undo += ranks.divide(part)
-            handle._undo += [undo for model_inside in _inner(part) if (undo := _divide(model_inside)) is not None]
             if _has_recurrences_only(part):
                 if graph is not None:
                     raise ValueError(f"the layers of {type(part).__name__} are recurrences, which read no graph")
+                handle._undo += _divide(part)
                 continue
             handle._undo.append(_set_implementation(part))
             handle._undo += by_offset(part)
+            handle._undo += _divide(part)
             for config in configs:
                 config.__dict__.pop("mpnn_graph", None)
                 config.__dict__.pop("mpnn_causal", None)
@@ -198,14 +203,25 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
         warnings.warn(said, stacklevel=3)
 
 
-def _divide(model: PreTrainedModel) -> Callable[[], None] | None:
+def _divide(part: PreTrainedModel) -> list[Callable[[], None]]:
     """Lets the layers of a model know how each pass is divided into texts."""
-    layers = list(model.modules())
-    keeps_states = any(map(recurrences.keeps_texts_apart, layers))
-    reads_positions = keeps_states or is_causal(model)
-    reasons = [recurrences.refusal(model), *map(refusal, _layers(model))]
-    reason = next(filter(None, reasons), "")
-    return packing.divide(model, reads_positions=reads_positions, refusal=reason, has_states=keeps_states)
+    undo = []
+    for model in _inner(part):
+        keeps_states = any(map(recurrences.keeps_texts_apart, model.modules()))
+        reads_positions = keeps_states or is_causal(model)
+        reasons = [recurrences.refusal(model), _own_positions(model), *map(refusal, _layers(model))]
+        reason = next(filter(None, reasons), "")
+        undo.append(packing.divide(model, reads_positions, reason, keeps_states))
+    return [restore for restore in undo if restore is not None]
+
+
+def _own_positions(model: PreTrainedModel) -> str:
+    """Why a model would number the tokens of packed texts along the row, or an empty string."""
+    takes = any("position_ids" in inspect.signature(type(inner).forward).parameters for inner in _inner(model))
+    kinds = {type(module).__name__ for module in model.modules() if "PositionalEmbedding" in type(module).__name__}
+    if takes or not kinds:
+        return ""
+    return f"{type(model).__name__} takes no position_ids, and {min(kinds)} numbers the tokens of the whole row"
 
 
 def _has_recurrences_only(model: PreTrainedModel) -> bool:
@@ -259,12 +275,14 @@ def _set_implementation(model: PreTrainedModel) -> Callable[[], None]:
             model.config._attn_implementation = NAME
         native.adapt(model, model.config)
         return partial(native.restore, model)
-    model.set_attn_implementation(NAME)
-    stays = sorted({type(inner).__name__ for inner in _inner(model) if compat.implementation(inner.config) != NAME})
+    stays = {type(layer).__name__ for layer in model.modules() if type(layer).__name__ in _UNDISPATCHED}
+    if not stays:
+        model.set_attn_implementation(NAME)
+        stays = {type(inner).__name__ for inner in _inner(model) if compat.implementation(inner.config) != NAME}
     if stays:
         raise ValueError(
-            f"the attention of {', '.join(stays)} does not dispatch through transformers' AttentionInterface, so it "
-            f"cannot be replaced; of such families mpnn has {', '.join(NATIVE)}"
+            f"the attention of {', '.join(sorted(stays))} does not dispatch through transformers' AttentionInterface, "
+            f"so it cannot be replaced; of such families mpnn has {', '.join(NATIVE)}"
         )
     new = [inner for inner in _inner(model) if "set_attn_implementation" not in vars(inner)]
     for inner in new:
