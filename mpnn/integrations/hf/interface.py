@@ -43,16 +43,13 @@ _HARMLESS = frozenset({
 and what they say about sources is in the mask."""
 
 _NEEDS_GRAPH = frozenset({
-    "dropout", "softcap", "output_attentions", "s_aux", "indices", "block_indices",
+    "dropout", "softcap", "output_attentions", "s_aux", "sinks", "indices", "block_indices",
 })  # fmt: skip
 """Keywords of what torch's kernel for whole texts does not compute."""
 
 _KNOWN = _HARMLESS.union(_NEEDS_GRAPH, packing.NAMES, {"scaling", "is_causal", "position_bias"})
 
-_REFUSED = {
-    "sinks": "has sinks that depend on the token",
-    "cache": "runs over a paged cache",
-}
+_REFUSED = {"cache": "runs over a paged cache"}
 
 
 Visit = Callable[[Graph, Tensor | None], None]
@@ -344,11 +341,26 @@ def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[
         terms |= {"bias": biases, "dropout": options.get("dropout", 0.0), "return_weights": with_weights}
         result = ops.attend(graph, *features, **terms)
     out, weights = result if with_weights else (result, None)
+    if (sinks := options.get("sinks")) is not None:
+        share = _share_of_keys(graph, features, sinks, is_flat, terms)
+        out = out * share[..., None].to(out.dtype)
+        weights = None if weights is None else weights * share[..., graph.edge_index[1], :].to(weights.dtype)
     if visit is not None:
         visit(graph, weights if records_weights else None)
     if is_flat:
         out = out.unflatten(0, call.sizes[:2])
     return out, weights if returns_weights else None
+
+
+def _share_of_keys(graph: Graph, features: list[Tensor], sinks: Tensor, is_flat: bool, terms: dict[str, Any]) -> Tensor:
+    """How much of the softmax of each query its keys get, [..., queries, H], if a sink of its own, [B, H, queries, 1],
+    is among the logits (Inkling 2):
+
+        sum_j exp(s_ij) / (exp(sink_i) + sum_j exp(s_ij)) = sigmoid(lse_i - sink_i)
+    """
+    _, lse = ops.attend(graph, *features, **terms | {"return_weights": False, "dropout": 0.0}, return_lse=True)
+    by_query = sinks[..., 0].transpose(1, 2)
+    return torch.sigmoid(lse - (by_query.flatten(0, 1) if is_flat else by_query).to(lse.dtype))
 
 
 _uncompiled = torch.compiler.disable(_attend)

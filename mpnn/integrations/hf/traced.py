@@ -17,7 +17,7 @@ from mpnn.integrations.hf import packing
 from mpnn.integrations.hf.closures import Band, Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 
-_MATERIALIZED = "position_bias", "output_attentions", "indices", "block_indices", *packing.NAMES
+_MATERIALIZED = "position_bias", "output_attentions", "sinks", "indices", "block_indices", *packing.NAMES
 
 torch.library.define(
     "mpnn::mask_graph",
