@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 import mpnn.hf
+
+ROOT = Path(__file__).parents[2]
 
 LENGTHS = [5, 1, 7]
 IDS = torch.randint(3, 50, (1, 13), generator=torch.Generator().manual_seed(0))
@@ -99,7 +102,9 @@ def autocast(made: Any, way: str) -> float:
 def peft(made: Any, way: str) -> float:
     from peft import LoraConfig, get_peft_model
 
-    wrapped = get_peft_model(made, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped = get_peft_model(made, LoraConfig(target_modules="all-linear", init_lora_weights=False))
     with torch.no_grad():
         return difference(packed(wrapped, way), alone(wrapped, way))
 
@@ -117,14 +122,19 @@ def training(made: Any, way: str, wrap: Callable[[Any], Any] = lambda made: None
     return difference(_gradients(made, lambda: packed(made, way)), expected)
 
 
+def _recompute(made: Any, use_reentrant: bool) -> None:
+    newer = getattr(made, "activation_checkpointing_enable", None)
+    (newer or made.gradient_checkpointing_enable)({"use_reentrant": use_reentrant})
+
+
 def checkpointed(made: Any, way: str) -> float:
-    return training(made, way, lambda made: made.gradient_checkpointing_enable({"use_reentrant": False}))
+    return training(made, way, lambda made: _recompute(made, use_reentrant=False))
 
 
 def checkpointed_reentrant(made: Any, way: str) -> float:
     def wrap(made: Any) -> None:
         made.enable_input_require_grads()
-        made.gradient_checkpointing_enable({"use_reentrant": True})
+        _recompute(made, use_reentrant=True)
 
     return training(made, way, wrap)
 
@@ -145,7 +155,7 @@ def checkpoint_wrapped(made: Any, way: str, kind: CheckpointImpl = CheckpointImp
 
 def compiled_and_checkpointed(made: Any, way: str) -> float:
     torch._dynamo.reset()
-    made.gradient_checkpointing_enable({"use_reentrant": False})
+    _recompute(made, use_reentrant=False)
     expected = _gradients(made, lambda: alone(made, way))
     program = torch.compile(made, backend="eager")
     with warnings.catch_warnings():
