@@ -396,6 +396,7 @@ _OURS: dict[type, type] = {
         ReformerLSH,
     )
 }
+_ADDED = "_added_by_mpnn"
 _THEIRS = {ours: original for original, ours in _OURS.items()}
 for _original in _OURS:
     compat.check(_original, compat.METHODS.get(_original.__name__, ()))
@@ -412,12 +413,15 @@ def adapt(model: nn.Module, config: Any) -> None:
     for part in model.modules():
         if type(part) in _OURS:
             part.__class__ = kind = _OURS[type(part)]
-            vars(part).setdefault("config", config)
-            vars(part).setdefault("layer_idx", layers[kind])
+            added = {"config": config, "layer_idx": layers[kind]}
+            added = {name: value for name, value in added.items() if name not in vars(part)}
+            vars(part).update(added, **{_ADDED: tuple(added)})
             layers[kind] += 1
 
 
 def restore(model: nn.Module) -> None:
-    """Gives the layers their classes back."""
+    """Gives the layers their classes back, and no more attributes than they had."""
     for part in model.modules():
         part.__class__ = _THEIRS.get(type(part), type(part))
+        for name in vars(part).pop(_ADDED, ()):
+            del vars(part)[name]

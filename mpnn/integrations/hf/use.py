@@ -208,8 +208,9 @@ def _divide(part: PreTrainedModel) -> list[Callable[[], None]]:
     undo = []
     for model in _inner(part):
         keeps_states = any(map(recurrences.keeps_texts_apart, model.modules()))
-        reads_positions = keeps_states or is_causal(model)
-        reasons = [recurrences.refusal(model), _own_positions(model), *map(refusal, _layers(model))]
+        numbers = _own_positions(model)
+        reads_positions = keeps_states or is_causal(model) or bool(numbers)
+        reasons = [recurrences.refusal(model), numbers, *map(refusal, _layers(model))]
         reason = next(filter(None, reasons), "")
         undo.append(packing.divide(model, reads_positions, reason, keeps_states))
     return [restore for restore in undo if restore is not None]

@@ -4,7 +4,6 @@ The graph is a rectangular complete graph for each pair of sentences, without ed
 `models.layers.packing`, sentences of different lengths are concatenated, and padding is not computed.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from mpnn import Graph, MessagePassing, Topology, engine
 from mpnn.decoding.cache import KVCache
+from mpnn.graph.arguments import MAX_VALUE
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graphs import batch, complete
 from mpnn.models.layers.packing import Packing, weight_matrices
@@ -34,7 +34,7 @@ class StackOutput:
     packing: Packing
     weights: tuple[Tensor, ...] = ()
     cross_weights: tuple[Tensor, ...] = ()
-    cache: KVCache = field(default_factory=lambda: KVCache(sys.maxsize))
+    cache: KVCache = field(default_factory=lambda: KVCache(MAX_VALUE))
 
     @property
     def last(self) -> Tensor:
