@@ -34,6 +34,7 @@ from mpnn.update import FeedForward, PreNorm
 
 COMPLETE = "torch SDPA"
 EXACT, PEERS = "exact", "peers"
+LONGEST = 25.0  # seconds of a case, compilation included; a kernel that does not end would cost all others
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,9 @@ def cases(sizes: Sizes, device: str = "cuda") -> list[Case]:
     found += [case for each in options for case in _recurrences(sizes, each)]
     found += _host(sizes, options[1])
     found += gpu_plans.cases(sizes.plan, device)
-    found += _large(sizes, options[0])
     if device != "cpu":
         found += [case for each in options for case in _captured(sizes, each)]
+    found += _large(sizes, options[0])
     found += _peers(sizes, options[0])
     return found
 
@@ -570,8 +571,8 @@ def _beside_flex(sizes: Sizes, options: dict[str, Any]) -> Contest:
 
 def prepare(cases: Sequence[Case], processes: int, seconds: float) -> list[Row]:
     """Compiles the kernels of all cases, and checks those of "exact", in processes that are forked from this one, which
-    must not have used the GPU yet. Where a kernel leaves the GPU unusable for a process, another takes its place. Gives
-    up after so many seconds.
+    must not have used the GPU yet. Where a kernel leaves the GPU unusable for a process, or does not end, another takes
+    its place. Gives up after so many seconds.
 
     Returns:
         The rows of "exact".
@@ -580,31 +581,48 @@ def prepare(cases: Sequence[Case], processes: int, seconds: float) -> list[Row]:
     until = time.monotonic() + seconds
     context = get_context("fork")
     taken, results = context.Value("i", 0), context.SimpleQueue()
-    work_on = partial(_take, [(i, cases[i]) for i in order], taken, results)
-    workers = [context.Process(target=work_on, daemon=False) for _ in range(processes)]
-    for worker in workers:
-        worker.start()
+    tasks = [(i, cases[i]) for i in order]
+    workers = [_Worker(context, tasks, taken, results) for _ in range(processes)]
     found: dict[int, list[Row]] = {}
-    while time.monotonic() < until and any(worker.is_alive() for worker in workers):
+    while time.monotonic() < until and any(worker.process.is_alive() for worker in workers):
         while not results.empty():
             i, rows = results.get()
             found[i] = rows
         for k, worker in enumerate(workers):
-            if worker.exitcode and taken.value < len(order):
-                workers[k] = context.Process(target=work_on)
-                workers[k].start()
-        if all(i in found for i in order[: taken.value] if cases[i].group != PEERS) and taken.value >= len(order):
+            i = worker.task.value
+            if i >= 0 and cases[i].group != PEERS and time.monotonic() - worker.began.value > LONGEST:
+                found[i] = unfinished(cases[i]) if cases[i].group == EXACT else []
+                worker.process.kill()
+                worker.process.join()
+            if worker.process.exitcode and taken.value < len(order):
+                workers[k] = _Worker(context, tasks, taken, results)
+        if taken.value >= len(order) and all(i in found for i in order if cases[i].group != PEERS):
             break
         time.sleep(0.05)
     while not results.empty():
         i, rows = results.get()
         found[i] = rows
     for worker in workers:
-        worker.kill()
+        worker.process.kill()
     return [row for i in sorted(found) for row in found[i]]
 
 
-def _take(tasks: Sequence[tuple[int, Case]], taken: Any, results: Any) -> None:
+def unfinished(case: Case) -> list[Row]:
+    """Rows of a case that had to be stopped."""
+    row = {"group": case.group, "case": case.name, "series": "", "x": "", "error": f"did not end in {LONGEST:.0f} s"}
+    return [row | {"direction": direction} for direction in case.directions]
+
+
+class _Worker:
+    """A process that works on tasks: the number of the present one, -1 if there is none, and when it began."""
+
+    def __init__(self, context: Any, tasks: Sequence[tuple[int, Case]], taken: Any, results: Any) -> None:
+        self.task, self.began = context.Value("i", -1), context.Value("d", 0.0)
+        self.process = context.Process(target=_take, args=(tasks, taken, results, self.task, self.began))
+        self.process.start()
+
+
+def _take(tasks: Sequence[tuple[int, Case]], taken: Any, results: Any, task: Any, began: Any) -> None:
     """Works on tasks until all are taken. Exits with 1 where a kernel left the GPU unusable."""
     torch.set_num_threads(1)
     while True:
@@ -614,9 +632,11 @@ def _take(tasks: Sequence[tuple[int, Case]], taken: Any, results: Any) -> None:
         if k >= len(tasks):
             return
         index, case = tasks[k]
+        began.value, task.value = time.monotonic(), index
         rows: list[Row] = []
         with suppress(Exception):  # the same happens again when the case has its turn, and is written down then
             rows = rows_of_exact([case]) if case.group == EXACT else _compile(case)
+        task.value = -1
         results.put((index, rows))
         if not usable():
             os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.cases import select
+from benchmarks.contest import Case
 from benchmarks.machine import about
 from benchmarks.run import Row, Unusable, run
 
@@ -54,6 +56,10 @@ def measure(
         resume, seconds = True, float(os.environ[_UNTIL]) - time.time()
     cases = select(gpu.cases(gpu.SMALL if small else gpu.DEFAULT, device), list(only))
     rows: list[Row] = json.loads(out.read_text())["rows"] if resume and out.is_file() else []
+    begun = out.with_suffix(".begun")
+    if resume and begun.is_file():  # the process died in this case, or was ended in it
+        stopped = [case for case in _without(cases, rows) if case.title == begun.read_text()]
+        rows += [row for case in stopped for row in gpu.unfinished(case)]
     cases = _without(cases, rows)
     until = began + seconds - 4.0  # a case takes a second or two
     if not resume:
@@ -68,13 +74,23 @@ def measure(
     # those of "exact" that were not checked beforehand come last
     timed = sorted(_without(cases, rows), key=lambda case: case.group == gpu.EXACT)
     gc.freeze()  # what is imported is not looked through after each row
+
+    def begin(case: Case) -> None:
+        begun.write_text(case.title)
+        # ends the process, also where it waits for a kernel that does not end; --resume goes on after this case
+        faulthandler.dump_traceback_later(gpu.LONGEST * (3 if case.group == gpu.PEERS else 1), exit=True)
+
     try:
-        return run(timed, each, lead, out, False, lambda row: say(time.monotonic() - began, row), until, rows)
+        results = run(timed, each, lead, out, False, lambda row: say(time.monotonic() - began, row), until, rows, begin)
+        faulthandler.cancel_dump_traceback_later()
+        begun.unlink(missing_ok=True)
+        return results
     except Unusable:
+        faulthandler.cancel_dump_traceback_later()
         os.environ[_UNTIL] = str(time.time() + until + 4.0 - time.monotonic())
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _without(cases: Sequence[Any], rows: Sequence[Row]) -> list[Any]:
+def _without(cases: Sequence[Case], rows: Sequence[Row]) -> list[Case]:
     done = {f"{row['group']}: {row['case']}" for row in rows}
     return [case for case in cases if case.title not in done]

@@ -34,6 +34,7 @@ def run(
     say: Callable[[Row], None] = lambda row: None,
     until: float = float("inf"),
     known: Sequence[Row] = (),
+    begin: Callable[[Case], None] = lambda case: None,
 ) -> dict[str, Any]:
     """Every case in each of its directions; `out` is written anew after each, so that nothing is lost when it stops.
 
@@ -41,13 +42,16 @@ def run(
         seconds: spent on each entry of each row. about: machine, versions and the like, which lead the results.
         judged: whether bars apply. say: called with each row when it is done.
         until: a time of `time.monotonic()` after which no case begins; "not run" names those. known: rows that lead.
+        begin: called with each case before it begins.
     """
     results = {**about, "rows": [*known], "not run": []}
     began = time.perf_counter()
+    write(results, out)
     for case in cases:
         if time.monotonic() > until:
             results["not run"].append(case.title)
             continue
+        begin(case)
         for row in rows_of(case, seconds, judged):
             results["rows"].append(row)
             results["seconds"] = round(time.perf_counter() - began, 1)
