@@ -27,6 +27,7 @@ from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
 
 _ARGUMENTS = 6  # of a recurrence that are tensors
+_WIDTH_OF_64 = 64  # the least width of heads with chunks of 64 nodes
 _LEAST = 16  # the least side of a product
 _GATES = 16  # heads of a program of `gates`
 
@@ -57,15 +58,19 @@ class Config(NamedTuple):
 
 
 _NARROW = Config()
-_NARROW_FEATURES = Config(chunk=32)  # whose kernels hold more tiles at once
+_NARROW_SMALL = Config(chunk=32, scores=Launch(16), keys=Launch(32))
 _WIDE = Config(32, 32, *(Launch(32, stages=n, inner=32) for n in (1, 1, 2, 2, 1, 1, 1, 1)))
 
 
-def config(dtype: torch.dtype, by_feature: bool) -> Config:
-    """The configuration for features of a dtype, with gates a feature or not."""
+def config(dtype: torch.dtype, by_feature: bool, narrowest: int) -> Config:
+    """The configuration for features of a dtype, with gates a feature or not, and the narrower of keys and values.
+
+    Gates a feature need more tiles at once. With heads 16 wide, chunks of 64 nodes gave other bits for a batch than for
+    a part of it (an H100, Triton 3.6).
+    """
     if dtype != torch.bfloat16:
         return _WIDE
-    return _NARROW_FEATURES if by_feature else _NARROW
+    return _NARROW_SMALL if by_feature or narrowest < _WIDTH_OF_64 else _NARROW
 
 
 class Chunks(NamedTuple):
@@ -127,7 +132,7 @@ class _Pass:
         self.deep = x.value.shape[-1]
         self.heads, self.scale = heads, scale
         self.device = x.query.device
-        self.config = config(x.query.dtype, x.by_feature)
+        self.config = config(x.query.dtype, x.by_feature, min(self.width, self.deep))
         self.ends, self.launches = tuple(ends), launches
         self.count = sum(-(-(end - begin) // self.config.chunk) for begin, end in zip((0, *ends), ends, strict=False))
         is_narrow = x.query.dtype == torch.bfloat16
