@@ -47,7 +47,7 @@ class Transforms(GraphData):
     def with_self_loops(self: G, fill: float = 0.0) -> G:
         """Adds the missing self-loops. New loops come last, with edge attributes of `fill`."""
         one_set("self-loops", self)
-        if isinstance(fill, (str, bytes)) or not hasattr(fill, "__float__"):
+        if not hasattr(fill, "__float__"):
             raise TypeError(f"fill must be a number, the edge attribute of new loops; got {fill!r}")
         if self.clique_sizes is not None:
             return self

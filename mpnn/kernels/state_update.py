@@ -52,10 +52,10 @@ def state_update(
         ValueError: if shapes do not fit together, or the state is not float32 or not contiguous.
         RuntimeError: if there are no compiled kernels for these tensors.
     """
-    for name, tensor, dimensions in (("state", state, 4), ("B", B, 3)):
-        check_tensor(name, tensor)
-        if tensor.dim() != dimensions:
-            raise ValueError(f"{name} must have {dimensions} dimensions; got {list(tensor.shape)}")
+    for name, given, dimensions in (("state", state, 4), ("B", B, 3)):
+        check_tensor(name, given)
+        if given.dim() != dimensions:
+            raise ValueError(f"{name} must have {dimensions} dimensions; got {list(given.shape)}")
     batch, heads, values, keys = state.shape
     groups = B.shape[1]
     if state.dtype != torch.float32 or not state.is_contiguous():

@@ -405,16 +405,8 @@ KINDS: dict[str, Kind] = {
     "default dtype": default_dtype,
 }
 DIFFERENT = {
-    "expanded",
-    "overlapping",
-    "bool",
-    "integers",
-    "uint16",
-    "float8",
-    "autocast",
-    "in jvp",
-    "float64",
-    "complex",
+    *("expanded", "overlapping", "bool", "integers", "uint16", "float8", "autocast", "in jvp", "float64", "complex"),
+    *("no rows", "no width", "None"),
 }
 """Kinds whose numbers differ from the plain ones: the same numbers in a plain tensor are the reference."""
 
