@@ -106,6 +106,7 @@ def run(round: Round) -> Result:
         edge_value,
         None if bias is None else on_device.per_edge(bias, heads, round),
     )
+    lse: Any  # None without a softmax, and then nothing below reads it
     out, weights, lse = row_attention.attend(spec, tensors)
     if type(round.reduce) is Mean:
         dtype = round.accumulate_dtype
