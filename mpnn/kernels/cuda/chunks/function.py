@@ -28,6 +28,7 @@ from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
 
 _ARGUMENTS = 6  # of a recurrence that are tensors
 _WIDTH_OF_64 = 64  # the least width of heads with chunks of 64 nodes
+_SHARED_MEMORY = 163 << 10  # of a program on an A100
 _LEAST = 16  # the least side of a product
 _GATES = 16  # heads of a program of `gates`
 
@@ -124,6 +125,13 @@ class _Operands(NamedTuple):
         return self.log_gate is not None and self.log_gate.dim() == 4
 
 
+@lru_cache(maxsize=16)
+def _shared_memory(device: torch.device) -> int:
+    """The bytes that the stages of a loop may take: what a program can have, less a share for other tiles."""
+    known = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return int(0.85 * getattr(known, "shared_memory_per_block_optin", _SHARED_MEMORY))
+
+
 class _Pass:
     """The sizes of a recurrence, new tensors of them, and launches of kernels."""
 
@@ -169,6 +177,9 @@ class _Pass:
         columns, column_blocks = self.blocks(launch, self.deep)
         height = self.whole_width if has_delta else min(self.config.rows, self.whole_width)
         row_blocks = -(-self.width // height)
+        # a stage holds rows of up to three tensors of keys' width, and of two of the values'
+        stage = self.config.chunk * (3 * height + 2 * columns) * self.dtype.itemsize
+        launch = launch._replace(stages=max(1, min(launch.stages, _shared_memory(self.device) // stage)))
         programs = self.batch * len(self.ends) * self.heads * row_blocks * column_blocks
         sizes = len(self.ends), self.count, row_blocks, column_blocks, self.heads, self.nodes
         self.launch(kernel, launch, programs, 3, *sizes, *arguments, ROWS=height, COLUMNS=columns)
