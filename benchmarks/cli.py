@@ -29,7 +29,7 @@ from benchmarks import (
 from benchmarks.cases import all_cases, select
 from benchmarks.contest import Case
 from benchmarks.machine import about
-from benchmarks.run import Row, run
+from benchmarks.run import Row, run, write as write_results
 from mpnn.backends import tuned
 
 HERE = Path(__file__).parent
@@ -332,8 +332,9 @@ def fit_costs(
 def _fit_gpu(path: Path, write: bool) -> None:
     results = json.loads(path.read_text())
     rows = [row for row in results["rows"] if row["group"] == gpu_plans.GROUP]
-    gpu_plans.count(rows)
     start = tuned.shipped()["cuda"]["nanoseconds"]
+    if not gpu_plans.counted(rows, start):
+        gpu_plans.count(rows)
     found = gpu_plans.samples(rows)
     console.print("prices from half of the rounds, regret of the others:")
     for part in (0, 1):
@@ -347,7 +348,7 @@ def _fit_gpu(path: Path, write: bool) -> None:
     if write:
         machine = {name: results.get(name) for name in ("gpu", "date", "commit", "versions")}
         console.print(f"wrote {fit.write_gpu(prices, machine)}")
-        path.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(results, path)
 
 
 @app.command("list")

@@ -206,6 +206,12 @@ def count(rows: Iterable[dict[str, Any]], shapes: Shapes = DEFAULT) -> None:
             row["facts"] = {"counts": counts}
 
 
+def counted(rows: Iterable[dict[str, Any]], prices: Prices) -> bool:
+    """Whether rows hold what backends count today: operations that have prices."""
+    counts = [row.get("facts", {}).get("counts", {}) for row in rows if "entries" in row]
+    return all(counts) and all(set(one) <= set(prices[b]) for of_round in counts for b, one in of_round.items())
+
+
 def choose(rows: Iterable[dict[str, Any]], prices: Prices) -> None:
     """Makes the backend of the least estimate at these prices the one that rows say was chosen."""
 

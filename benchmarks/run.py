@@ -64,10 +64,12 @@ def run(
 
 
 def write(results: dict[str, Any], out: Path) -> None:
-    """Replaces the file at once: who stops the run finds the rows before."""
+    """Replaces the file at once, a line for each row: who stops the run finds the rows before."""
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.with_suffix(".new")
-    fresh.write_text(json.dumps(results, indent=1) + "\n")
+    lead = json.dumps({**results, "rows": []}, indent=1)
+    rows = ",\n".join(map(json.dumps, results["rows"]))
+    fresh.write_text(lead.replace('"rows": []', f'"rows": [\n{rows}\n]', 1) + "\n")
     fresh.replace(out)
 
 
