@@ -128,7 +128,7 @@ def test_very_many_runs_are_counted_in_samples(monkeypatch: pytest.MonkeyPatch) 
         return take(runs, at)
 
     monkeypatch.setattr(Runs, "take", counted)
-    x, config = torch.zeros(4096, 1, 8), tile_config.choose(torch.float32, 8)
+    x, config = torch.zeros(4096, 1, 8), tile_config.choose(torch.float32, 8).forward
     for most in (rows + 1, torch.where(rows // cpu.ROWS % 4 == 0, 4096, 64)):
         graph = graphs.chosen((torch.rand(4096, 70) * most).long(), 4096)
         edges = graph.structure

@@ -31,8 +31,8 @@ from mpnn.round import Round
 from mpnn.scores import Dot
 
 __all__ = ["poisoned"]
-SMALL = Config(32, 32, Launch(32, 4, 2), Launch(32, 4, 2), Launch(16, 4, 2))
-STEPS = Config(16, 64, Launch(32, 4, 2), Launch(64, 4, 2), Launch(16, 4, 2))
+SMALL = Config(Launch(32, 32, 32, 4, 2), Launch(32, 32, 32, 4, 2), Launch(32, 32, 16, 4, 2))
+STEPS = Config(Launch(32, 64, 32, 4, 2), Launch(16, 64, 64, 4, 2), Launch(32, 32, 16, 4, 2))
 
 
 def random_runs(num_dst: int, num_src: int, chance: float) -> Runs:

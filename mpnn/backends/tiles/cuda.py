@@ -39,10 +39,10 @@ def refusal(round: Round) -> str | None:
 
 def counts(round: Round) -> Counts:
     """Pairs in tiles times heads, those of partial tiles, products on pairs, and numbers of nodes."""
-    score, graph, config = round.score, round.graph, _config(round)
+    score, graph, tile = round.score, round.graph, _config(round).forward
     assert isinstance(score, Dot)
-    key = "tiles: counts", config.rows, config.columns
-    _, area = graph.cached(key, lambda: count_tiles(graph.structure, config.rows, config.columns))
+    key = "tiles: counts", tile.rows, tile.columns
+    _, area = graph.cached(key, lambda: count_tiles(graph.structure, tile.rows, tile.columns))
     heads, passes = round.batch.numel() * round.heads, by_source.passes(round)
     width, kind = max(score.query.shape[-1], round.value.shape[-1]), kind_of(round.value.dtype)
     # Tiles of wide heads leave fewer registers, and so take longer for each product.
@@ -110,15 +110,12 @@ def _config(round: Round) -> Config:
 
 
 def _options(round: Round, kernels: Any) -> Any:
-    graph, score, config = round.graph, round.score, _config(round)
+    graph, score = round.graph, round.score
     assert isinstance(score, Dot)
     keys = round.dropout_keys()
     dropout = None if keys is None else kernels.Dropout(keys, round.dropout, graph.node_ids)
-    tiles = graph.cached(
-        ("tiles of", config.rows, config.columns),
-        lambda: kernels.TileGraph(graph.runs, config.rows, config.columns, graph.device),
-    )
-    return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, tiles, config)
+    graphs = graph.cached("tiles on CUDA", lambda: kernels.TileGraphs(graph.runs, graph.device))
+    return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, graphs, _config(round))
 
 
 def _per_edge(round: Round) -> Tensor | None:

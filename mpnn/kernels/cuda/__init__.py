@@ -21,6 +21,10 @@ Files: `tensors` (loads and stores of tiles), `logits` (what happens at an edge)
 `reduce` (aggregation), `schedule` (which program takes which rows, and how many at once), `launch` (later calls of the
 same shapes start what the first compiled), `row_attention` and `row_reduce` (differentiable functions of tensors).
 
+Structured graphs run on tensor cores, over tiles of pairs: `tile_schedule` (which tiles hold edges, and which program
+visits which of them), `tile_pairs` (what happens at a pair), `tile_forward`, `tile_backward`, `tile_config` (sizes) and
+`tile_attention` (the differentiable function).
+
 Importing this package imports Triton, so backends import it when they first need a kernel. With `TRITON_INTERPRET=1`
 the same code runs on CPU tensors; the tests use this.
 """

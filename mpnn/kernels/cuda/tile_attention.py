@@ -21,14 +21,14 @@ from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
 from mpnn.kernels.cuda.tile_config import Config, Launch
-from mpnn.kernels.cuda.tile_schedule import OFFSETS, Schedule, TileGraph
+from mpnn.kernels.cuda.tile_schedule import OFFSETS, Schedule, TileGraph, TileGraphs
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import once_differentiable
 
 _MIN_WIDTH = 16  # of a head, the least operand of a tensor core
 _ROWS = 32  # whose deltas one program computes
 _STEP = 16  # rows of a divided row of tiles that one program joins
-_SMALL = Launch(_STEP, 4, 3)  # of kernels that read each number once
+_SMALL = Launch(0, 0, _STEP, 4, 3)  # of kernels that read each number once
 
 
 class Dropout(NamedTuple):
@@ -41,13 +41,17 @@ class Dropout(NamedTuple):
 
 
 class Options(NamedTuple):
-    """`scale` is positive, `softcap` None for none. `graph` has the tiles of `config`."""
+    """`scale` is positive, `softcap` None for none."""
 
     scale: float
     softcap: float | None
     dropout: Dropout | None
-    graph: TileGraph
+    graphs: TileGraphs
     config: Config
+
+    def graph(self, launch: Launch) -> TileGraph:
+        """The graph with the tiles of a launch."""
+        return self.graphs.of(launch.rows, launch.columns)
 
 
 class _Inputs(NamedTuple):
@@ -109,7 +113,7 @@ def _key(inputs: _Inputs, options: Options) -> Hashable:
 
 
 def _start(
-    graph: TileGraph, key: Hashable, kernel: Any, tensors: Sequence[Tensor | None], launch: Launch,
+    graphs: TileGraphs, key: Hashable, kernel: Any, tensors: Sequence[Tensor | None], launch: Launch,
     arguments: Callable[[], tuple[int, tuple[Any, ...], dict[str, Any]]],
 ) -> None:  # fmt: skip
     """Starts a kernel; `arguments` returns the number of programs, the numbers and the constants."""
@@ -118,12 +122,13 @@ def _start(
         programs, numbers, constants = arguments()
         return Arguments(programs, numbers, constants, launch.warps, launch.stages, launch.registers)
 
-    graph.launches.start((kernel.__name__, key), kernel, tensors, prepare)
+    graphs.launches.start((kernel.__name__, key), kernel, tensors, prepare)
 
 
 def _forward(inputs: _Inputs, options: Options, key: Hashable) -> tuple[Tensor, Tensor, Tensor]:
     """out, lse and norm."""
-    query, value, graph = inputs.query, inputs.value, options.graph
+    query, value, launch = inputs.query, inputs.value, options.config.forward
+    graph = options.graph(launch)
     batch, num_dst, heads, _ = query.shape
     copies, width = batch * heads, value.shape[-1]
     out = query.new_empty(batch, num_dst, heads, width)
@@ -134,19 +139,18 @@ def _forward(inputs: _Inputs, options: Options, key: Hashable) -> tuple[Tensor, 
     shape = visits.slots, copies, graph.rows
     part, part_norm = lse.new_empty(*shape, _room(width)), lse.new_empty(shape)
     features = _features(inputs)
-    launch = options.config.forward
     tensors = (
         *features.tensors, out, lse, norm, part, part_norm,
-        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, options),
+        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, options, graph),
     )  # fmt: skip
-    _start(graph, key, tile_forward.attend, tensors, launch, lambda: (
+    _start(options.graphs, key, tile_forward.attend, tensors, launch, lambda: (
         len(visits.units) * copies,
         (*_numbers(options), copies, heads, num_dst, value.shape[1], *features.strides, *_bias_strides(inputs.bias)),
-        _constants(inputs, options, launch),
+        _constants(inputs, launch),
     ))  # fmt: skip
     if visits.slots:
         joined = part, part_norm, out, lse, norm, visits.divided
-        _start(graph, key, tile_forward.join, joined, _SMALL, lambda: (
+        _start(options.graphs, key, tile_forward.join, joined, _SMALL, lambda: (
             len(visits.divided) * copies * (graph.rows // _STEP),
             (copies, heads, num_dst),
             {"D": width, "WIDTH": _room(width), "ROWS": graph.rows, "STEP": _STEP},
@@ -171,7 +175,7 @@ def _backward(
     batch, num_dst, heads, _ = query.shape
     copies, width = batch * heads, value.shape[-1]
     stats = norm.new_empty(*norm.shape, 2)
-    _start(options.graph, key, tile_backward.deltas, (out, d_out, norm, d_lse, stats), _SMALL, lambda: (
+    _start(options.graphs, key, tile_backward.deltas, (out, d_out, norm, d_lse, stats), _SMALL, lambda: (
         triton.cdiv(num_dst, _ROWS) * copies,
         (copies, heads, num_dst, *d_out.stride()[:3]),
         {"D": width, "WIDTH": _room(width), "ROWS": _ROWS},
@@ -218,7 +222,8 @@ class _Call(NamedTuple):
 
 def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
     """Writes the gradient of queries; returns that of biases per edge."""
-    inputs, graph = call.inputs, call.options.graph
+    inputs, launch = call.inputs, call.options.config.by_query
+    graph = call.options.graph(launch)
     batch, _, heads, width = inputs.query.shape
     copies = batch * heads
     visits = graph.by_row(copies)
@@ -228,13 +233,12 @@ def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
         edges = grads.bias.shape[-1]
         d_bias = grads.bias.new_empty(batch, heads, edges)
     part = call.stats.new_empty(visits.slots, copies, graph.rows, _room(width))
-    launch = call.options.config.by_query
     tensors = (
         *call.features.tensors, call.stats, d_query, d_bias, part,
-        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, call.options),
+        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, call.options, graph),
     )  # fmt: skip
-    _start(graph, call.key, tile_backward.by_query, tensors, launch, lambda: (
-        len(visits.units) * copies, (*call.numbers(copies), edges), _constants(inputs, call.options, launch)
+    _start(call.options.graphs, call.key, tile_backward.by_query, tensors, launch, lambda: (
+        len(visits.units) * copies, (*call.numbers(copies), edges), _constants(inputs, launch)
     ))  # fmt: skip
     _add_parts(call, part, d_query, visits, graph.rows)
     if d_bias is None or grads.bias is None:
@@ -244,7 +248,8 @@ def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
 
 def _by_key(call: _Call, grads: _Inputs) -> None:
     """Writes the gradients of keys, values and src_bias."""
-    inputs, graph = call.inputs, call.options.graph
+    inputs, launch = call.inputs, call.options.config.by_key
+    graph = call.options.graph(launch)
     heads, _, num_src = call.sizes
     batch, _, key_heads, width = inputs.key.shape
     copies, value_width = batch * key_heads, inputs.value.shape[-1]
@@ -256,13 +261,12 @@ def _by_key(call: _Call, grads: _Inputs) -> None:
     shape = visits.slots, copies, graph.columns
     part, part_value = call.stats.new_empty(*shape, _room(width)), call.stats.new_empty(*shape, _room(value_width))
     part_src = None if grads.src_bias is None else call.stats.new_empty(visits.slots, batch * heads, graph.columns)
-    launch = call.options.config.by_key
     tensors = (
         *call.features.tensors, call.stats, d_key, d_value, grads.src_bias, part, part_value, part_src,
-        visits.units, visits.row, visits.pattern, visits.number, *_read(inputs, call.options),
+        visits.units, visits.row, visits.pattern, visits.number, *_read(inputs, call.options, graph),
     )  # fmt: skip
-    _start(graph, call.key, tile_backward.by_key, tensors, launch, lambda: (
-        len(visits.units) * copies, call.numbers(copies), _constants(inputs, call.options, launch)
+    _start(call.options.graphs, call.key, tile_backward.by_key, tensors, launch, lambda: (
+        len(visits.units) * copies, call.numbers(copies), _constants(inputs, launch)
     ))  # fmt: skip
     _add_parts(call, part, d_key, visits, graph.columns)
     _add_parts(call, part_value, d_value, visits, graph.columns)
@@ -272,7 +276,8 @@ def _by_key(call: _Call, grads: _Inputs) -> None:
 
 def _by_offset(call: _Call, d_table: Tensor) -> None:
     """Writes the gradient of the table."""
-    inputs, graph, launch = call.inputs, call.options.graph, call.options.config.by_query
+    inputs, launch = call.inputs, call.options.config.by_query
+    graph = call.options.graph(launch)
     heads, num_dst, num_src = call.sizes
     copies, steps = len(inputs.query) * heads, graph.columns // launch.step
     diagonals = graph.by_diagonal(heads)
@@ -280,13 +285,13 @@ def _by_offset(call: _Call, d_table: Tensor) -> None:
     sums = call.stats.new_empty(visits.slots, heads, graph.rows, graph.columns)
     tensors = (
         *call.features.tensors, call.stats, sums,
-        visits.units, visits.row, visits.column, visits.pattern, visits.number, *_read(inputs, call.options),
+        visits.units, visits.row, visits.column, visits.pattern, visits.number, *_read(inputs, call.options, graph),
     )  # fmt: skip
-    _start(graph, call.key, tile_backward.by_offset, tensors, launch, lambda: (
-        len(visits.units) * heads * steps, call.numbers(copies), _constants(inputs, call.options, launch)
+    _start(call.options.graphs, call.key, tile_backward.by_offset, tensors, launch, lambda: (
+        len(visits.units) * heads * steps, call.numbers(copies), _constants(inputs, launch)
     ))  # fmt: skip
     added = sums, diagonals.first, diagonals.ranges, d_table
-    _start(graph, call.key, tile_backward.add_diagonals, added, _SMALL, lambda: (
+    _start(call.options.graphs, call.key, tile_backward.add_diagonals, added, _SMALL, lambda: (
         len(diagonals.ranges) * heads,
         (heads, num_dst, num_src),
         {"ROWS": graph.rows, "COLUMNS": graph.columns, "OFFSETS": OFFSETS},
@@ -300,16 +305,16 @@ def _add_parts(call: _Call, part: Tensor, out: Tensor, visits: Schedule, rows: i
     batch, nodes, heads, width = out.shape
     room = part.shape[-1] if part.dim() == 4 else 1
     key = call.key, out.dtype, out.shape, part.shape
-    _start(call.options.graph, key, tile_backward.add_parts, (part, out, visits.divided), _SMALL, lambda: (
+    _start(call.options.graphs, key, tile_backward.add_parts, (part, out, visits.divided), _SMALL, lambda: (
         len(visits.divided) * batch * heads * (rows // _STEP),
         (batch * heads, heads, nodes),
         {"D": width, "WIDTH": room, "ROWS": rows, "STEP": _STEP},
     ))  # fmt: skip
 
 
-def _read(inputs: _Inputs, options: Options) -> tuple[Tensor | None, ...]:
+def _read(inputs: _Inputs, options: Options, graph: TileGraph) -> tuple[Tensor | None, ...]:
     """The tensors that all kernels read, from `words` to `src_ids`."""
-    graph, dropout = options.graph, options.dropout
+    dropout = options.dropout
     edges_before = None if inputs.bias is None else graph.edges_before
     of_dropout: tuple[Tensor | None, ...] = (None, None, None)
     if dropout is not None and threshold(dropout.p):
@@ -356,7 +361,7 @@ def _bias_strides(bias: Tensor | None) -> tuple[int, int]:
     return batch, heads
 
 
-def _constants(inputs: _Inputs, options: Options, launch: Launch) -> dict[str, Any]:
+def _constants(inputs: _Inputs, launch: Launch) -> dict[str, Any]:
     """The constants that kernels are compiled for."""
     width, value_width = inputs.query.shape[-1], inputs.value.shape[-1]
     return {
@@ -366,8 +371,8 @@ def _constants(inputs: _Inputs, options: Options, launch: Launch) -> dict[str, A
         "WIDTH": _room(width),
         "WIDTH_V": _room(value_width),
         "PLANES": 3 if inputs.query.dtype == torch.float32 else 1,
-        "ROWS": options.graph.rows,
-        "COLUMNS": options.graph.columns,
+        "ROWS": launch.rows,
+        "COLUMNS": launch.columns,
         "STEP": launch.step,
     }
 

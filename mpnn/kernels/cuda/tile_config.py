@@ -12,9 +12,12 @@ from mpnn.kernels.cuda.schedule import power_of_two
 
 
 class Launch(NamedTuple):
-    """The keys (queries in the pass by key) that a program takes at a time, its warps, its stages of loads, and the
-    most registers of a thread, so that several programs fit on a multiprocessor."""
+    """The sides of a tile, destinations by sources; the keys (queries in the pass by key) that a program takes at a
+    time; its warps; its stages of loads; and the most registers of a thread, so that several programs fit on a
+    multiprocessor."""
 
+    rows: int
+    columns: int
     step: int
     warps: int
     stages: int
@@ -22,21 +25,19 @@ class Launch(NamedTuple):
 
 
 class Config(NamedTuple):
-    """The sides of a tile, destinations by sources, and the launch of each kernel."""
+    """The launch of each kernel; that of `by_offset` is that of `by_query`."""
 
-    rows: int
-    columns: int
     forward: Launch
     by_query: Launch
     by_key: Launch
 
 
 _CONFIGS = {
-    (2, 64): Config(64, 64, Launch(32, 4, 3), Launch(64, 4, 3), Launch(64, 4, 3)),
-    (2, 128): Config(64, 64, Launch(64, 4, 3), Launch(64, 4, 2), Launch(32, 4, 2)),
-    (2, 256): Config(64, 64, Launch(32, 4, 2), Launch(32, 4, 2), Launch(32, 8, 2)),
-    (4, 64): Config(64, 64, Launch(32, 4, 2), Launch(32, 4, 2), Launch(32, 4, 2)),
-    (4, 128): Config(64, 64, Launch(32, 4, 1), Launch(32, 4, 1), Launch(32, 8, 1)),
+    (2, 64): Config(Launch(64, 64, 32, 4, 3), Launch(64, 64, 64, 4, 3), Launch(64, 64, 64, 4, 3)),
+    (2, 128): Config(Launch(64, 64, 64, 4, 3), Launch(64, 64, 64, 4, 2), Launch(64, 64, 32, 4, 2)),
+    (2, 256): Config(Launch(64, 64, 32, 4, 2), Launch(64, 64, 32, 4, 2), Launch(64, 64, 32, 8, 2)),
+    (4, 64): Config(Launch(64, 64, 32, 4, 2), Launch(64, 64, 32, 4, 2), Launch(64, 64, 32, 4, 2)),
+    (4, 128): Config(Launch(64, 64, 32, 4, 1), Launch(64, 64, 32, 4, 1), Launch(64, 64, 32, 8, 1)),
 }  # bytes of a number, width
 
 

@@ -53,12 +53,13 @@ class Tiles:
 
     @staticmethod
     def of(runs: Runs, rows: int, columns: int) -> "Tiles":
-        """Tiles of `rows` by `columns`; `columns` is a multiple of 32."""
-        across = -(-runs.num_src // columns)
-        line = runs.row // rows * (across + 1)  # of tiles, one row of tiles behind the other
-        first, last = line + runs.start // columns, line - (-runs.stop // columns)
+        """Tiles of `rows` by `columns`, powers of two; `columns` is at least 32."""
+        across, shift = -(-runs.num_src // columns), columns.bit_length() - 1
+        row_of_run = runs.row
+        line = (row_of_run >> rows.bit_length() - 1) * (across + 1)  # of tiles, one row of tiles behind the other
+        first, last = line + (runs.start >> shift), line + (runs.stop + columns - 1 >> shift)
         here = _union(first, last)
-        inside = line - (-runs.start // columns), line + runs.stop // columns
+        inside = line + (runs.start + columns - 1 >> shift), line + (runs.stop >> shift)
         some = inside[0] < inside[1]
         opened, closed = (np.sort(x[some]) for x in inside)
         depth = np.searchsorted(opened, here, side="right") - np.searchsorted(closed, here, side="right")
@@ -67,7 +68,9 @@ class Tiles:
         before = np.append(0, np.cumsum(is_partial))
         partial_of_run = before[np.searchsorted(here, first)], before[np.searchsorted(here, last)]
         pattern = np.full(len(here), -1)
-        pattern[is_partial], words = _patterns(runs, row[is_partial], column[is_partial], partial_of_run, rows, columns)
+        pattern[is_partial], words = _patterns(
+            runs, row_of_run, row[is_partial], column[is_partial], partial_of_run, rows, columns
+        )
         return Tiles(rows, columns, row, column, pattern, words)
 
 
@@ -87,7 +90,7 @@ def _expand(start: Ints, stop: Ints) -> Ints:
 
 
 def _patterns(
-    runs: Runs, row: Ints, column: Ints, of_run: tuple[Ints, Ints], rows: int, columns: int
+    runs: Runs, row_of_run: Ints, row: Ints, column: Ints, of_run: tuple[Ints, Ints], rows: int, columns: int
 ) -> tuple[Ints, NDArray[np.int32]]:
     """The number of each partial tile's pattern, and the distinct patterns.
 
@@ -101,7 +104,9 @@ def _patterns(
     for top in range(0, down, step):
         rows_now = runs.ptr[[top * rows, min((top + step) * rows, runs.num_dst)]]
         tiles_now = np.searchsorted(row, [top, top + step])
-        some = _words(runs, slice(*rows_now), column[slice(*tiles_now)] * columns, of_run, tiles_now[0], rows, columns)
+        chunk, left = slice(*rows_now), column[slice(*tiles_now)] * columns
+        first, last = (x[chunk] - tiles_now[0] for x in of_run)
+        some = _words(row_of_run[chunk], runs.start[chunk], runs.stop[chunk], first, last, left, rows, columns)
         number, which = _distinct(some, hashed := (some.reshape(len(some), len(factors)) * factors).sum(1))
         words.append(some[which])
         hashes.append(hashed[which])
@@ -121,29 +126,22 @@ def _distinct(words: NDArray[np.uint32], hashes: NDArray[np.uint64]) -> tuple[In
 
 
 def _words(
-    runs: Runs, chunk: slice, left: Ints, of_run: tuple[Ints, Ints], first: int, rows: int, columns: int
+    row: Ints, start: Ints, stop: Ints, first: Ints, last: Ints, left: Ints, rows: int, columns: int
 ) -> NDArray[np.uint32]:
-    """The patterns [tiles, columns / 32, rows] of the partial tiles from `first` on, which the runs `chunk` fill.
-
-    left [tiles]: the first source of each tile.
-    """
-    begin, end = of_run[0][chunk] - first, of_run[1][chunk] - first
-    tile = _expand(begin, end)
-    run = np.repeat(np.arange(chunk.start, chunk.stop), end - begin)
-    low, high = (np.clip(x[run] - left[tile], 0, columns) for x in (runs.start, runs.stop))
-    shape = len(left), columns // WORD, rows
-    words = np.empty(shape, np.uint32)
+    """The patterns [tiles, columns / 32, rows] of partial tiles that begin at the sources `left` [tiles], from runs:
+    their row, start, stop, and first and last + 1 partial tile."""
+    tile = _expand(first, last)
+    run = np.repeat(np.arange(len(row)), last - first)
+    begin = left[tile]
+    low, high = (np.clip(x[run] - begin, 0, columns) for x in (start, stop))
+    place = tile * rows + (row & (rows - 1))[run]
+    words = np.empty((len(left), columns // WORD, rows), np.uint32)
     for w in range(columns // WORD):
-        bits = _ones(high - WORD * w) & ~_ones(low - WORD * w)
+        ones = (1 << np.clip(np.arange(columns + 1) - WORD * w, 0, WORD)) - 1  # of a run from the first source
         # Runs of a row are disjoint, so that sums of their bits are unions. A float64 holds them exactly.
-        at = tile * rows + runs.row[run] % rows
-        words[:, w] = np.bincount(at, bits, len(left) * rows).astype(np.uint32).reshape(len(left), rows)
+        bits = np.bincount(place, ones[high] - ones[low], len(left) * rows)
+        words[:, w] = bits.astype(np.uint32).reshape(len(left), rows)
     return words
-
-
-def _ones(count: Ints) -> Ints:
-    """Words whose `count` lowest bits are set."""
-    return (np.int64(1) << np.clip(count, 0, WORD)) - 1
 
 
 class Schedule(NamedTuple):
@@ -211,7 +209,6 @@ class TileGraph:
     rows: int
     columns: int
     device: Any
-    launches: Launches = field(default_factory=Launches)
     _made: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -268,6 +265,21 @@ class TileGraph:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+
+class TileGraphs:
+    """A graph as kernels of tiles of all sizes visit it."""
+
+    def __init__(self, runs: Runs, device: Any) -> None:
+        self.launches = Launches()
+        self._runs, self._device = runs, device
+        self._by_size: dict[tuple[int, int], TileGraph] = {}
+
+    def of(self, rows: int, columns: int) -> TileGraph:
+        """With tiles of `rows` by `columns`."""
+        if (rows, columns) not in self._by_size:
+            self._by_size[rows, columns] = TileGraph(self._runs, rows, columns, self._device)
+        return self._by_size[rows, columns]
 
 
 class Diagonals(NamedTuple):
