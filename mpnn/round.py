@@ -297,7 +297,7 @@ class Round:
         if not self.dropout or not self.weighted:
             return None
         assert self.seed is not None
-        streams = rng.streams(self.batch, self.heads, self.seed.device, self.head_ids)
+        streams = rng.streams(self.batch, self.heads, self.value.device, self.head_ids)
         return rng.keys(self.seed, streams.flatten())
 
     @property

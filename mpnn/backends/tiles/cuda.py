@@ -13,8 +13,9 @@ from mpnn.backends import by_source
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, on_gpu
 from mpnn.backends.tiles import cpu
 from mpnn.backends.tiles.cpu import by_offset, count_tiles, heads_first, table
+from mpnn.graph import Graph
 from mpnn.kernels.cuda import schedule, tile_config
-from mpnn.kernels.cuda.tile_config import Config
+from mpnn.kernels.cuda.tile_config import Config, Launch
 from mpnn.kernels.sinks import share_of_edges
 from mpnn.round import Result, Round
 from mpnn.scores import Dot
@@ -41,8 +42,7 @@ def counts(round: Round) -> Counts:
     """Pairs in tiles times heads, those of partial tiles, products on pairs, and numbers of nodes."""
     score, graph, tile = round.score, round.graph, _config(round).forward
     assert isinstance(score, Dot)
-    key = "tiles: counts", tile.rows, tile.columns
-    _, area = graph.cached(key, lambda: count_tiles(graph.structure, tile.rows, tile.columns))
+    _, area = _count_tiles(graph, tile)
     heads, passes = round.batch.numel() * round.heads, by_source.passes(round)
     width, kind = max(score.query.shape[-1], round.value.shape[-1]), kind_of(round.value.dtype)
     # Tiles of wide heads leave fewer registers, and so take longer for each product.
@@ -106,7 +106,16 @@ def run(round: Round) -> Result:
 def _config(round: Round) -> Config:
     score = round.score
     assert isinstance(score, Dot)
-    return tile_config.choose(round.value.dtype, max(score.query.shape[-1], round.value.shape[-1]))
+    dtype, width = round.value.dtype, max(score.query.shape[-1], round.value.shape[-1])
+    tile = tile_config.choose(dtype, width).forward
+    tiles, _ = _count_tiles(round.graph, tile)
+    return tile_config.choose(dtype, width, tiles * tile.rows / max(round.graph.num_dst, 1))
+
+
+def _count_tiles(graph: Graph, tile: Launch) -> tuple[int, int]:
+    """The tiles that hold edges, and the pairs in them."""
+    key = "tiles: counts", tile.rows, tile.columns
+    return graph.cached(key, lambda: count_tiles(graph.structure, tile.rows, tile.columns))
 
 
 def _options(round: Round, kernels: Any) -> Any:

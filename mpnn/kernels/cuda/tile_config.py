@@ -1,7 +1,8 @@
-"""The sides of tiles, and how each kernel runs on them, by dtype and width of heads; measured, see docs/gpu.md.
+"""The sides of tiles, and how each kernel runs on them, by dtype and width of heads; measured on an H100 (Triton 3.6).
 
-Small tiles follow a graph's edges closely, large ones load less for each product. The table has the shapes for each
-width, and `choose` takes the one that computes a graph's tiles fastest. Called by `mpnn/backends/tiles/cuda.py`.
+Small tiles follow the edges of a graph, and small steps let more programs wait for memory side by side: both help
+where a row has few tiles. Large tiles load less for each product, which helps where a row has many. Called by
+`mpnn/backends/tiles/cuda.py`.
 """
 
 from typing import NamedTuple
@@ -39,6 +40,8 @@ _CONFIGS = {
     (4, 64): Config(Launch(64, 64, 32, 4, 2), Launch(64, 64, 32, 4, 2), Launch(64, 64, 32, 4, 2)),
     (4, 128): Config(Launch(64, 64, 32, 4, 1), Launch(64, 64, 32, 4, 1), Launch(64, 64, 32, 8, 1)),
 }  # bytes of a number, width
+_FORWARD_OF_MANY = {(2, 64): Launch(128, 64, 64, 4, 3)}
+_MANY = 32.0  # tiles of a row
 
 
 def widest(dtype: torch.dtype) -> int:
@@ -46,9 +49,12 @@ def widest(dtype: torch.dtype) -> int:
     return max(width for size, width in _CONFIGS if size == dtype.itemsize)
 
 
-def choose(dtype: torch.dtype, width: int) -> Config:
-    """The configuration for heads up to `width` wide."""
-    return _CONFIGS[size(dtype, width)]
+def choose(dtype: torch.dtype, width: int, tiles_of_row: float = 0.0) -> Config:
+    """The configuration for heads up to `width` wide and rows of so many tiles of 64 sources."""
+    key = size(dtype, width)
+    if tiles_of_row >= _MANY and key in _FORWARD_OF_MANY:
+        return _CONFIGS[key]._replace(forward=_FORWARD_OF_MANY[key])
+    return _CONFIGS[key]
 
 
 def size(dtype: torch.dtype, width: int) -> tuple[int, int]:
