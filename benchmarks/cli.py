@@ -336,16 +336,18 @@ def _fit_gpu(path: Path, write: bool) -> None:
     if not gpu_plans.counted(rows, start):
         gpu_plans.count(rows)
     found = gpu_plans.samples(rows)
-    console.print("prices from half of the rounds, regret of the others:")
+    halves = []
     for part in (0, 1):
         others = [row for k, row in enumerate(rows) if k // 4 % 2 != part]  # 4 rows of a graph and width
         half = gpu_plans.samples([row for k, row in enumerate(rows) if k // 4 % 2 == part])
         gpu_plans.choose(others, fit.fitted(half, start))
-        console.print(gpu_report.regret_of(others), soft_wrap=True, markup=False)
+        halves.append(gpu_report.regret_of(others))
+        console.print(f"prices from half of the rounds, the others: {halves[-1]}", soft_wrap=True, markup=False)
     prices = fit.fitted(found, start)
     gpu_plans.choose(rows, prices)
     console.print(f"prices from all: {gpu_report.regret_of(rows)}", soft_wrap=True, markup=False)
     if write:
+        results["halves"] = halves
         machine = {name: results.get(name) for name in ("gpu", "date", "commit", "versions")}
         console.print(f"wrote {fit.write_gpu(prices, machine)}")
         write_results(results, path)

@@ -40,7 +40,7 @@ def section(results: Results) -> list[str]:
         if members := [row for row in rows if row["group"] == group]:
             lines += ["", f"## {title}, on a GPU", "", *behind(f"{len(members)} rows", table(members))]
     if planned := [row for row in rows if row["group"] == "plan"]:
-        lines += ["", "## Plans, on a GPU", "", *_plans(planned)]
+        lines += ["", "## Plans, on a GPU", "", *_plans(planned, results.get("halves", ()))]
     if results.get("not run"):
         names = (f"- {name}" for name in dict.fromkeys(results["not run"]))
         lines += ["", "## Not run", "", "No case began when the time was over:", "", *names]
@@ -161,7 +161,8 @@ def _largest(rows: Iterable[Row]) -> str:
     return f"{max(errors):.0e}" if errors else ""
 
 
-def _plans(rows: Sequence[Row]) -> list[str]:
+def _plans(rows: Sequence[Row], halves: Sequence[str]) -> list[str]:
+    """`halves`: regrets of half of the rounds, at prices that were fitted to the other half."""
     ratios = regrets(rows)
     if not ratios:
         return ["No round ran by two backends."]
@@ -174,7 +175,12 @@ def _plans(rows: Sequence[Row]) -> list[str]:
         for name in (chosen, quickest):
             cells += [name, duration(row["entries"][name]["median"])]
         lines.append(f"| {' | '.join(cells)} | {ratio:.2f} |")
-    return [regret_of(rows), "", *behind(f"{len(ratios)} rounds", lines)]
+    lead = [regret_of(rows), ""]
+    if halves:
+        lead = [f"At prices that were fitted to these rounds: {lead[0]}", ""]
+        lead += ["Each half of the rounds, at prices that were fitted to the other half:", ""]
+        lead += [*(f"- {half}" for half in halves), ""]
+    return [*lead, *behind(f"{len(ratios)} rounds", lines)]
 
 
 def regret_of(rows: Iterable[Row]) -> str:
