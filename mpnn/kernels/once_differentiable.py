@@ -57,7 +57,7 @@ def refuse_second_derivatives(out: Tensor) -> Tensor:
     """`out` of torch's scaled dot product attention, whose fused kernels have no second derivatives: these raise the
     sentence of this module instead of the name of torch's operation."""
     node = out.grad_fn
-    if node is not None and node.name().startswith("ScaledDotProduct"):
+    if node is not None and node.name().startswith(("ScaledDotProduct", "FlashAttention")):
         node.register_hook(_refuse_behind)
     return out
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn.kernels.once_differentiable import refuse_second_derivatives
+
 MAX_WIDTH = 256  # of a head, in the flash kernel
 
 
@@ -37,7 +39,17 @@ def packed(
     out: Tensor = torch.ops.aten._flash_attention_forward(
         query, key, value, dst_starts, src_starts, most_dst, most_src, 0.0, causal, False, scale=scale
     )[0]
-    return out
+    return refuse_second_derivatives(out)
+
+
+def whole(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Out [B, N_dst, H, D] of query [B, N_dst, H, D], key and value [B, N_src, H_kv, D] over all pairs, without the
+    choices that torch's scaled dot product attention makes in each call."""
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, None, None, query.shape[1], key.shape[1], 0.0, False, False, scale=scale
+    )[0]
+    return refuse_second_derivatives(out)
 
 
 def starts(sizes: Tensor, batch: int) -> Tensor:

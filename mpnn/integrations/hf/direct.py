@@ -22,6 +22,7 @@ from mpnn.round import Round
 from mpnn.scores import Dot
 
 _FEW = 128  # keys up to which the reshaping takes as long as it saves, on a CPU
+_PREPARATION = 1.5e-4  # seconds that Python takes for a round over a graph, beyond a call of torch's kernel
 _PLANNED = 1 << 12  # forms
 _IS_CHOSEN: dict[Hashable, bool] = {}
 """Whether torch's kernel is what the plan chooses for features of a form over a complete or a causal graph."""
@@ -40,9 +41,7 @@ def attend(
     if query.shape[2] == 1:
         out = _of_one_query(query, key, value, scale, _row(query, key, pairs, by_offset))
     elif by_offset is None and (pairs.allowed is not None or _is_chosen(query, key, value, pairs.is_causal)):
-        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        mask = None if pairs.allowed is None else pairs.added(query.dtype)
-        out = dense.sdpa(query, key, value, scale, mask, pairs.is_causal)
+        out = dense.sdpa(query, key, value, _scale(query, scale), pairs.allowed, pairs.is_causal)
     else:
         return None
     return (out if pairs.empty is None else out.masked_fill(pairs.empty, 0.0)).transpose(1, 2)
@@ -64,8 +63,11 @@ def attend_packed(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     ends = texts.cu_seqlens(query.device).to(torch.int32)
     longest = max(texts.lengths) if longest is None else int(longest)
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    return varlen.packed(q, k, v, ends, ends, longest, longest, scale, is_causal)[None]
+    return varlen.packed(q, k, v, ends, ends, longest, longest, _scale(query, scale), is_causal)[None]
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
 def _row(query: Tensor, key: Tensor, pairs: Pairs, by_offset: OffsetBias | None) -> Tensor | None:
@@ -80,7 +82,10 @@ def _of_one_query(query: Tensor, key: Tensor, value: Tensor, scale: float | None
     """Out [B, H, 1, D]."""
     batch, heads, _, width = query.shape
     groups = key.shape[1]
-    if groups == heads or (mask is None and (query.is_cuda or key.shape[2] <= _FEW)):
+    if mask is None and varlen.runs_here(query, value):
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        return varlen.whole(q, k, v, _scale(query, scale)).transpose(1, 2)
+    if groups == heads or (mask is None and key.shape[2] <= _FEW):
         out = F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=groups != heads)
     else:
         # The heads that share keys are rows of one product.
@@ -105,7 +110,13 @@ def _is_chosen(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bo
 
 
 def _plan(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
+    if query.is_cuda and query.dtype.itemsize == 2:
+        return True
     topology = graphs.causal() if is_causal else graphs.complete()
     graph = topology.bind(query.shape[2], key.shape[2]).to(query.device)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    return dispatch.choice(Round(graph, v, Dot(q, k, 1.0)), "auto").direct is not None
+    round = Round(graph, v, Dot(q, k, 1.0))
+    choice = dispatch.choice(round, "auto")
+    if choice.direct is not None:
+        return True
+    return dense.estimate(round).seconds < choice.backend.estimate(round).seconds + _PREPARATION
