@@ -96,7 +96,7 @@ def forward(made: Any, way: str) -> float:
 def autocast(made: Any, way: str) -> float:
     """In bfloat16: how far, in units of its rounding of results that are sums of many roundings."""
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        return difference(packed(made, way).float(), alone(made, way).float()) / 1e3
+        return difference(packed(made, way).float(), alone(made, way).float()) / 2e3
 
 
 def peft(made: Any, way: str) -> float:

@@ -12,6 +12,7 @@ remembers the packing with its input, and has it again when autograd gives it th
 import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -114,9 +115,12 @@ def _check_not_capturing(numbers: Tensor, what: str) -> None:
 
 
 class _Pass(threading.local):
-    """The packing of the pass that runs in this thread."""
+    """The packing of the pass that runs in this thread. task: the backward pass in which `again` were computed again,
+    each with the packing that it had."""
 
     packing: Packing | None = None
+    task = -1
+    again: tuple[tuple[weakref.ref[nn.Module], Packing | None], ...] = ()
 
 
 _PASS = _Pass()
@@ -346,8 +350,12 @@ def default_positions(model: Any, input_ids: Tensor) -> Tensor:
 class _Input(NamedTuple):
     """The memory of a layer's input, and the packing of its pass."""
 
-    memory: StorageWeakRef
+    memory: StorageWeakRef | None
     packing: Packing | None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.memory is not None and not self.memory.expired()
 
 
 class _Inputs:
@@ -363,10 +371,10 @@ class _Inputs:
         if x is None:
             return
         if len(self._by_place) > self._limit:
-            self._by_place = {key: known for key, known in self._by_place.items() if not known.memory.expired()}
+            self._by_place = {key: known for key, known in self._by_place.items() if known.is_alive}
             self._limit = max(1024, 2 * len(self._by_place))
         known = self._by_place.get(_place(x))
-        if known is not None and not known.memory.expired() and known.packing != packing:
+        if known is not None and known.is_alive and known.packing != packing:
             packing = _AMBIGUOUS
         self._by_place[_place(x)] = _Input(StorageWeakRef(x.untyped_storage()), packing)
 
@@ -374,13 +382,30 @@ class _Inputs:
     def recall(self, x: Tensor | None, layer: nn.Module) -> Packing | None:
         """The packing of the pass in which a layer had this input."""
         known = None if x is None else self._by_place.get(_place(x))
-        if known is None or known.memory.expired() or known.packing is _AMBIGUOUS:
+        if known is None or not known.is_alive:
+            known = _of_layer_around(layer)
+        if known is None or known.packing is _AMBIGUOUS:
             raise ValueError(
                 f"{type(layer).__name__} is computed again for its gradient, and cannot tell how the texts of its pass "
                 "were packed: its input was copied, or is that of passes with other texts; train without "
                 "checkpointing, or pass the texts as a batch, padded"
             )
+        if torch._C._current_graph_task_id() != _PASS.task:
+            _PASS.task, _PASS.again = torch._C._current_graph_task_id(), ()
+        _PASS.again = (*_PASS.again, (weakref.ref(layer), known.packing))
         return known.packing
+
+
+def _of_layer_around(layer: nn.Module) -> _Input | None:
+    """What the layers around this one had when this backward pass computed them again, if all had the same: where
+    checkpoints are nested, the input of the inner one is new."""
+    if torch._C._current_graph_task_id() != _PASS.task:
+        return None
+    layers = [(outer(), packing) for outer, packing in _PASS.again]
+    packings = [packing for outer, packing in layers if outer is not None and layer in set(outer.modules())]
+    if not packings or any(packing != packings[0] for packing in packings):
+        return None
+    return _Input(None, packings[0])
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:

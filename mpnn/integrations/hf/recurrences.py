@@ -170,11 +170,12 @@ def gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """`query`, `key` [B, N, H or fewer, F], `value` [B, N, H, D], `g` [B, N, H] or [B, N, H, F], `beta` [B, N, H]."""
     lengths = _lengths(options, beta, initial_state, output_final_state)
-    inputs = query, key, value, g, beta
-    inputs = inputs if by_triton(query) else tuple(x.float() for x in inputs)
-    inputs = tuple(_one_sequence(x, lengths) for x in inputs)
+    inputs = [query, key, value, g, beta]
+    inputs = inputs if by_triton(query) else [x.float() for x in inputs]
+    q, k, v, gate, share = (_one_sequence(x, lengths) for x in inputs)
     scale, unit = query.shape[-1] ** -0.5, use_qk_l2norm_in_kernel
-    out, last = recurrence(*inputs, initial_state, scale=scale, documents=lengths, unit=unit, dtype=query.dtype)
+    of_call = {"scale": scale, "documents": lengths, "unit": unit, "dtype": query.dtype}
+    out, last = recurrence(q, k, v, gate, share, initial_state, **of_call)
     return out.view(*value.shape), last if output_final_state else None
 
 
