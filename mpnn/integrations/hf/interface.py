@@ -344,8 +344,8 @@ def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[
     if (sinks := options.get("sinks")) is not None:
         if sinks.shape != (*call.query.shape[:3], 1):
             raise ValueError(
-                f"{type(call.module).__name__} has sinks of the shape {list(sinks.shape)} (sinks=), which mpnn does not "
-                "support; those of tokens are [B, H, queries, 1]"
+                f"{type(call.module).__name__} has sinks of the shape {list(sinks.shape)} (sinks=), which mpnn does "
+                "not support; those of tokens are [B, H, queries, 1]"
             )
         share = _share_of_keys(graph, features, sinks, is_flat, terms)
         out = out * share[..., None].to(out.dtype)
