@@ -92,7 +92,7 @@ def run(round: Round) -> Result:
         columns,
         score,
         round.result_dtype,
-        round.seed if score.dropout else None,
+        _seed(round) if score.dropout else None,
         round.return_weights,
         key_types,
         value_types,
@@ -180,6 +180,11 @@ def _vectors(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
     src, dst = graph.ends
     types = EdgeTypes(on_device.ids(data, graph), on_device.by_type(data, graph), Ends(dst, src))
     return on_device.per_edge(data.table, round.heads, round, trailing=2), types
+
+
+def _seed(round: Round) -> Tensor | None:
+    """The seed on the device of the features."""
+    return None if round.seed is None else round.seed.to(round.value.device)
 
 
 def _entries(x: Tensor, round: Round) -> Tensor:

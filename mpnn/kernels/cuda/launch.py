@@ -53,5 +53,6 @@ class Launches:
 
 
 def layout(x: Tensor) -> Hashable:
-    """All that a compiled kernel depends on of a tensor, but its address."""
-    return x.dtype, x.shape, x.stride(), x.data_ptr() % 16
+    """All that a compiled kernel depends on of a tensor, but its address; and its device, so that Triton sees, and
+    refuses, tensors of another one."""
+    return x.dtype, x.shape, x.stride(), x.data_ptr() % 16, x.get_device()
