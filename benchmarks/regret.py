@@ -22,7 +22,7 @@ import torch
 from benchmarks.requests import KINDS, draw
 from mpnn.backends import BACKENDS
 from mpnn.backends.__init__ import Backend
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.choice import own_refusal as why_not
 from mpnn.round import Round
 
 DOUBTFUL = 1.1
@@ -98,13 +98,13 @@ def check(request: Round, backends: list[Backend]) -> None:
         torch.testing.assert_close(out, outs[0], rtol=close, atol=close)
 
 
-def work(request: Round, run: Callable[[Round], tuple[torch.Tensor, object]]) -> Callable[[], None]:
+def work(request: Round, run: Callable[[Round], tuple[torch.Tensor, ...]]) -> Callable[[], None]:
     """One round: forward, and backward if gradients are needed."""
     leaves = [t for t in request.tensors if t.requires_grad]
     direction = torch.randn_like(run(request)[0])
 
     def once() -> None:
-        out, _ = run(request)
+        out = run(request)[0]
         if leaves:
             torch.autograd.grad(out, leaves, direction)
 

@@ -15,7 +15,7 @@ from benchmarks.sequences import features
 from benchmarks.sizes import Sizes
 from benchmarks.truth import Agreement
 from mpnn import MessagePassing, graphs, ops
-from mpnn.engine.plan import choose
+from mpnn.engine.choice import choose
 from mpnn.round import Round
 from mpnn.scores import Dot
 

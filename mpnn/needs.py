@@ -24,6 +24,9 @@ AGGREGATES = frozenset(_AGGREGATES.values())
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 DEVICES = frozenset({"cpu", "cuda", "another device"})
 NORMALIZED = frozenset({"softmax", "sigmoid", "unnormalized"})
+ANYWHERE = FLOATS | DEVICES | {"explicit graph", "gradient"}
+"""What a round that is written with torch's operations on its features serves without a thought."""
+DROPS = frozenset({"dropout", "head_ids", "node_ids"})
 _RESERVED = (
     AGGREGATES | FLOATS | DEVICES | NORMALIZED | {"softmax_dst", "gradient", *(kind.__name__ for kind in BUILT_IN)}
 )
@@ -39,6 +42,12 @@ def on_edges(name: str) -> frozenset[str]:
     """The needs of any data of edges: by a rule, per edge, or by the graph's edge types."""
     return by_rule(name) | {f"{name} per edge", f"{name} by edge_type"}
 
+
+WEIGHED = on_edges("bias") | on_edges("edge_key") | on_edges("edge") | {
+    "no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "softcap", "bias by nodes"
+}  # fmt: skip
+"""All ways to weigh an edge."""
+VALUES_OF_EDGES = on_edges("edge_value")
 
 SENTENCES = {
     "another device": "its kernels are not for this device",
@@ -65,6 +74,7 @@ SENTENCES = {
     "return_lse": "it does not return lse",
     "weights and lse": "it does not return weights and lse together",
     "keep_accumulate_dtype": "it rounds its results to the dtype of the features",
+    "stacked graph": "its edges differ by item and head",
     "sinks": "it does not support sinks",
     **{name: f"it does not compute recurrences, which {name} makes of a round"
        for name in ("log_gate", "beta", "state", "return_state")},
@@ -122,6 +132,8 @@ def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _graph(round: Any, graph: Any) -> Iterable[str]:
+    if graph.stack:
+        yield "stacked graph"
     if graph.is_explicit:
         yield "explicit graph"
     if round.dropout and graph.node_ids is not None:

@@ -90,7 +90,7 @@ def attend(
     divides = not torch.compiler.is_compiling() and (active() is not None or graph.exchange is not LOCAL)
     is_plain = options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling()
     if is_plain and not divides and not graph.stack:
-        return _attend_plainly(graph, query, key, value, float(scale), backend)
+        return dispatch.attend(graph, query, key, value, float(scale), backend)
     for name, x in (("log_gate", log_gate), ("beta", beta), ("state", state)):
         if x is not None:
             validation.tensor(name, x)
@@ -229,21 +229,6 @@ def _over_parts(given: Given, build: Callable[..., Round], graph: Graph, terms: 
     validation.transport(graph.exchange, layer)
     rounds = graph.exchange.terms(terms, build, graph)
     return graph.exchange.run(rounds, partial(engine.run, backend=backend))[0]
-
-
-def _attend_plainly(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float, backend: str) -> Tensor:
-    """`attend` for dot products with a softmax and nothing else, which need no normalization. Calls torch's kernel
-    directly if the plan for this form is that kernel alone: on a hundred nodes the steps between take as long as the
-    kernel."""
-
-    def round() -> Round:
-        return Round(graph, value, Dot(query, key, scale))
-
-    forms = [(x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in (query, key, value)]
-    choice = dispatch.cached_choice(graph, backend, ("attend", torch.is_grad_enabled(), *forms), round)
-    if choice.direct is None or torch.is_autocast_enabled(choice.device):
-        return dispatch.run_by(choice, round())[0]
-    return choice.direct(query, key, value, scale)
 
 
 def _refuse_divided_nodes() -> None:

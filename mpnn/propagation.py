@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from mpnn import engine
-from mpnn.engine import dispatch
+from mpnn.engine.rewrites.prepare import prepared
 from mpnn.graph.arguments import one_set
 from mpnn.graph.exchange import LOCAL
 from mpnn.message_passing import MessagePassing
@@ -42,7 +42,7 @@ class Propagation(MessagePassing):
         graph, exchange = round.graph, round.graph.exchange
         if exchange is LOCAL:
             one_set("Propagation", graph)
-        round = dispatch.normalize(round)  # one seed, so that all hops drop the same edges
+        round = prepared(round, self.backend)  # one seed, so that all hops drop the same edges
         reused = round.weighted and self.hops > 1
         out, weights = engine.run(replace(round, return_weights=True) if reused else round, self.backend)
         value = round.value.repeat_interleave(round.heads // round.value.shape[-2], -2)

@@ -106,10 +106,11 @@ def recurrence(round: Round) -> None:
     _fits("log_gate", round.log_gate, (*round.batch, nodes, heads), ((1,), (width,)))
     _fits("beta", round.beta, (*round.batch, nodes, heads), ((),))
     _fits("state", round.state, (*round.batch, heads, width, round.value.shape[-1]), ((),))
-    if isinstance(round.graph, Graph) and documents(round.graph) is None:  # a program checks when it runs
+    graph = round.graph  # A compiled program checks when it runs, and the plan refuses a stack.
+    if isinstance(graph, Graph) and not graph.stack and documents(graph) is None:
         raise ValueError(
             "log_gate, beta and states need causal() or causal() & documents(lengths), where the gates form a product "
-            f"from node to node; got {round.graph}"
+            f"from node to node; got {graph}"
         )
 
 

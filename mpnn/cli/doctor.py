@@ -15,7 +15,7 @@ from mpnn import graphs, ops
 from mpnn.backends import registered, tuned
 from mpnn.cli.console import console
 from mpnn.data.locate import search_folders
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.choice import refusal as why_not
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unusable
 from mpnn.round import Round

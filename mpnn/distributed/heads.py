@@ -18,6 +18,7 @@ from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.halo import OwnExchange
 from mpnn.distributed.owners import Owners
+from mpnn.engine.rewrites.prepare import lower_score
 from mpnn.graph import Graph
 from mpnn.graph.exchange import Given, Layer, Terms
 from mpnn.round import Round
@@ -77,7 +78,7 @@ class HeadsExchange(OwnExchange):
 
     def terms(self, terms: Terms, round: Callable[..., Round], graph: Graph) -> tuple[Round, ...]:
         """From all heads of the own nodes to the own heads of all nodes."""
-        whole = round(*terms, graph).lowered()
+        whole = lower_score(round(*terms, graph))
         if type(whole.score) not in BUILT_IN:
             raise ValueError(
                 f'transport="heads" cannot run this layer: {type(whole.score).__name__} does not lower to a built-in '

@@ -1,7 +1,8 @@
 """The engine: plans each round once, and runs it on the chosen backend, eagerly or in a traced program."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +10,9 @@ from torch import Tensor
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.round import Round
+
+if TYPE_CHECKING:
+    from mpnn.engine import dispatch
 
 T = TypeVar("T")
 
@@ -33,8 +37,9 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
         from mpnn.engine.compile.operator import run as traced  # imports torch's compiler, which takes a second
 
         return traced(round, backend)
-    from mpnn.engine import dispatch  # imports all backends, a third of this library
-
+    if "dispatch" not in globals():
+        # It imports all backends, a third of this library, and becomes an attribute of this package.
+        import_module("mpnn.engine.dispatch")
     out, weights, lse, state = dispatch.run(round, backend)
     return out, weights if lse is None and state is None else lse if state is None else state
 

@@ -1,84 +1,91 @@
-"""Runs rounds eagerly: lowers a round, draws its seed, takes the cached choice of a backend, and runs that.
+"""Runs rounds eagerly: prepares a round, takes the cached choice, and runs that.
 
 Choices are cached on the graph by the round's signature: rounds of one form over one graph are validated and planned
 once.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from mpnn import rng, validation
-from mpnn.backends import Backend, registered
-from mpnn.engine import folding
-from mpnn.engine.plan import Direct, choose, direct
+from mpnn import validation
+from mpnn.backends import registered
+from mpnn.engine.choice import Choice, choose
+from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
 from mpnn.graph import Graph
 from mpnn.round import Result, Round
-from mpnn.scores import BUILT_IN
+from mpnn.scores import BUILT_IN, Dot
+
+Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""A function of query, key, value and scale that returns out [..., N_dst, H, D]."""
 
 
-class Choice(NamedTuple):
-    """What runs all rounds of one signature over a graph.
+class Planned(NamedTuple):
+    """What all rounds of one signature over a graph need.
 
     `device` is the type of the device: to write its name takes as long as to allocate a small tensor, so it is kept.
-    `direct` is the kernel itself if the backend does nothing else for these rounds, see `plan.direct`.
+    `direct` is the kernel itself if the backend does nothing else for these rounds, see `Backend`.
     """
 
-    backend: Backend
+    preparations: tuple[Preparation, ...]
+    choice: Choice
     device: str
     direct: Direct | None
+
+    def run(self, round: Round) -> Result:
+        for preparation in self.preparations:
+            round = preparation.prepare(round)
+        if not torch.is_autocast_enabled(self.device):
+            return self.choice.run(round)
+        with torch.autocast(self.device, enabled=False):
+            return self.choice.run(round)
 
 
 def run(round: Round, backend: str = "auto") -> Result:
     """`mpnn.engine.run` outside of traced programs, with results by name."""
     validation.graph(round.graph)
-    if round.graph.stack:
-        return folding.run(round, lambda folded: run(folded, backend))
-    round = normalize(round, backend)
+    if round.score is not None and type(round.score) not in BUILT_IN:
+        round = lower_score(round, backend)
     try:
-        chosen = cached_choice(round.graph, backend, round.signature, lambda: round)
+        plan = _cached(round.graph, backend, round.signature, lambda: round)
     except TypeError:  # an unhashable option: validation has a sentence for it
-        chosen = choice(round, backend)
-    return run_by(chosen, round)
+        plan = planned(round, backend)
+    return plan.run(round)
 
 
-def cached_choice(graph: Graph, backend: str, form: Hashable, round: Callable[[], Round]) -> Choice:
-    """The choice for all rounds of one form over the graph. A newly registered backend makes choices anew."""
-    return graph.cached(("backend", backend, registered(), form), lambda: choice(round(), backend))
+def attend(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float, backend: str) -> Tensor:
+    """The round of dot products with a softmax and nothing else. Calls the kernel directly if the plan for this form is
+    that kernel alone: on a hundred nodes the steps between take as long as the kernel."""
+
+    def round() -> Round:
+        return Round(graph, value, Dot(query, key, scale))
+
+    forms = [(x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in (query, key, value)]
+    plan = _cached(graph, backend, ("attend", torch.is_grad_enabled(), *forms), round)
+    if plan.direct is None or torch.is_autocast_enabled(plan.device):
+        return plan.run(round()).out
+    return plan.direct(query, key, value, scale)
 
 
-def choice(round: Round, backend: str) -> Choice:
+def _cached(graph: Graph, backend: str, form: Hashable, round: Callable[[], Round]) -> Planned:
+    """The plan for all rounds of one form over the graph. A newly registered backend makes plans anew."""
+    return graph.cached(("backend", backend, registered(), form), lambda: planned(round(), backend))
+
+
+def planned(round: Round, backend: str) -> Planned:
     """Validates and plans a round.
 
     Raises:
         ValueError, TypeError: the parts of the round do not fit together, or the named backend refuses it.
     """
+    needed = tuple(preparation for preparation in PREPARATIONS if preparation.applies(round))
+    round = as_planned(round, backend)
     validation.round(round)
     if round.value.is_meta:
         raise ValueError("tensors on the device meta hold no numbers; move the graph and the features elsewhere")
-    chosen = choose(round, backend)
-    return Choice(chosen, round.value.device.type, direct(chosen, round))
-
-
-def run_by(choice: Choice, round: Round) -> Result:
-    """Runs a normalized round whose signature was planned before."""
-    if not torch.is_autocast_enabled(choice.device):
-        result = choice.backend.run(round)
-    else:
-        with torch.autocast(choice.device, enabled=False):
-            result = choice.backend.run(round)
-    return result if type(result) is Result else Result(*result)  # of a registered backend: (out, weights)
-
-
-def normalize(round: Round, backend: str = "auto") -> Round:
-    """The round as backends expect it: with a dropout seed, drawn from torch's default generator unless it has one,
-    and with tables looked up per edge where edge types do not follow from node numbers."""
-    if type(round.score) not in BUILT_IN and round.score is not None:
-        with torch.autocast(round.value.device.type, enabled=False):  # `lower` computes in the dtype of the features
-            round = round.lowered(backend)
-    round = round.with_tables_per_edge()
-    if round.dropout and round.seed is None:
-        return replace(round, seed=rng.new_seed(round.value.device))
-    return round
+    choice = choose(round, backend)
+    by: Any = choice.by
+    direct = by.direct(round) if hasattr(by, "direct") else None
+    return Planned(needed, choice, round.value.device.type, direct)

@@ -1,54 +1,43 @@
-"""The plan: which backend runs a round, and the reasons against the others.
+"""The plan as users read it: what runs a round, by which rewrites, and the estimate or the reason of each backend."""
 
-Each backend that supports the round estimates its cost, and the one with the lowest estimate runs. A backend chosen
-by name runs, or raises `Refused` with its reason; there is no silent fallback.
-"""
-
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
-from torch import Tensor
-
 from mpnn import html, maps, validation
 from mpnn.backends import Backend, registered
-from mpnn.engine import folding
-from mpnn.needs import missing
+from mpnn.engine.choice import Choice, Refused as Refused, choose as choose, refusal as refusal
+from mpnn.engine.rewrites.prepare import as_planned, lower_score
 from mpnn.round import Round
-
-Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""A function of query, key, value and scale that returns out [..., N_dst, H, D]."""
-
 
 _OF_FEW_ROUNDS = ("scan", "scatter")
 
 
-class Refused(ValueError):
-    """The backend chosen by name cannot run the round."""
-
-
 @dataclass(frozen=True)
 class Candidate:
-    """One backend: its estimate in seconds and bytes, or the reason why it does not support the round."""
+    """One backend, or several that run a rewrite together: the estimate in seconds and bytes, or the reason why it does
+    not support the round. `rewrites`: the rewrites that it runs, such as "mean as sum (csr)"."""
 
     name: str
     seconds: float
     bytes: float
     reason: str | None
+    rewrites: str = ""
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The chosen backend and all candidates, the fastest first. `maps`: which products compute the linear maps of the
-    operator, if there is one."""
+    """The chosen backend and all candidates, the fastest first. `rewrites`: those that the chosen one runs. `maps`:
+    which products compute the linear maps of the operator, if there is one."""
 
     backend: str
     candidates: tuple[Candidate, ...]
     graph: str
     work: str
     maps: str = ""
+    rewrites: str = ""
 
     @property
     def _shown(self) -> list[Candidate]:
@@ -57,6 +46,7 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"graph   {self.graph}", f"work    {self.work}", f"plan    {self.backend}"]
+        lines += [f"by      {self.rewrites}"] if self.rewrites else []
         width = max(10, *(len(c.name) for c in self._shown))
         for c in self._shown:
             if c.reason is None:
@@ -82,75 +72,28 @@ class Plan:
         return f"Plan(backend={self.backend!r})"
 
 
-def choose(round: Round, backend: str = "auto") -> Backend:
-    """The backend that runs the round.
-
-    Raises:
-        ValueError: if no backend has this name.
-        Refused: if the named backend does not support the round; the message states the reason.
-    """
-    named = {b.NAME: b for b in registered()}
-    if backend == "auto":
-        able = [b for b in _serving(round) if b.refusal(round) is None]
-        if not able:
-            raise Refused(f"no backend can run this: {refusal(named['edge_list'], round)}")
-        return able[0] if len(able) == 1 else min(able, key=lambda b: b.estimate(round).seconds)
-    if not isinstance(backend, str):
-        raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
-    if backend not in named:
-        raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
-    reason = refusal(named[backend], round)
-    if reason is not None:
-        raise Refused(f"backend {backend!r} cannot run this: {reason}")
-    return named[backend]
-
-
-def refusal(backend: Backend, round: Round) -> str | None:
-    """Why a backend cannot run a round: it does not serve a need, or refuses the shapes. None if it can run it."""
-    return missing(round, *_serves(backend, round)) or backend.refusal(round)
-
-
-_MAX_SERVING = 1 << 12
-_serving_by_form: dict[Hashable, tuple[Backend, ...]] = {}
-
-
-def _serving(round: Round) -> tuple[Backend, ...]:
-    """The backends that serve all needs of a round. Needs follow from its signature and two facts of the graph, so
-    they are derived once, also for a layer whose graphs are made anew in each step."""
-    form = registered(), round.graph.is_explicit, round.graph.node_ids is None, round.signature
-    serving = _serving_by_form.get(form)
-    if serving is None:
-        if len(_serving_by_form) >= _MAX_SERVING:
-            _serving_by_form.clear()
-        needs = round.needs
-        serving = tuple(b for b in registered() if needs <= _serves(b, round)[0])
-        _serving_by_form[form] = serving
-    return serving
-
-
-def _serves(backend: Backend, round: Round) -> tuple[frozenset[str], dict[str, str]]:
-    """The needs that a backend serves, and its own sentences about some that it does not."""
-    if hasattr(backend, "serves"):
-        return backend.serves(round)
-    return backend.SERVES, getattr(backend, "REASONS", {})
-
-
-def direct(chosen: Backend, round: Round) -> Direct | None:
-    """A kernel that computes all rounds of this form by itself, if the chosen backend has one."""
-    return chosen.direct(round) if hasattr(chosen, "direct") else None
-
-
 def plan(round: Round, backend: str = "auto") -> Plan:
     """The chosen backend, and the estimate or the reason of each candidate."""
-    round = folding.fold(round) if round.graph.stack else round
-    round = round.lowered(backend).with_tables_per_edge()
-    candidates = []
-    for b in registered():
-        reason = refusal(b, round)
-        seconds, size = b.estimate(round) if reason is None else (float("inf"), float("inf"))
-        candidates.append(Candidate(b.NAME, seconds, size, reason))
+    round = as_planned(round, backend)
+    chosen = choose(round, backend, estimated=True)
+    first = _candidate(chosen)
+    candidates = [first, *(_alone(b, round) for b in registered() if chosen.name != b.NAME)]
     candidates.sort(key=lambda c: c.seconds)
-    return Plan(choose(round, backend).NAME, tuple(candidates), _describe_graph(round), _describe_work(round))
+    graph, work = _describe_graph(round), _describe_work(round)
+    return Plan(chosen.name, tuple(candidates), graph, work, rewrites=first.rewrites)
+
+
+def _alone(backend: Backend, round: Round) -> Candidate:
+    """The candidate that runs the round, or all rounds of a rewrite, on this backend."""
+    reason = refusal(backend, round)
+    if reason is None:
+        return _candidate(choose(round, backend.NAME, estimated=True))
+    return Candidate(backend.NAME, float("inf"), float("inf"), reason)
+
+
+def _candidate(choice: Choice) -> Candidate:
+    assert choice.estimate is not None
+    return Candidate(choice.name, *choice.estimate, None, str(choice) if choice.steps else "")
 
 
 def explain(op: Any, *features: Any, **call: Any) -> Plan:
@@ -183,7 +126,7 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
         round = op.rounds(**arguments)[0]
         described = maps.described(op.modules(), arguments["x"].shape[:-1].numel())
     backend = getattr(op, "backend", "auto")
-    validation.round(round.lowered(backend))
+    validation.round(lower_score(round, backend))
     result = replace(plan(round, backend), maps=described)
     print(result)
     return result
@@ -191,6 +134,8 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
 
 def _describe_graph(round: Round) -> str:
     graph = round.graph
+    if graph.stack:
+        return repr(graph)
     dst, src = _count(graph.num_dst), _count(graph.num_src)
     share = graph.num_edges / max(graph.num_dst * graph.num_src, 1)
     size = f"{dst} nodes" if graph.num_dst == graph.num_src else f"{dst} x {src}"

@@ -20,7 +20,7 @@ from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
 from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.choice import own_refusal as why_not
 from mpnn.graph import Graph
 from mpnn.kernels import linear as onednn
 from mpnn.round import Result, Round

@@ -4,7 +4,7 @@ Edges that are chosen by content differ by item and head (MoBA, DeepSeek's spars
 graphs are stored as those of one graph, `flat`, whose destinations are the nodes of the first graph, then those of the
 second, and whose sources are those of any of them: no edge can lead from one graph to another. Set algebra works row by
 row, so it is that of `flat`. The engine runs a round over a stacked graph as one over `folded`, in which the sources
-are numbered graph by graph, too (`mpnn.engine.folding`).
+are numbered graph by graph, too (`mpnn.engine.rewrites.fold_stacked`).
 
 Only what is defined here is known of a stacked graph. It does not have the data that the other methods of `Graph` read,
 so they raise an error.

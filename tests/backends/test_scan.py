@@ -105,7 +105,7 @@ def test_the_plan_takes_it_for_every_recurrence(nodes: int) -> None:
     """Also for the single node of a decoded token: the specification computes matrices of all pairs and many steps."""
     x = torch.randn(nodes, 2, 16)
     gated = Round(graphs.causal().bind(nodes), x, Dot(x, x, 1.0), normalize="none", log_gate=-torch.rand(nodes, 2, 1))
-    assert choose(gated).NAME == "scan"
+    assert choose(gated).name == "scan"
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_the_plan_of_training_over_few_nodes(batch: int, nodes: int, heads: int,
     """Gradients of large states cost `scan` passes over them, and all pairs of two nodes cost little."""
     x, gate = torch.randn(batch, nodes, heads, width).requires_grad_(), -torch.rand(batch, nodes, heads, 1)
     gated = Round(graphs.causal().bind(nodes), x, Dot(x, x, 1.0), normalize="none", log_gate=gate)
-    assert {choose(gated).NAME} == {name}
+    assert {choose(gated).name} == {name}

@@ -13,7 +13,7 @@ from mpnn import graphs
 from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.choice import own_refusal as why_not
 from mpnn.round import Round
 from mpnn.scores import Dot
 

@@ -12,7 +12,7 @@ from benchmarks.regret import Regret, Times
 from benchmarks.report import plans
 from benchmarks.requests import KINDS, dot, draw, scattered
 from mpnn.backends import BACKENDS
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.choice import own_refusal as why_not
 
 
 def times(seed: int, index: int, **seconds: float) -> Times:

@@ -175,7 +175,7 @@ def test_a_compiled_layer_takes_another_choice_in_each_call() -> None:
 
 def test_explain_shows_the_graphs(capsys: pytest.CaptureFixture[str]) -> None:
     explain(MessagePassing(None, "sum", None, DotProduct(8, 4)), torch.randn(B, N, 8), graph_of(B, 4))
-    assert "Graph(3 x 4 graphs: 120 nodes" in capsys.readouterr().out
+    assert "StackedGraph(3 x 4 graphs of 10 x 10, " in capsys.readouterr().out
 
 
 @dataclass
@@ -201,7 +201,7 @@ def test_what_does_not_fold_is_refused_with_a_sentence() -> None:
             refused(graph, **options)
     with pytest.raises(ValueError, match="no common list of edges"):
         engine.run(Round(graph, leaf(B, N, H, D), Weighed(torch.zeros(graph.num_edges, H).double())))
-    with pytest.raises(ValueError, match="cannot run this"):
+    with pytest.raises(ValueError, match="can run this: it does not compute recurrences"):
         refused(graph, normalize="none", beta=torch.ones(B, N, H))
     with pytest.raises(ValueError, match=r"features of a batch of 2; got \[3, 10, 4, 8\]"):
         refused(graph_of(2, H))

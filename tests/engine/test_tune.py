@@ -14,7 +14,8 @@ from benchmarks import requests
 from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
 from mpnn.engine import tune
-from mpnn.engine.plan import plan, refusal as why_not
+from mpnn.engine.choice import own_refusal as why_not
+from mpnn.engine.plan import plan
 
 
 @pytest.fixture

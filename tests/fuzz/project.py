@@ -13,8 +13,8 @@ from mpnn import engine, graphs, ops
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS
 from mpnn.edge_tables import BiasTable, EmbeddingTable
-from mpnn.engine import folding
 from mpnn.engine.plan import refusal as why_not
+from mpnn.engine.rewrites.prepare import as_planned
 from mpnn.graph import Graph
 from mpnn.graph.relations import GridOffset, Offset, Relation
 from mpnn.graph.topology import Topology
@@ -156,7 +156,7 @@ def backends(case: dict[str, Any], graph: Graph, leaves: dict[str, Tensor]) -> I
     The reference, which takes everything and is slow, runs where the case says so or no other backend does.
     """
     request = request_of(case, graph, leaves)
-    request = (folding.fold(request) if graph.stack else request).with_tables_per_edge()
+    request = as_planned(request)
     reasons = {backend.NAME: why_not(backend, request) for backend in BACKENDS}
     others = [reason for name, reason in reasons.items() if name != "edge_list"]
     if not case["reference"] and any(reason is None for reason in others):

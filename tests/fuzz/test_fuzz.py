@@ -20,8 +20,8 @@ import torch
 from torch.nn import functional as F
 
 from mpnn import graphs
-from mpnn.backends import by_source, csr
-from mpnn.engine import folding
+from mpnn.backends import csr
+from mpnn.engine.rewrites import fold_stacked, softmax_dst
 from mpnn.graphs import trees
 from mpnn.kernels import row_attention
 
@@ -132,9 +132,9 @@ def _after(exact: Any, scale: float) -> Any:
 def test_an_error_of_each_kind_is_found(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ten-thousandth in the results of stacks or in the sums of sources; an edge of a tree, or of a choice."""
     if planted == "stack":
-        monkeypatch.setattr(folding, "_to_heads", _after(folding._to_heads, 1.0001))
+        monkeypatch.setattr(fold_stacked, "_to_heads", _after(fold_stacked._to_heads, 1.0001))
     elif planted == "softmax_dst":
-        monkeypatch.setattr(by_source, "sums", _after(by_source.sums, 1.0001))
+        monkeypatch.setattr(softmax_dst, "sums", _after(softmax_dst.sums, 1.0001))
     elif planted == "tree":
         paths = trees.paths
         monkeypatch.setattr(trees, "paths", lambda parent: paths(np.append(parent[:-1], -1)[: len(parent)]))

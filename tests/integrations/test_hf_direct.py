@@ -108,7 +108,7 @@ def pair(name: str) -> tuple[Any, Any]:
 def test_a_new_token_makes_no_graph_and_no_plan(name: str, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ours = pair(name)
     made: list[int] = []
-    graph, choice = masks.Mask.graph, dispatch.choice
+    graph, choice = masks.Mask.graph, dispatch.planned
 
     def counted(self: masks.Mask, *args: Any, **options: Any) -> Any:
         made.append(self.sizes.queries)
@@ -119,7 +119,7 @@ def test_a_new_token_makes_no_graph_and_no_plan(name: str, cache: str, monkeypat
         return choice(round, backend)
 
     monkeypatch.setattr(masks.Mask, "graph", counted)
-    monkeypatch.setattr(dispatch, "choice", planned)
+    monkeypatch.setattr(dispatch, "planned", planned)
     options = {"attention_mask": LEFT, "cache_implementation": cache}
     found = ours.generate(IDS, **options)
     assert 1 not in made  # only the prompt, of several queries, may make one

@@ -20,7 +20,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from mpnn import engine, graphs
@@ -28,6 +27,7 @@ from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS, Backend, csr, scatter, tiles
 from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.engine import plan
+from mpnn.engine.rewrites.prepare import lower_score
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels.cuda import schedule
@@ -328,6 +328,13 @@ ON_CUDA = ("tiles", "csr")  # the others answer alike on all devices
 COLUMNS = [(b, "cpu") for b in BACKENDS] + [(b, "cuda") for b in BACKENDS if b.NAME in ON_CUDA]
 
 
+class OnCuda(Tensor):
+    """A tensor that says it is on a GPU. Rewrites may compute with it when they are planned."""
+
+    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
+    is_cpu, is_cuda = False, True  # type: ignore[assignment]
+
+
 @contextmanager
 def all_installed() -> Iterator[None]:
     """Backends answer as if torch_sparse and triton were installed."""
@@ -340,13 +347,11 @@ def refusal(backend: Backend, asked: Round, dtype: torch.dtype = torch.float32, 
     """Why the backend refuses the request on this device, which need not exist, or None."""
 
     def claim(x: Tensor) -> Tensor:
-        if device == "cpu":
-            return x.detach().to(dtype).requires_grad_(x.requires_grad)
-        with FakeTensorMode():
-            return torch.empty(x.shape, dtype=dtype, device=device, requires_grad=x.requires_grad)
+        x = x.detach().to(dtype).requires_grad_(x.requires_grad)
+        return x if device == "cpu" else x.as_subclass(OnCuda)
 
     with all_installed():
-        return plan.refusal(backend, converted(asked, claim).lowered(backend.NAME))
+        return plan.refusal(backend, lower_score(converted(asked, claim), backend.NAME))
 
 
 def simple(backend: Backend, device: str = "cpu") -> Callable[[Graph], Round]:
@@ -472,7 +477,7 @@ def supported(backend: Backend, *rows: str) -> bool:
 
 def run(backend: Backend, asked: Round) -> tuple[Tensor, Tensor | None]:
     """Runs a request that the backend must support."""
-    asked = asked.lowered(backend.NAME)
+    asked = lower_score(asked, backend.NAME)
     reason = plan.refusal(backend, asked)
     assert reason is None, f"{backend.NAME} refuses what docs/backends.md lists as supported: {reason}"
     return engine.run(asked, backend.NAME)

@@ -22,12 +22,12 @@ from mpnn.aggregate import Mean
 from mpnn.backends import csr
 from mpnn.backends.csr import cuda_attention, cuda_reduce
 from mpnn.edge_tables import BiasTable, EmbeddingTable
-from mpnn.engine.plan import refusal as why_not
+from mpnn.engine import choice
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.kernels import row_attention
 from mpnn.kernels.cuda.launch import Arguments, Launches
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -74,6 +74,27 @@ class Kernels:
     device: str
     attention: ModuleType
     reduce: ModuleType
+
+
+class Triton:
+    """`csr` as it is on a GPU."""
+
+    NAME = "csr"
+
+    @staticmethod
+    def half(given: Round) -> ModuleType:
+        return cuda_reduce if csr.reduce.is_plain(given) else cuda_attention
+
+    def serves(self, given: Round) -> tuple[frozenset[str], dict[str, str]]:
+        return self.half(given).SERVES, self.half(given).REASONS
+
+    def refusal(self, given: Round) -> str | None:
+        reason: str | None = self.half(given).refusal(given)
+        return reason
+
+    def run(self, given: Round) -> Result:
+        result: Result = self.half(given).run(given)
+        return result
 
 
 CPU = Kernels("cpu", csr, csr)
@@ -218,13 +239,13 @@ def moved(given: Round, device: str) -> Round:
 
 
 def run(kernels: Kernels, given: Round) -> tuple[Tensor, Tensor | None]:
-    """By name, as users run it. Triton's kernels run directly: on a CPU the engine does not choose them."""
+    """By name, as users run it; Triton's kernels also in the interpreter, where the engine does not choose them."""
     if kernels is CPU:
         return engine.run(given, "csr")
-    backend = kernels.reduce if csr.reduce.is_plain(given) else kernels.attention
-    assert why_not(backend, given) is None
-    found = backend.run(given)
-    return found.out, found.weights
+    found = choice._by(Triton(), given)
+    assert isinstance(found, choice.Choice), found
+    result = found.run(given)
+    return result.out, result.weights
 
 
 def check(kernels: Kernels, given: Round, close: dict[str, float] = CLOSE, what: str = "") -> None:

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.aggregate import Mean
-from mpnn.backends import by_source
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.csr import edges
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
@@ -20,7 +18,6 @@ from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, Spec, Tensors, shares_keys
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
-from mpnn.kernels.sinks import share_of_edges
 from mpnn.needs import FLOATS, NORMALIZED, on_edges
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
@@ -32,9 +29,9 @@ COSTS = {CONSTANT: "biased", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "activ
 
 SERVES = (
     FLOATS | NORMALIZED | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value") | on_edges("edge")
-    | {"softmax_dst", "bias by nodes"} | {"return_weights", "return_lse", "weights and lse", "keep_accumulate_dtype"}
-    | {"cpu", "no score", "Dot", "AdditiveScore", "AdditiveV2Score", "softcap", "sum", "mean", "sinks", "dropout",
-       "head_ids", "node_ids", "explicit graph", "gradient"}
+    | {"bias by nodes", "return_weights", "return_lse", "weights and lse", "keep_accumulate_dtype"}
+    | {"cpu", "no score", "Dot", "AdditiveScore", "AdditiveV2Score", "softcap", "sum", "dropout", "head_ids",
+       "node_ids", "explicit graph", "gradient"}
 )  # fmt: skip
 
 
@@ -55,8 +52,6 @@ def unsupported(round: Round) -> str | None:
     for name, data, width in vectors:
         if data is not None and (wide := numbers(data).shape[-1]) != width:
             return f"{name} is {wide} wide, and the features it is added to are {width} wide"
-    if (why := by_source.refusal(round)) is not None:
-        return why
     if max(round.graph.num_dst, round.graph.num_src) >= 2**31:
         return "it numbers nodes with 32 bits"
     return None
@@ -92,9 +87,11 @@ def _one_way(round: Round, nodes: int, least: int) -> dict[str, float]:
     added = (round.edge_value, round.score.edge_key if isinstance(round.score, Dot) else None)
     if vectors := sum(vector is not None for vector in added):
         operations["vector number"] = edges * width * vectors
+    if round.return_weights:
+        operations["returned weight"] = edges * round.heads
     if round.dropout:
         operations["dropped head"] = edges * round.heads
-    return {what: n * by_source.passes(round) for what, n in operations.items()}
+    return operations
 
 
 def estimate(round: Round) -> Estimate:
@@ -104,10 +101,6 @@ def estimate(round: Round) -> Estimate:
 
 def run(round: Round) -> Result:
     graph, dtype = round.graph, round.accumulate_dtype
-    by_destination = round.weighted and round.normalize == "softmax_dst"
-    of_sources: Tensor | None = None
-    if by_destination:
-        round, of_sources = by_source.over_sources(round, run)
     tables = [b for b in round.bias if isinstance(b, EmbeddingTable)]  # the kernel looks up one of them
     table = tables[0] if tables else None
     bias = round.edge_bias(b for b in round.bias if b is not table)
@@ -149,23 +142,14 @@ def run(round: Round) -> Result:
         round.dropout,
         graph.node_ids,
         round.return_weights,
-        round.return_lse or round.sinks is not None or by_destination,
+        round.return_lse,
     )
     operands = {name: None if x is None else numbers(x).to(dtype) for name, x in on_edges.items()}
     dst_bias, src_bias = round.node_biases()
     tensors = Tensors(_pad(round.value, dtype), query, key, vector, **operands, dst_bias=dst_bias, src_bias=src_bias)
     out, weights, lse = row_attention.attend(spec, tensors)
-    if round.sinks is not None or by_destination:
-        share = by_source.sums(lse) if round.sinks is None else share_of_edges(lse, round.sinks)
-        out = out * share[..., None]
-        if round.return_weights:
-            weights = weights * share.index_select(-2, graph.ends[1])
-            weights = weights if of_sources is None else weights * of_sources.index_select(-2, graph.ends[0])
     width = round.value.shape[-1]
     out = out if out.shape[-1] == width else out[..., :width]
-    if type(round.reduce) is Mean:
-        inverse = ("csr inverse degree", dtype)
-        out = out * graph.cached(inverse, lambda: (1 / edges.by_destination(graph).degree.to(dtype))[..., None])
     dtype = round.result_dtype
     return Result(
         out.to(dtype),

@@ -10,20 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mpnn.aggregate import Mean
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, on_gpu
 from mpnn.backends.csr import attention, on_device
 from mpnn.edge_tables import PerEdge
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.row_spec import NORMALIZERS
-from mpnn.kernels.sinks import share_of_edges
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
-SERVES = (attention.SERVES | {"cuda"}) - {"cpu", "node_ids", "bias by nodes", "softmax_dst"}
+SERVES = (attention.SERVES | {"cuda"}) - {"cpu", "node_ids", "bias by nodes"}
 REASONS = {
     "bias by nodes": "on CUDA it does not add biases of nodes",
-    "softmax_dst": "on CUDA it does not normalize over the destinations of a source",
     "node_ids": "on CUDA its dropout hashes the numbers of nodes in the part, not in the whole graph"}  # fmt: skip
 
 
@@ -108,21 +105,11 @@ def run(round: Round) -> Result:
     )
     lse: Any  # None without a softmax, and then nothing below reads it
     out, weights, lse = row_attention.attend(spec, tensors)
-    if type(round.reduce) is Mean:
-        dtype = round.accumulate_dtype
-        inverse = graph.cached(("device inverse degree", dtype), lambda: rows.inverse_degree(dtype))
-        out = (out * inverse).to(out.dtype)
-    if round.sinks is not None:
-        share = share_of_edges(lse, round.sinks)
-        out = (out * share[..., None]).to(out.dtype)
-        if weights is not None:
-            weights = weights * share.index_select(-2, graph.ends[1])
     out = out.view(*batch, *out.shape[1:])
-    return Result(
-        out,
-        None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype),
-        lse.masked_fill(lse == torch.inf, -torch.inf).view(out.shape[:-1]) if round.return_lse else None,
-    )
+    weights = None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype)
+    if not round.return_lse or lse is None:
+        return Result(out, weights)
+    return Result(out, weights, lse.masked_fill(lse == torch.inf, -torch.inf).view(out.shape[:-1]))
 
 
 class _Operands(NamedTuple):

@@ -1,12 +1,10 @@
 """Plain aggregation along the rows of any graph on a GPU: converts a round for `mpnn.kernels.cuda.row_reduce`."""
 
-from typing import Any
-
 from torch import Tensor
 
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, on_gpu
 from mpnn.backends.csr import on_device, reduce
-from mpnn.backends.csr.reduce import FAMILIES, KINDS, leaves_of, reduce_parts
+from mpnn.backends.csr.reduce import FAMILIES, KINDS
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.round import Result, Round
 
@@ -14,9 +12,7 @@ _TOGETHER = 1024  # most components of all heads that run as one head if there a
 
 
 SERVES = (reduce.SERVES | {"cuda"}) - {"cpu", "own aggregate"}
-REASONS = {
-    "own aggregate": f"on CUDA it runs {', '.join(KINDS.values())} and compositions of them, and not {{aggregate}}"
-}
+REASONS = {"own aggregate": f"on CUDA it runs {', '.join(KINDS.values())}, and not {{aggregate}}"}
 
 
 def refusal(round: Round) -> str | None:
@@ -24,22 +20,18 @@ def refusal(round: Round) -> str | None:
 
 
 def counts(round: Round) -> Counts:
-    """Edges, the numbers that they gather, and those of nodes, for each part of the aggregator."""
-    graph, batch = round.graph, round.batch.numel()
-    kind = kind_of(round.value.dtype)
+    """Edges, the numbers that they gather, and those of nodes."""
+    edges = float(round.graph.num_edges * round.batch.numel())
+    family, kind = FAMILIES[type(round.reduce)], kind_of(round.value.dtype)
     width = round.heads * round.value.shape[-1]
-    operations: dict[str, float] = {}
-    for leaf in leaves_of(round.reduce):
-        family = FAMILIES[type(leaf)]
-        of_leaf = {
-            f"{family} call": 1.0,
-            "reduced edge": float(graph.num_edges * batch),
-            f"{kind}{family} number": float(graph.num_edges * batch * width),
-            f"{kind}reduced number": float(graph.num_dst * batch * width),
-        }
-        operations = {what: operations.get(what, 0.0) + of_leaf.get(what, 0.0) for what in {**operations, **of_leaf}}
+    operations = {
+        f"{family} call": 1.0,
+        "reduced edge": edges,
+        f"{kind}{family} number": edges * width,
+        f"{kind}reduced number": float(round.graph.num_dst * round.batch.numel() * width),
+    }
     if round.biased:
-        operations |= {"weights call": 1.0, "weighed edge": float(graph.num_edges * batch * round.heads)}
+        operations |= {"weights call": 1.0, "weighed edge": edges * round.heads}
     return both_ways(operations, round.needs_grad)
 
 
@@ -59,14 +51,8 @@ def run(round: Round) -> Result:
     shape = (1, numbers) if weight is None and numbers <= _TOGETHER else (heads, value.shape[-1])
     features = value.reshape(batch, graph.num_src, *shape)
 
-    # parts of a composed aggregator are rounded once, after they are composed
-    dtype = round.accumulate_dtype if reduce.is_composed(round.reduce) else round.result_dtype
+    from mpnn.kernels.cuda.row_reduce import RowReduce
 
-    def fold(aggregator: Any) -> Tensor:
-        from mpnn.kernels.cuda.row_reduce import RowReduce
-
-        walks = on_device.rows(graph), on_device.columns(graph)
-        out: Tensor = RowReduce.apply(features, weight, *walks, KINDS[type(aggregator)], dtype)
-        return out.view(*round.batch, graph.num_dst, *value.shape[-2:])
-
-    return Result(reduce_parts(round.reduce, graph, fold).to(round.result_dtype))
+    walks = on_device.rows(graph), on_device.columns(graph)
+    out: Tensor = RowReduce.apply(features, weight, *walks, KINDS[type(round.reduce)], round.result_dtype)
+    return Result(out.view(*round.batch, graph.num_dst, *value.shape[-2:]).to(round.result_dtype))

@@ -1,21 +1,19 @@
 """Plain aggregation along the rows of any graph on CPU: converts a round for `mpnn.kernels.row_reduce`.
 `mpnn.backends.csr.cuda_reduce` does the same for GPUs.
 
-An aggregator runs as one kernel if its type is in KINDS or if it has a `combine`. A composed aggregator runs its
-`parts` one after the other.
+An aggregator runs as one kernel if its type is in KINDS or if it has a `combine`.
 """
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpnn.aggregate import Composed, Max, Mean, Min, Sum, Var
+from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.csr import edges
-from mpnn.graph import Graph
+from mpnn.edge_tables import numbers
 from mpnn.kernels import combine
 from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
@@ -37,7 +35,7 @@ def is_plain(round: Round) -> bool:
 
 
 SERVES = FLOATS | AGGREGATES | on_edges("bias") | {
-    "cpu", "no score", "unnormalized", "own aggregate", "aggregate of parts", "explicit graph", "gradient",
+    "cpu", "no score", "unnormalized", "own aggregate", "explicit graph", "gradient",
     "keep_accumulate_dtype",
 }  # fmt: skip
 
@@ -56,10 +54,8 @@ def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
     name = type(aggregator).__name__
     if type(aggregator) in KINDS:
         return None
-    if is_composed(aggregator):
-        return next(filter(None, (_why_not(part, needs_grad) for part in aggregator.parts)), None)
     if not hasattr(aggregator, "combine"):
-        return f"{name} has no combine(a, b) and is not Composed"
+        return f"{name} has no combine(a, b)"
     if not hasattr(aggregator, "identity"):
         return f"{name} has combine(a, b), but no identity to start from"
     for function in ("combine", "gradient"):
@@ -70,40 +66,28 @@ def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
     return combine.why_missing()
 
 
-def is_composed(aggregator: Any) -> bool:
-    return isinstance(aggregator, Composed) and type(aggregator).reduce is Composed.reduce
-
-
 def counts(round: Round) -> dict[str, float]:
-    """Edges, their components, and the components of nodes, for each aggregator that runs."""
-    graph, batch, leaves = round.graph, round.batch.numel(), leaves_of(round.reduce)
+    """Edges, their components, and the components of nodes."""
+    graph, batch, kind = round.graph, round.batch.numel(), type(round.reduce)
+    family = FAMILIES.get(kind, "own")
     width = round.heads * round.value.shape[-1]
-    edges, numbers = float(graph.num_edges * batch), float(graph.num_edges * batch * width)
+    edges, components = float(graph.num_edges * batch), float(graph.num_edges * batch * width)
     beyond = min(1.0, graph.num_src * width * (torch.finfo(round.accumulate_dtype).bits // 8) / _BEYOND_CACHE)
-    operations = {"reduced edge": edges * len(leaves)}
-    operations["node number"] = float((graph.num_dst + graph.num_src) * batch * width * len(leaves))
-    operations["far number"] = numbers * beyond * len(leaves)
-    for leaf in leaves:
-        family = FAMILIES.get(type(leaf), "own")
-        for kind, count in ((f"{family} call", 1.0), (f"{family} number", numbers)):
-            operations[kind] = operations.get(kind, 0.0) + count
+    operations = {"reduced edge": edges, f"{family} call": 1.0, f"{family} number": components}
+    operations["node number"] = float((graph.num_dst + graph.num_src) * batch * width)
+    operations["far number"] = components * beyond
     if round.bias:
-        operations |= {"weights call": 1.0, "weighed edge": edges * len(leaves)}
-    own = any(type(leaf) not in KINDS for leaf in leaves)
-    return {**both_ways(operations, round.needs_grad), **({"compilation call": 1.0} if own else {})}
+        operations |= {"weights call": 1.0, "weighed edge": edges}
+        columns = max(numbers(bias).shape[-1] for bias in round.bias)
+        operations["weighed head"] = edges * columns * (columns > 1)
+    own = {} if kind in KINDS else {"compilation call": 1.0}
+    return {**both_ways(operations, round.needs_grad), **own}
 
 
 def estimate(round: Round) -> Estimate:
     width = round.heads * round.value.shape[-1] * (torch.finfo(round.accumulate_dtype).bits // 8)
     saved = round.graph.num_dst * round.batch.numel() * width * (2.0 if round.needs_grad else 0.0)
     return priced("csr", counts(round), saved)
-
-
-def leaves_of(aggregator: Any) -> list[Any]:
-    """The aggregators that run: the parts of a composed aggregator, or the aggregator itself."""
-    if not is_composed(aggregator):
-        return [aggregator]
-    return [leaf for part in aggregator.parts for leaf in leaves_of(part)]
 
 
 def run(round: Round) -> Result:
@@ -113,20 +97,10 @@ def run(round: Round) -> Result:
         value = value.to(round.accumulate_dtype)
     if weight is not None and weight.shape[-1] > 1 and value.shape[-2] < weight.shape[-1]:
         value = value.repeat_interleave(weight.shape[-1] // value.shape[-2], -2)
-    out = reduce_parts(round.reduce, round.graph, lambda part: _fold(part, value, weight, round))
-    return Result(out.to(round.result_dtype))
+    return Result(_reduce(round.reduce, value, weight, round).to(round.result_dtype))
 
 
-def reduce_parts(aggregator: Any, graph: Graph, fold: Callable[[Any], Tensor]) -> Tensor:
-    """The aggregated messages [..., N_dst, H, D]; `fold` runs an aggregator that is not composed."""
-    if not is_composed(aggregator):
-        return fold(aggregator)
-    results = [reduce_parts(part, graph, fold).movedim(-3, 0) for part in aggregator.parts]
-    out: Tensor = aggregator.compose(results, graph.csr.ptr.diff()).movedim(0, -3)
-    return out
-
-
-def _fold(aggregator: Any, value: Tensor, weight: Tensor | None, round: Round) -> Tensor:
+def _reduce(aggregator: Any, value: Tensor, weight: Tensor | None, round: Round) -> Tensor:
     graph = round.graph
     kind: Any = KINDS.get(type(aggregator))
     if kind is None:

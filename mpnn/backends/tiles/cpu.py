@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.backends import by_source
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles import split
 from mpnn.edge_tables import EmbeddingTable, PerEdge, total
@@ -18,14 +17,13 @@ from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
-from mpnn.kernels.sinks import share_of_edges
 from mpnn.kernels.tile_attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, TileAttention
 from mpnn.needs import FLOATS, on_edges
 from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
 SERVES = FLOATS | on_edges("bias") | {
-    "cpu", "Dot", "softmax", "softmax_dst", "softcap", "bias by nodes", "sum", "sinks", "dropout", "head_ids",
+    "cpu", "Dot", "softmax", "softcap", "bias by nodes", "sum", "dropout", "head_ids",
     "node_ids", "return_lse", "keep_accumulate_dtype", "gradient"
 }  # fmt: skip
 _FOR_PAIRS = "edge_key and edge_value would be materialized for all pairs"
@@ -75,7 +73,6 @@ def _counts(round: Round, graph: Graph, pieces: int) -> dict[str, float]:
         operations |= {"biased edge": float(graph.num_edges * heads), **of_biases(per_edge, "edge", graph.num_edges)}
     if round.dst_bias is not None or round.src_bias is not None:
         operations["bias call"] = 1.0
-    operations = {what: n * by_source.passes(round) for what, n in operations.items()}
     return both_ways(operations, round.needs_grad)
 
 
@@ -89,9 +86,6 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    by_destination = round.normalize == "softmax_dst"
-    if by_destination:
-        round, _ = by_source.over_sources(round, run)
     graph, score, value = round.graph, round.score, round.value
     assert isinstance(score, Dot)
     pieces = _pieces(round)
@@ -115,10 +109,6 @@ def run(round: Round) -> Result:
     )
     if pieces is not None:
         out, lse = split.merge(pieces, out, lse)
-    if by_destination:
-        out = out * by_source.sums(lse).mT[..., None]
-    if round.sinks is not None:
-        out = out * share_of_edges(lse.mT, round.sinks)[..., None]
     out = out[..., : value.shape[-1]].to(round.result_dtype)
     out = out.view(*round.batch, *out.shape[1:])
     if not round.return_lse:

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn.backends import by_source
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, on_gpu
 from mpnn.backends.tiles import cpu
 from mpnn.backends.tiles.cpu import by_offset, count_tiles, heads_first, table
 from mpnn.graph import Graph
 from mpnn.kernels.cuda import schedule, tile_config
 from mpnn.kernels.cuda.tile_config import Config, Launch
-from mpnn.kernels.sinks import share_of_edges
 from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
@@ -43,18 +41,18 @@ def counts(round: Round) -> Counts:
     score, graph, tile = round.score, round.graph, _config(round).forward
     assert isinstance(score, Dot)
     _, area = _count_tiles(graph, tile)
-    heads, passes = round.batch.numel() * round.heads, by_source.passes(round)
+    heads = round.batch.numel() * round.heads
     width, kind = max(score.query.shape[-1], round.value.shape[-1]), kind_of(round.value.dtype)
     # Tiles of wide heads leave fewer registers, and so take longer for each product.
     wide = "wide " * (width > _WIDE[round.value.dtype.itemsize])
     partial = min(2 * max(area - graph.num_edges, 0), area)  # a partial tile is half full
     widths = score.query.shape[-1] + round.value.shape[-1]
     operations = {
-        "call": float(passes),
-        f"{kind}pair": float(area * heads * passes),
-        f"{kind}partial pair": float(partial * heads * passes),
-        f"{wide}{kind}product": float(area * heads * widths * passes),
-        f"{kind}node number": float((graph.num_dst + graph.num_src) * heads * round.value.shape[-1] * passes),
+        "call": 1.0,
+        f"{kind}pair": float(area * heads),
+        f"{kind}partial pair": float(partial * heads),
+        f"{wide}{kind}product": float(area * heads * widths),
+        f"{kind}node number": float((graph.num_dst + graph.num_src) * heads * round.value.shape[-1]),
     }
     if round.dropout:
         operations["dropped pair"] = float(area * heads)
@@ -72,9 +70,6 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    by_destination = round.normalize == "softmax_dst"
-    if by_destination:
-        round, _ = by_source.over_sources(round, run)
     score, value = round.score, round.value
     assert isinstance(score, Dot)
     query, key, padded = map(_with_batch, (score.query, score.key, value))
@@ -92,10 +87,6 @@ def run(round: Round) -> Result:
         *(None if x is None else heads_first(x) for x in round.node_biases()),
         _options(round, kernels),
     )
-    if by_destination:
-        out = out * by_source.sums(lse).mT[..., None]
-    if round.sinks is not None:
-        out = out * share_of_edges(lse.mT, round.sinks)[..., None]
     out = out.to(round.result_dtype).view(*round.batch, *out.shape[1:])
     if not round.return_lse:
         return Result(out)

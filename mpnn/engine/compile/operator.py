@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from mpnn import validation
-from mpnn.engine import dispatch
 from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, read, result, unflatten
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.outline import bound
+from mpnn.engine.rewrites.prepare import prepared
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
 from mpnn.round import Round
@@ -29,7 +29,7 @@ from mpnn.scores import Dot
 
 def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """As `mpnn.engine.dispatch.run`, recorded in the traced program."""
-    out, weights, _ = torch.ops.mpnn.run(*flatten(dispatch.normalize(round, backend), backend))
+    out, weights, _ = torch.ops.mpnn.run(*flatten(prepared(round, backend), backend))
     return out, weights if round.return_weights or round.return_lse or round.return_state else None
 
 

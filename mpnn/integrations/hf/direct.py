@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from mpnn import graphs
 from mpnn.backends import dense, registered
 from mpnn.engine import dispatch
+from mpnn.engine.choice import choose
 from mpnn.integrations.hf.masks import Pairs
 from mpnn.integrations.hf.offset_bias import OffsetBias
 from mpnn.integrations.hf.packing import Packing
@@ -116,7 +117,7 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
     graph = topology.bind(query.shape[2], key.shape[2]).to(query.device)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     round = Round(graph, v, Dot(q, k, 1.0))
-    choice = dispatch.choice(round, "auto")
-    if choice.direct is not None:
+    if dispatch.planned(round, "auto").direct is not None:
         return True
-    return dense.estimate(round).seconds < choice.backend.estimate(round).seconds + _PREPARATION
+    estimate = choose(round, estimated=True).estimate
+    return estimate is not None and dense.estimate(round).seconds < estimate.seconds + _PREPARATION

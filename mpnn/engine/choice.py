@@ -1,0 +1,248 @@
+"""The choice: which backend runs a round, or which rewrite replaces it by rounds that are chosen in the same way.
+
+Each backend that serves the round estimates its cost, and so does each rewrite that applies: its own operations and its
+rounds. The lowest estimate is chosen. A backend chosen by name runs the round itself, or all rounds of a rewrite, or is
+`Refused` with its reason; there is no silent fallback.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mpnn.backends import Backend, registered
+from mpnn.backends.cost_model import Estimate
+from mpnn.engine import rewrites
+from mpnn.engine.rewrites.rewrite import Rewrite
+from mpnn.needs import missing
+from mpnn.round import Result, Round
+
+
+class Refused(ValueError):
+    """The backend chosen by name cannot run the round."""
+
+
+class Choice(NamedTuple):
+    """What runs all rounds of one form over a graph: a tree of rewrites, whose leaves are backends.
+
+    Attributes:
+        by: a backend, or a rewrite.
+        steps: what runs the rounds of a rewrite, in their order; empty for a backend.
+        estimate: None if it was the only candidate, and nobody asked.
+    """
+
+    by: Any
+    steps: "tuple[Choice, ...]" = ()
+    estimate: Estimate | None = None
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The names of the backends that run, each once."""
+        if not self.steps:
+            return (self.by.NAME,)
+        return tuple(dict.fromkeys(name for step in self.steps for name in step.backends))
+
+    @property
+    def name(self) -> str:
+        """Such as "csr", or "csr + tiles"."""
+        return " + ".join(self.backends)
+
+    def __str__(self) -> str:
+        """Such as "mean as sum (csr)"."""
+        return f"{self.by.NAME} ({', '.join(map(str, self.steps))})" if self.steps else str(self.by.NAME)
+
+    def run(self, round: Round) -> Result:
+        if not self.steps:
+            result = self.by.run(round)
+            # A registered backend may return (out, weights).
+            return result if type(result) is Result else Result(*result)
+        steps = _Steps(self.steps)
+        last, finish = self.by.apply(round, steps)
+        return finish(steps(last))
+
+
+class _Steps:
+    """Runs the rounds of a rewrite, each by its choice."""
+
+    def __init__(self, steps: tuple[Choice, ...]) -> None:
+        self._steps = iter(steps)
+
+    def __call__(self, round: Round) -> Result:
+        return next(self._steps).run(round)
+
+    def maybe(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:
+        step = next(self._steps)
+        return step.run(round()) if needed() else None
+
+    def compute(self, function: Callable[..., Tensor], x: Tensor, *more: object) -> Tensor:
+        return function(x, *more)
+
+
+def choose(round: Round, backend: str = "auto", estimated: bool = False) -> Choice:
+    """What runs the round. `estimated`: with an estimate, even if there is no other candidate.
+
+    Raises:
+        ValueError: if no backend has this name.
+        Refused: if the named backend does not support the round; the message states the reason.
+    """
+    named = {b.NAME: b for b in registered()}
+    if backend == "auto":
+        found = _cheapest(round, estimated)
+        if isinstance(found, Choice):
+            return found
+        raise Refused(f"no backend can run this: {found}")
+    if not isinstance(backend, str):
+        raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
+    if backend not in named:
+        raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
+    found = _by(named[backend], round, estimated)
+    if isinstance(found, Choice):
+        return found
+    raise Refused(f"backend {backend!r} cannot run this: {found}")
+
+
+def refusal(backend: Backend, round: Round) -> str | None:
+    """Why a backend can run neither the round nor the rounds of a rewrite of it. None if it can."""
+    found = _by(backend, round)
+    return None if isinstance(found, Choice) else found
+
+
+def own_refusal(backend: Backend, round: Round) -> str | None:
+    """Why a backend cannot run the round itself, without a rewrite. None if it can."""
+    return missing(round, *_serves(backend, round)) or backend.refusal(round)
+
+
+def _cheapest(round: Round, estimated: bool = False) -> Choice | str:
+    """The cheapest choice, or the reason why there is none."""
+    backends, equalities = _candidates(round)
+    able = [b for b in backends if b.refusal(round) is None]
+    if len(able) == 1 and not equalities:
+        return _leaf(able[0], round, estimated)
+    options = [_leaf(b, round, estimated=True) for b in able]
+    for rewrite, reason in equalities:
+        found = reason or _through(rewrite, round, partial(_cheapest, estimated=True))
+        if isinstance(found, Choice):
+            options.append(found)
+    if options:
+        return min(options, key=_seconds)
+    specification = next(b for b in registered() if b.NAME == "edge_list")
+    return refusal(specification, round) or "all backends that could were replaced"
+
+
+def _by(backend: Backend, round: Round, estimated: bool = False) -> Choice | str:
+    """The choice by this backend alone, or the reason why there is none."""
+    own = own_refusal(backend, round)
+    if own is None:
+        return _leaf(backend, round, estimated)
+    reasons: list[str] = []
+    for rewrite, reason in _candidates(round)[1]:
+        found = reason or _through(rewrite, round, partial(_by, backend, estimated=estimated))
+        if isinstance(found, Choice):
+            return found
+        if rewrite.same_work:
+            reasons.append(found)
+    return reasons[0] if reasons else own
+
+
+def _leaf(backend: Backend, round: Round, estimated: bool) -> Choice:
+    return Choice(backend, (), backend.estimate(round) if estimated else None)
+
+
+def _seconds(choice: Choice) -> float:
+    assert choice.estimate is not None
+    return choice.estimate.seconds
+
+
+class _Unable(Exception):
+    """Some round of a rewrite cannot run."""
+
+
+class _Planner:
+    """Chooses for each round of a rewrite, and returns results of its shapes without memory."""
+
+    def __init__(self, choose: Callable[[Round], Choice | str]) -> None:
+        self._choose = choose
+        self.steps: list[Choice] = []
+        self.estimates: list[Estimate] = []
+
+    def __call__(self, round: Round) -> Result:
+        found = self._choose(round)
+        if not isinstance(found, Choice):
+            raise _Unable(found)
+        self.steps.append(found)
+        self.estimates += [found.estimate] if found.estimate is not None else []
+        return _stand_in(round)
+
+    def maybe(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:
+        counted = len(self.estimates)
+        result = self(round())
+        del self.estimates[counted:]  # It is rarely needed.
+        return result
+
+    def compute(self, function: Callable[..., Tensor], x: Tensor, *more: object) -> Tensor:
+        return x
+
+
+def _through(rewrite: Rewrite, round: Round, choose: Callable[[Round], Choice | str]) -> Choice | str:
+    """The choice of a rewrite, or the reason why it, or some round of it, cannot run."""
+    reason = rewrite.refusal(round)
+    if reason is not None:
+        return reason
+    planner = _Planner(choose)
+    try:
+        last, _ = rewrite.apply(round, planner)
+        planner(last)
+    except _Unable as unable:
+        return str(unable)
+    own = rewrite.estimate(round)
+    seconds = own.seconds + sum(estimate.seconds for estimate in planner.estimates)
+    size = own.bytes + max((estimate.bytes for estimate in planner.estimates), default=0.0)
+    return Choice(rewrite, tuple(planner.steps), Estimate(seconds, size))
+
+
+def _stand_in(round: Round) -> Result:
+    """Results of the shapes of a round's, each a view of one number."""
+    graph, heads, needs_grad = round.graph, round.heads, round.needs_grad
+
+    def of(dtype: torch.dtype, *shape: int) -> Tensor:
+        with torch.no_grad():
+            number = round.value.new_zeros((), dtype=dtype)
+        return number.expand(*round.batch, *shape).requires_grad_(needs_grad)
+
+    return Result(
+        of(round.result_dtype, graph.num_dst, heads, round.value.shape[-1]),
+        of(round.result_dtype, graph.num_edges, heads) if round.return_weights else None,
+        of(round.accumulate_dtype, graph.num_dst, heads) if round.return_lse else None,
+    )
+
+
+_MAX_CANDIDATES = 1 << 12
+_candidates_by_form: dict[Hashable, tuple[tuple[Backend, ...], tuple[tuple[Rewrite, str | None], ...]]] = {}
+
+
+def _candidates(round: Round) -> tuple[tuple[Backend, ...], tuple[tuple[Rewrite, str | None], ...]]:
+    """The backends that serve all needs of a round, and the rewrites of its form, each with the sentence about a need
+    that it does not serve, or None. Both follow from the signature and three facts of the graph, so they are derived
+    once, also for a layer whose graphs are made anew in each step."""
+    graph = round.graph
+    facts = graph.is_explicit, bool(graph.stack), graph.node_ids is None
+    form = registered(), rewrites.REWRITES, facts, round.signature
+    candidates = _candidates_by_form.get(form)
+    if candidates is None:
+        if len(_candidates_by_form) >= _MAX_CANDIDATES:
+            _candidates_by_form.clear()
+        needs = round.needs
+        serving = tuple(b for b in registered() if needs <= _serves(b, round)[0])
+        about = [r for r in rewrites.REWRITES if r.applies(round)]
+        equalities = tuple((r, missing(round, r.SERVES, r.REASONS)) for r in about)
+        candidates = _candidates_by_form[form] = serving, equalities
+    return candidates
+
+
+def _serves(backend: Backend, round: Round) -> tuple[frozenset[str], dict[str, str]]:
+    """The needs that a backend serves, and its own sentences about some that it does not."""
+    if hasattr(backend, "serves"):
+        return backend.serves(round)
+    return backend.SERVES, getattr(backend, "REASONS", {})

@@ -1,0 +1,39 @@
+"""A composed aggregator: a round for each part.
+
+    reduce(m) = compose([part(m) for part in parts], degree)
+
+So kernels run no compositions, and each part may be rewritten in its turn.
+"""
+
+from typing import cast
+
+from mpnn.aggregate import Composed
+from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner
+from mpnn.needs import AGGREGATES, ANYWHERE, on_edges
+from mpnn.round import Result, Round
+
+
+class ComposedInParts(Rewrite):
+    """Under attention the weights are computed once for all parts, so this is about plain aggregation alone."""
+
+    NAME = "parts one by one"
+    SERVES = ANYWHERE | AGGREGATES | on_edges("bias") | {"no score", "unnormalized", "aggregate of parts"}
+    SERVES |= {"own aggregate", "keep_accumulate_dtype"}
+    same_work = True
+
+    def applies(self, round: Round) -> bool:
+        reduce = round.reduce
+        composed = isinstance(reduce, Composed) and type(reduce).reduce is Composed.reduce
+        return composed and bool(cast(Composed, reduce).parts) and round.normalize == "none"
+
+    def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
+        reduce, graph = cast(Composed, round.reduce), round.graph
+        *before, last = (round.with_fields(reduce=part, keep_accumulate_dtype=True) for part in reduce.parts)
+        results = [run(part).out for part in before]
+
+        def finish(result: Result) -> Result:
+            degree = graph.cached("degree", graph.degree)
+            parts = [x.movedim(-3, 0) for x in (*results, result.out)]
+            return Result(reduce.compose(parts, degree).movedim(0, -3).to(round.result_dtype))
+
+        return last, finish

@@ -1,0 +1,43 @@
+"""The mean of weighted messages: their sum over the in-degree. So kernels of attention need no means."""
+
+from mpnn.aggregate import SUM, Mean
+from mpnn.backends.cost_model import Estimate
+from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, scaling
+from mpnn.needs import ANYWHERE, DROPS, NORMALIZED, VALUES_OF_EDGES, WEIGHED
+from mpnn.round import Result, Round
+
+
+class MeanAsSum(Rewrite):
+    NAME = "mean as sum"
+    SERVES = ANYWHERE | WEIGHED | VALUES_OF_EDGES | DROPS | NORMALIZED
+    SERVES |= {
+        "softmax_dst",
+        "mean",
+        "sinks",
+        "return_weights",
+        "return_lse",
+        "weights and lse",
+        "keep_accumulate_dtype",
+    }
+    same_work = True
+
+    def applies(self, round: Round) -> bool:
+        """Plain means, without a score or a normalizer, have kernels of their own."""
+        plain = round.score is None and round.normalize == "none"
+        return type(round.reduce) is Mean and round.weighted and not plain
+
+    def estimate(self, round: Round) -> Estimate:
+        return scaling(round)
+
+    def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
+        graph, dtype = round.graph, round.accumulate_dtype
+
+        def finish(result: Result) -> Result:
+            inverse = graph.cached(
+                ("inverse degree", dtype), lambda: (1 / graph.degree().clamp(min=1).to(dtype))[:, None, None]
+            )
+            weights = None if result.weights is None else result.weights.to(round.result_dtype)
+            return Result((result.out * inverse).to(round.result_dtype), weights, result.lse)
+
+        # A sum of 16 bits may overflow where the mean does not.
+        return round.with_fields(reduce=SUM, keep_accumulate_dtype=True), finish

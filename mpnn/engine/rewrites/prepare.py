@@ -1,0 +1,91 @@
+"""Preparations: the same round in the words that backends know. Which of them a round needs follows from its form and
+its graph, so the cached choice lists them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mpnn import rng
+from mpnn.edge_tables import TABLES, PerEdge
+from mpnn.round import Round
+from mpnn.scores import BUILT_IN, lowered
+
+
+class Preparation(NamedTuple):
+    """`applies(round)`: whether a round needs it. `prepare(round)`: the round that runs. `planned(round)`: a round of
+    the same form, which draws no number of torch's generator."""
+
+    applies: Callable[[Round], bool]
+    prepare: Callable[[Round], Round]
+    planned: Callable[[Round], Round]
+
+
+def lower_score(round: Round, backend: str = "auto") -> Round:
+    """The round with the built-in score that its own score lowers to; the specification runs the score as it is.
+
+    This comes before choices are looked up, because the form of an own score does not tell what it lowers to.
+    """
+    if round.score is None or type(round.score) in BUILT_IN or backend == "edge_list":
+        return round
+    # `lower` computes in the dtype of the features.
+    with torch.autocast(round.value.device.type, enabled=False):
+        score = lowered(round.score)
+    return round if score is round.score else round.with_fields(score=score)
+
+
+def _has_positions(round: Round) -> bool:
+    # The tables of a stacked graph are looked up when it is folded.
+    return round.graph.positions is not None and not round.graph.stack
+
+
+def _tables_per_edge(round: Round) -> Round:
+    """Tables by relation are looked up for each edge, because kernels compute edge types from node numbers."""
+
+    def look_up(data: PerEdge) -> PerEdge:
+        if isinstance(data, Tensor) or type(data) not in TABLES or data.relation is None:
+            return data
+        if len(data.table) < data.relation.count:
+            return data  # Validation names the table that is too short.
+        ids = data.relation.ids(*round.graph.edge_positions())
+        return data.table.to(round.accumulate_dtype).index_select(0, ids)
+
+    return round.map_edges(look_up)
+
+
+def _lacks_seed(round: Round) -> bool:
+    return bool(round.dropout) and round.seed is None
+
+
+def _draw_seed(round: Round) -> Round:
+    """All rounds of a rewrite share the seed, so that they drop the same edges."""
+    return round.with_fields(seed=rng.new_seed(round.value.device))
+
+
+def _any_seed(round: Round) -> Round:
+    return round.with_fields(seed=torch.zeros((), dtype=torch.int64, device=round.value.device))
+
+
+PREPARATIONS = (
+    Preparation(_has_positions, _tables_per_edge, _tables_per_edge),
+    Preparation(_lacks_seed, _draw_seed, _any_seed),
+)
+
+
+def prepared(round: Round, backend: str = "auto") -> Round:
+    """The round in the words of backends: with a built-in score, tables of edges, and a seed."""
+    round = lower_score(round, backend)
+    for preparation in PREPARATIONS:
+        if preparation.applies(round):
+            round = preparation.prepare(round)
+    return round
+
+
+def as_planned(round: Round, backend: str = "auto") -> Round:
+    """The form of the prepared round, without a number of torch's generator."""
+    round = lower_score(round, backend)
+    for preparation in PREPARATIONS:
+        if preparation.applies(round):
+            round = preparation.planned(round)
+    return round

@@ -1,0 +1,318 @@
+"""Rewrites: rounds that equal others. What explain names is what runs, and what a rewrite does not name, it refuses."""
+
+import random
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn import MessagePassing, engine, explain, graphs, ops
+from mpnn.aggregate import PNA, Max, Mean, Min, Std, Sum, Var, aggregator
+from mpnn.attention import DotProduct
+from mpnn.backends import BACKENDS, registered
+from mpnn.engine import choice, dispatch, rewrites
+from mpnn.engine.choice import Refused, choose
+from mpnn.engine.plan import plan
+from mpnn.engine.rewrites import REWRITES, Rewrite
+from mpnn.engine.rewrites.prepare import as_planned
+from mpnn.engine.rewrites.sets_in_one_row import SetsInOneRow
+from mpnn.graph import Graph
+from mpnn.needs import SENTENCES
+from mpnn.round import Result, Round
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+
+HEADS, WIDTH = 4, 8
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def edges_of(nodes: int, count: int) -> Graph:
+    """Edges with repetitions; some destinations have none."""
+    return graphs.from_edges(
+        torch.stack([torch.randint(0, nodes, (count,)), torch.randint(0, nodes - 3, (count,))]), nodes
+    )
+
+
+class Total:
+    """An own aggregator with a kernel."""
+
+    identity = 0.0
+
+    @staticmethod
+    def combine(a: float, b: float) -> float:
+        return a + b
+
+    @staticmethod
+    def gradient(message: float, out: float) -> float:
+        return 1.0
+
+    def reduce(self, messages: Tensor, index: Any) -> Tensor:
+        return Sum().reduce(messages, index)
+
+
+SCORES = {
+    "dot": lambda n, batch: Dot(leaf(*batch, n, HEADS, WIDTH), leaf(*batch, n, 2, WIDTH), 0.4, softcap=3.0),
+    "additive": lambda n, batch: AdditiveScore(leaf(*batch, n, HEADS), leaf(*batch, n, HEADS), LeakyReLU()),
+    "additive v2": lambda n, batch: AdditiveV2Score(
+        leaf(*batch, n, HEADS, WIDTH), leaf(*batch, n, HEADS, WIDTH), leaf(HEADS, WIDTH), LeakyReLU()
+    ),
+}
+OPTIONS: dict[str, Any] = {
+    "sinks": {"sinks": True},
+    "sinks and weights": {"sinks": True, "return_weights": True},
+    "mean": {"reduce": Mean()},
+    "mean, sinks, dropout": {"reduce": Mean(), "sinks": True, "dropout": 0.3},
+    "softmax_dst": {"normalize": "softmax_dst", "return_weights": True},
+    "mean over destinations": {"normalize": "softmax_dst", "reduce": Mean(), "dropout": 0.3},
+    "max": {"reduce": Max()},
+    "min, dropout, weights": {"reduce": Min(), "dropout": 0.3, "return_weights": True},
+    "variance by sigmoid": {"reduce": Var(), "normalize": "sigmoid"},
+    "std over destinations": {"reduce": Std(), "normalize": "softmax_dst"},
+    "pna": {"reduce": PNA()},
+    "own combine": {"reduce": Total(), "normalize": "none"},
+    "max with sinks": {"reduce": Max(), "sinks": True},
+}
+
+
+def request(graph: Graph, score: str, options: dict[str, Any], batch: tuple[int, ...] = ()) -> Round:
+    given = dict(options)
+    if given.get("sinks"):
+        given["sinks"] = leaf(HEADS)
+    value = leaf(*batch, graph.num_src, 2, WIDTH - 1)
+    given["seed"] = torch.tensor(7) if "dropout" in given else None
+    return Round(
+        graph, value, SCORES[score](graph.num_dst, batch), dst_bias=leaf(*batch, graph.num_dst, HEADS), **given
+    )
+
+
+def assert_same(given: Round, backend: str) -> None:
+    """Results and gradients are those of the specification."""
+    leaves, found = [x for x in given.tensors if x.requires_grad], []
+    for name in (backend, "edge_list"):
+        results = [x for x in engine.run(given, name) if x is not None]
+        total = sum((x * torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape)).sum() for x in results)
+        found.append([*results, *torch.autograd.grad(total, leaves, materialize_grads=True)])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_is_the_specification(name: str, score: str) -> None:
+    torch.manual_seed(0)
+    for graph, batch in ((edges_of(21, 70), (2,)), ((graphs.causal() & graphs.window(3)).bind(17), ())):
+        given = request(graph, score, OPTIONS[name], batch)
+        assert choose(as_planned(given), "csr").steps
+        assert_same(given, "csr")
+        assert_same(given, "auto")
+
+
+@pytest.mark.parametrize("reduce", [Sum(), Mean(), Max(), Min(), Var(), Std()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "graph",
+    [graphs.complete().bind(23), graphs.complete().bind(5, 9), graphs.documents([7, 1, 9]).bind(17)],
+    ids=str,
+)
+def test_sets_are_reduced_once(graph: Graph, reduce: Any) -> None:
+    given = Round(
+        graph, leaf(2, graph.num_src, 1, 5).detach().round().requires_grad_(), normalize="none", reduce=reduce
+    )
+    once = choice._through(SetsInOneRow(), given, lambda inner: choose(inner, "csr"))
+    assert "each set once" in str(once)
+    outs = [once.run(given).out, engine.run(given, "edge_list")[0]]  # type: ignore[union-attr]
+    direction = torch.randn_like(outs[0])
+    found = [[out, *torch.autograd.grad(out, given.value, direction)] for out in outs]
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_sets_are_quicker() -> None:
+    for graph in (graphs.complete().bind(1000), graphs.documents([250] * 4).bind(1000)):
+        assert "each set once" in plan(Round(graph, torch.randn(1000, 1, 16), normalize="none")).rewrites
+
+
+def test_16_bits_are_rounded_once() -> None:
+    """The mean of messages whose sum float16 does not hold, and the standard deviation from a variance of float32."""
+    graph = edges_of(12, 4000)
+    value, bias = torch.full((12, 2, 8), 300.0).half() + torch.randn(12, 2, 8).half(), torch.ones(4000, 2)
+    for reduce in (Mean(), Std()):
+        given = Round(graph, value, bias=(bias,), normalize="sigmoid", reduce=reduce)
+        wide = replace(given, value=value.double(), bias=(bias.double(),))
+        for backend in ("csr", "auto"):
+            out = engine.run(given, backend)[0]
+            assert out.dtype == torch.float16
+            torch.testing.assert_close(out.double(), engine.run(wide, "edge_list")[0], rtol=2e-3, atol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------ explain
+
+
+def test_explain_names_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random rounds: the backends that the plan names are those that were called, in the order of their first call."""
+    draw, ran = random.Random(0), []
+    torch.manual_seed(0)
+    for b in BACKENDS:
+
+        def run(given: Round, name: str = b.NAME, run: Any = b.run) -> Result:
+            ran.append(name)
+            return run(given)
+
+        monkeypatch.setattr(b, "run", run)
+    used = set()
+    for _ in range(120):
+        n = draw.choice([20, 200, 600])
+        graph = draw.choice(
+            [
+                *(graphs.window(8).bind(n), graphs.causal().bind(n), graphs.complete().bind(n), edges_of(n, 4 * n)),
+                *(graphs.documents([n // 2] * 2).bind(n), graphs.chosen(torch.randint(0, n, (1, HEADS, n, 6)), n)),
+            ]
+        )
+        batch = (1,) if graph.stack else draw.choice([(), (2,)])
+        x, options = torch.randn(*batch, n, HEADS, WIDTH), {}
+        attends = bool(graph.stack) or draw.random() < 0.6
+        score = draw.choice([Dot(x, x, 0.3), AdditiveScore(x[..., 0], x[..., 1], LeakyReLU())]) if attends else None
+        options["normalize"] = draw.choice(["softmax", "softmax", "softmax_dst", "sigmoid"]) if attends else "none"
+        if graph.stack:
+            options["normalize"] = "softmax"
+        if options["normalize"] == "softmax" and draw.random() < 0.5:
+            options["sinks"] = torch.randn(HEADS)
+        if attends and draw.random() < 0.3:
+            options["dropout"] = 0.2
+        if attends and not graph.stack and draw.random() < 0.3:
+            options["return_weights"] = True
+        # Sinks of heads that become nodes go with sums and means.
+        names = (
+            ["sum", "mean"] if graph.stack and "sinks" in options else ["sum", "mean", "max", "std", "median", "pna"]
+        )
+        reduce = aggregator(draw.choice(names))
+        given = Round(graph, x, score, reduce=reduce, **options)
+        shown = plan(given)
+        ran.clear()
+        dispatch.run(given)
+        assert shown.backend == " + ".join(dict.fromkeys(ran)), str(shown)
+        used |= {r.NAME for r in REWRITES if r.NAME in shown.rewrites}
+    assert len(used) >= 6, used
+
+
+def test_explain_shows_the_rewrites(capsys: pytest.CaptureFixture[str]) -> None:
+    op = MessagePassing(graphs.window(32), "max", None, DotProduct(32, 4))
+    found = explain(op, torch.randn(2048, 32))
+    assert found.rewrites == "weights, then their aggregate (csr, csr)"
+    assert f"by      {found.rewrites}" in capsys.readouterr().out
+
+
+def test_stacked_graphs_with_sinks_and_a_mean_go_through_three() -> None:
+    graph = graphs.chosen(torch.randint(0, 30, (1, HEADS, 30, 4)), 30)
+    given = request(graph, "dot", {"reduce": Mean(), "sinks": True}, (1,))
+    given = replace(given, score=replace(given.score, key=leaf(1, 30, HEADS, WIDTH)), value=leaf(1, 30, HEADS, WIDTH))
+    assert str(choose(given, "csr")).count("(") == 3
+    for head in range(HEADS):
+        one = slice(head, head + 1)
+        score = Dot(given.score.query[0, :, one], given.score.key[0, :, one], 0.4, softcap=3.0)
+        bias = given.dst_bias[0, :, one]
+        alone = Round(
+            graph.entry(0, head), given.value[0, :, one], score, reduce=Mean(), sinks=given.sinks[one], dst_bias=bias
+        )
+        torch.testing.assert_close(engine.run(given)[0][0, :, one], engine.run(alone, "edge_list")[0])
+
+
+# ------------------------------------------------------------------------------------------------ opt-in
+
+
+@dataclass(eq=False)
+class Later(Round):
+    """A round of a version to come."""
+
+    twist: float = 0.0
+
+
+def examples() -> dict[str, Round]:
+    """For each rewrite, a round that it is about."""
+    graph, stack = edges_of(9, 20), graphs.chosen(torch.randint(0, 9, (1, 2, 9, 3)), 9)
+    x = torch.randn(9, 2, 4)
+    score = Dot(x, x, 0.5)
+    return {
+        "graphs of items and heads as one": Round(stack, x[None], Dot(x[None], x[None], 0.5)),
+        "each set once": Round(graphs.complete().bind(9), x, normalize="none"),
+        "parts one by one": Round(graph, x, normalize="none", reduce=Std()),
+        "mean as sum": Round(graph, x, score, reduce=Mean()),
+        "weights, then their aggregate": Round(graph, x, score, reduce=Max()),
+        "softmax over destinations by two over sources": Round(graph, x, score, normalize="softmax_dst"),
+        "sinks by lse": Round(graph, x, score, sinks=torch.zeros(2)),
+        "features in float32": Round(graph, x.half(), Dot(x.half(), x.half(), 0.5), keep_accumulate_dtype=True),
+    }
+
+
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.NAME)
+def test_a_field_that_it_does_not_name_is_refused(rewrite: Rewrite) -> None:
+    given = examples()[rewrite.NAME]
+    assert rewrite.applies(given)
+    assert given.needs <= rewrite.SERVES
+    assert rewrite.refusal(given) is None
+    later = Later(**{field.name: getattr(given, field.name) for field in fields(Round)}, twist=0.5)
+    names = [r.NAME for r, reason in choice._candidates(later)[1] if reason is None]
+    assert names == []
+    with pytest.raises(Refused):
+        choose(later)
+
+
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.NAME)
+def test_it_names_needs_that_exist(rewrite: Rewrite) -> None:
+    assert SENTENCES.keys() >= rewrite.SERVES
+    assert rewrite.REASONS.keys() & rewrite.SERVES == set()
+
+
+class NegatedMinimum(Rewrite):
+    """A maximum as a minimum: `max(x) = -min(-x)`."""
+
+    NAME = "maximum as minimum"
+    SERVES = frozenset({"cpu", "float32", "no score", "max", "explicit graph"})
+
+    def applies(self, round: Round) -> bool:
+        return type(round.reduce) is Max
+
+    def apply(self, round: Round, run: Any) -> Any:
+        return round.with_fields(value=-round.value, reduce=Min()), lambda result: Result(-result.out)
+
+
+class Minima:
+    """A backend of minima alone."""
+
+    NAME, SERVES = "minima", frozenset({"cpu", "float32", "no score", "min", "explicit graph"})
+
+    def refusal(self, round: Round) -> None:
+        return None
+
+    def estimate(self, round: Round) -> Any:
+        return BACKENDS[-1].estimate(round)
+
+    def run(self, round: Round) -> Result:
+        return BACKENDS[-1].run(round)
+
+
+def test_a_new_rewrite_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend of minima runs maxima as long as the list has the rewrite."""
+    ours, graph, x = Minima(), edges_of(9, 20), torch.randn(9, 1, 3)
+    given = Round(graph, x, normalize="none", reduce=Max())
+    monkeypatch.setattr(choice, "registered", lambda: (*registered(), ours))
+    assert choice.refusal(ours, given) == "it cannot aggregate messages by max"
+    choice._candidates_by_form.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(rewrites, "REWRITES", (*REWRITES, NegatedMinimum()))
+        assert str(choose(given, "minima")) == "maximum as minimum (minima)"
+        torch.testing.assert_close(choose(given, "minima").run(given).out, engine.run(given, "edge_list")[0])
+    assert choice.refusal(ours, given) == "it cannot aggregate messages by max"
+
+
+def test_every_need_has_the_sentence_of_a_backend_or_of_a_rewrite() -> None:
+    """A stacked graph that cannot be folded says why."""
+    stack = graphs.chosen(torch.randint(0, 9, (1, 2, 9, 3)), 9)
+    x = torch.randn(1, 9, 2, 4)
+    for backend, normalize in product(("auto", "csr"), ("softmax", "sigmoid")):
+        with pytest.raises(Refused, match="no common list of edges"):
+            ops.attend(stack, x, x, x, return_weights=True, normalize=normalize, backend=backend)
