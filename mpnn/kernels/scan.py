@@ -16,7 +16,7 @@ from ctypes import Structure, c_double, c_int64, c_void_p
 from functools import lru_cache
 from itertools import accumulate
 from math import gcd
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -254,8 +254,8 @@ def recurrence(
         log_gate, beta, state = (None if x is None else x.to(wide) for x in (log_gate, beta, state))
     if not value.numel() or not query.numel():
         last = query.new_zeros(batch, heads, width, deep, dtype=wide) if state is None else state.to(wide)
-        inputs = [x for x in (query, key, value, log_gate, beta, state) if x is not None]
-        nothing = torch.stack([x.flatten()[:0].sum(dtype=wide) for x in inputs]).sum()  # so that autograd knows them
+        used = [x for x in (query, key, value, log_gate, beta, state) if x is not None]
+        nothing = torch.stack([x.flatten()[:0].sum(dtype=wide) for x in used]).sum()  # so that autograd knows them
         return nothing.expand(batch, nodes, heads, deep).to(dtype), last + nothing
     if not on_gpu and not is_differentiated():
         out, last = _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
@@ -267,7 +267,7 @@ def recurrence(
         from mpnn.kernels.cuda.chunks import function as chunks  # imports Triton
 
         _refuse_tangents(inputs)
-        return cast(tuple[Tensor, Tensor], chunks.run(*inputs, scale, heads, ends, dtype))
+        return chunks.run(*inputs, scale, heads, ends, dtype)
     function: Any = _Recurrence
     if on_gpu:
         from mpnn.kernels.cuda import recurrence as node_by_node
