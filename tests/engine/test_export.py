@@ -203,7 +203,7 @@ def test_numbers_of_other_processes_mean_nothing_here() -> None:
 OBJECTS = [
     Offset(3),
     GridOffset(width=4, rows=1, columns=2),
-    Flipped(Taps(4, 2, (3, 3), (2, 2), (-1, 1))),
+    Flipped(Taps(4, 2, (3, 3), (2, 2), (0, 1))),
 ]
 
 
