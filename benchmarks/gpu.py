@@ -34,6 +34,7 @@ from mpnn.update import FeedForward, PreNorm
 
 COMPLETE = "torch SDPA"
 EXACT, PEERS = "exact", "peers"
+OUT_OF_MEMORY = "OutOfMemoryError"
 LONGEST = 25.0  # seconds of a case, compilation included; a kernel that does not end would cost all others
 
 
@@ -636,8 +637,13 @@ def _take(tasks: Sequence[tuple[int, Case]], taken: Any, results: Any, task: Any
         rows: list[Row] = []
         with suppress(Exception):  # the same happens again when the case has its turn, and is written down then
             rows = rows_of_exact([case]) if case.group == EXACT else _compile(case)
+        if any(OUT_OF_MEMORY in row.get("error", "") for row in rows):
+            rows = []  # processes share the memory: it is checked again when it has its turn alone
         task.value = -1
         results.put((index, rows))
+        if torch.cuda.is_initialized():
+            with suppress(RuntimeError):
+                torch.cuda.empty_cache()
         if not usable():
             os._exit(1)
 
@@ -652,7 +658,6 @@ def _compile(case: Case) -> list[Row]:
                 work(entry, direction)()
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
     return []
 
 

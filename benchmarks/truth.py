@@ -197,7 +197,7 @@ def drawn(graph: Graph, width: int, seed: int) -> Tensor:
     degree, left = graph.degree().cpu().numpy(), MAX_NUMBERS
     rows: list[int] = []
     for row in dict.fromkeys([0, graph.num_dst - 1, *candidates.tolist()]):
-        if degree[row] * width <= left and len(rows) < MAX_ROWS:
+        if not rows or (degree[row] * width <= left and len(rows) < MAX_ROWS):
             rows.append(row)
             left -= degree[row] * width
     return torch.tensor(sorted(rows), device=graph.device)
