@@ -143,8 +143,8 @@ def _blocks(graph: Graph) -> int:
 def estimate(round: Round) -> Estimate:
     graph, heads = round.graph, round.batch.numel() * round.heads
     if (groups := _packed(round)) is not None:
-        size = sum(group.copied for group in groups) * heads * round.value.shape[-1] * round.value.element_size()
-        return on_gpu(NAME, counts(round), float(size))
+        numbers = sum(group.copied for group in groups) * heads * round.value.shape[-1]
+        return on_gpu(NAME, counts(round), float(numbers * round.value.element_size()))
     by_cliques, written = _by_cliques(round), _has_logits_in_memory(round)
     pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
     copies = (3 + 2 * bool(round.dropout) + 1.5 * round.needs_grad) * written + 1.7 * _is_biased(round)

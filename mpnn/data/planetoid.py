@@ -147,7 +147,7 @@ def _csr_matrix() -> Any:
     return csr_matrix
 
 
-_ALLOWED = {
+_ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): np.dtype,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],  # moved within numpy since
