@@ -23,9 +23,9 @@ def as_integer(name: str, value: Any) -> int:
 
 
 def not_negative(name: str, value: Any) -> int:
-    if as_integer(name, value) < 0:
+    if integer(name, value) < 0:
         raise ValueError(f"{name} must not be negative; got {value}")
-    return int(value)
+    return as_integer(name, value)
 
 
 def at_least(name: str, value: Any, least: int) -> int:

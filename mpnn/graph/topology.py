@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.algebra import refuse_truth
-from mpnn.graph.arguments import integer, not_negative
+from mpnn.graph.arguments import integer
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.handles import Handled
 from mpnn.graph.relations import Relation, as_relation
@@ -201,8 +201,9 @@ class Topology(Handled, ABC):
 
 @cached_graph
 def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
-    not_negative("num_dst", num_dst)
-    not_negative("num_src", num_src)
+    for name, n in (("num_dst", num_dst), ("num_src", num_src)):
+        if n < 0:
+            raise ValueError(f"{name} must not be negative; got {n}")
     check_line(num_dst, num_src)
     if topology.positional and not topology.memory and 0 < num_dst < num_src:
         raise ValueError(
