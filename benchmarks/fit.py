@@ -148,7 +148,7 @@ def of_drawn(times: Times) -> Sample:
     return sample(draw(times.seed, times.index).request, times.seconds)
 
 
-def fitted(samples: Iterable[Sample], shipped: Prices | None = None) -> Prices:
+def fitted(samples: Iterable[Sample], shipped: Prices | None = None, shared: float = calibration.SHARED) -> Prices:
     """Prices that explain the samples, from those that are shipped. Operations that no sample counts keep theirs, and
     new ones start at `_NEW`."""
     samples = list(samples)
@@ -157,7 +157,7 @@ def fitted(samples: Iterable[Sample], shipped: Prices | None = None) -> Prices:
     for name, counts in (item for sample in samples for item in sample.counts.items()):
         for kind in counts:
             prices[name].setdefault(kind, _NEW[cost_model.is_once(kind)])
-    return calibration.fit(prices, samples, _FREEDOM)
+    return calibration.fit(prices, samples, _FREEDOM, shared)
 
 
 def write(prices: Prices, machine: dict[str, Any]) -> Path:

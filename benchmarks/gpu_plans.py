@@ -3,6 +3,7 @@ quickest."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -234,4 +235,23 @@ def samples(rows: Iterable[dict[str, Any]]) -> list[Sample]:
         counts = row.get("facts", {}).get("counts", {})
         if times and times.keys() <= counts.keys():
             found.append(Sample({name: counts[name] for name in times}, times))
+    return found
+
+
+def of_torch(rows: Iterable[dict[str, Any]]) -> list[Sample]:
+    """Times of torch's attention over complete and causal graphs beside ours, of which `dense` is made."""
+    from mpnn.engine.calibration import Sample
+
+    found = []
+    dense = next(b for b in BACKENDS if b.NAME == "dense")
+    for row in rows:
+        match = re.match(r"(complete|causal), N (\d+), B (\d+), (\d+) x (\d+), (bfloat16|float32)$", row["case"])
+        taken = row.get("entries", {}).get("torch SDPA", {}).get("median")
+        if row["group"] == "structured" and match and taken:
+            nodes, batch, heads, width = map(int, match.groups()[1:5])
+            graph = getattr(graphs, match[1])().bind(nodes)
+            with FakeTensorMode():
+                given = _build_dot(batch, heads, width, 0.0, graph, "cuda:0", getattr(torch, match[6]))
+            with torch.set_grad_enabled(row["direction"] == BOTH):
+                found.append(Sample({"dense": dict(dense.counts(given))}, {"dense": taken}))
     return found

@@ -33,7 +33,7 @@ class Sample(NamedTuple):
     seconds: dict[str, float]
 
 
-def fit(prices: Prices, samples: Sequence[Sample], freedom: float) -> Prices:
+def fit(prices: Prices, samples: Sequence[Sample], freedom: float, shared: float = SHARED) -> Prices:
     """The prices that best explain the times, near `prices`: to change a single price by a factor of e costs as much as
     an error by a factor of e ** (1 / freedom) in one time. Operations that no sample counts keep their prices."""
     rows = [(q, b) for q, sample in enumerate(samples) for b in sample.seconds]
@@ -52,7 +52,7 @@ def fit(prices: Prices, samples: Sequence[Sample], freedom: float) -> Prices:
     def compared(x: np.ndarray) -> np.ndarray:
         """Rows x without the part that all backends of a round share, weighted."""
         mean = np.stack([np.bincount(owner, weight * column) / total for column in x.T], 1)
-        return weight[:, None] * (x - SHARED * mean[owner])
+        return weight[:, None] * (x - shared * mean[owner])
 
     groups = sorted({(b, is_once(kind)) for b, kind in columns})
     member = np.array([[(b, is_once(kind)) == group for group in groups] for b, kind in columns], float)
