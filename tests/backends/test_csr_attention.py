@@ -382,7 +382,9 @@ def test_later_launches_pass_addresses_and_what_was_kept() -> None:
     arguments = Arguments(5, (7, 0.5), {"E": 8}, warps=2)
     for tensor in (x, y):
         START(launches, "key", Kernel(), (tensor, None), lambda: arguments)
-    assert passed == [((5,), (x, None, 7, 0.5), {"E": 8, "num_warps": 2}), ((5, 1, 1), (y.data_ptr(), None, 7, 0.5, 8))]
+    options = {"num_warps": 2, "num_stages": 3, "maxnreg": None}
+    later = (5, 1, 1), (y.data_ptr(), None, 7, 0.5, 8)
+    assert passed == [((5,), (x, None, 7, 0.5), {"E": 8, **options}), later]
     for key in range(1000):
         START(launches, key, Kernel(), (x,), lambda: arguments)
     assert len(launches._kept) < 1000
