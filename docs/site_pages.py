@@ -34,7 +34,7 @@ def viewers(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):
         Path("all-MiniLM-L6-v2").symlink_to(Path(weights[0]) / "model")  # the page names the folder that it read
-        graph = ["causal & window(16) | global_nodes(1)", "--n", "128"]
+        graph = ["causal & (window(16) | global_nodes(1))", "--n", "128"]
         sentence = ["all-MiniLM-L6-v2", "--text", "The animal didn't cross the street because it was too tired."]
         two_graphs = ["--graph", "", "--graph", "window(2) | global_nodes(1)"]
         output(["view", *graph, "--force", "-o", str(folder / "viewer_graph.html")])

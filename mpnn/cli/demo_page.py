@@ -94,7 +94,7 @@ def write(
         page.legend(tasks.meanings(results.trained)),
         page.heading(2, "Next"),
         page.code(
-            'mpnn graph "causal & window(16) | global_nodes(2)" --n 64 -o graph.png\n'
+            'mpnn graph "causal & (window(16) | global_nodes(2))" --n 64 -o graph.png\n'
             "mpnn compare --file your.txt --budget 5m\n"
             'mpnn train --file your.txt --graph "causal & window(32)" --context 256'
         ),
