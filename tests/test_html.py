@@ -75,7 +75,8 @@ def test_operators_and_plans():
     text = plan._repr_html_()
     ElementTree.fromstring(text)
     assert f"plan: {plan.backend}" in text
-    assert "no: " in text
+    explicit = MessagePassing(graphs.from_edges([[0], [1]], 50), "mean", None, DotProduct(8, 2))
+    assert "no: " in explain(explicit, torch.randn(50, 8))._repr_html_()
 
 
 def test_names_are_text_and_not_markup():

@@ -68,6 +68,10 @@ class KVCache:
         for size in {len(x) for x in stored if len(index)}:
             if not 0 <= int(index.min()) <= int(index.max()) < size:
                 raise IndexError(f"index must be from 0 to {size - 1}, the entries of the batch; got {index.tolist()}")
+        self.select_first(index)
+
+    def select_first(self, index: Tensor) -> None:
+        """Selects along the first dimension, unchecked: batch entries, or the nodes of features without a batch."""
         for entry in (entry for entry in self._entries.values() if entry.key is not None):
             entry.key, entry.value = (x.index_select(0, index) for x in (entry.key, entry.value))
             entry.means = None if entry.means is None else entry.means.index_select(0, index)

@@ -55,11 +55,6 @@ def sample(
     `graph.times` has them; nodes of kinds without times always exist, and so do the seeds themselves. A node that seeds
     of several times reach is in the sample once for each of these times.
 
-    ::
-
-        whole = HeteroGraph({("user", "wrote", "post"): ..., ("post", "by", "user"): ...}, times={"post": day})
-        sample(whole, ("user", torch.tensor([3, 8])), [10, 5], time=torch.tensor([40, 41]))
-
     Args:
         seeds: (kind, int64 [n]); nodes may repeat at different times.
         fanouts: for each step, the number of in-neighbors along each relation, -1 for all; or {relation: number}, which

@@ -23,12 +23,8 @@ def from_tables(
     """Each row of each table is a node of the kind of its table (Fey et al. 2024, arXiv:2312.04615). A foreign key
     gives two relations: its row receives from the row that it names, and that row from it.
 
-    ::
-
-        orders = {"user": ["ann", "bob", "ann"], "day": [3, 4, 9]}
-        from_tables({"users": {"id": ["ann", "bob"]}, "orders": orders},
-                    {("orders", "user"): ("users", "id")}, times={"orders": "day"})
-        # ("users", "user", "orders") and ("orders", "rev_user", "users")
+    With `foreign={("orders", "user"): ("users", "id")}` they are ("users", "user", "orders") and ("orders", "rev_user",
+    "users").
 
     Args:
         tables: {name: a DataFrame, or {column: values}}.

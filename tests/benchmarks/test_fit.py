@@ -84,6 +84,7 @@ def on_cuda(request: Round) -> Round:
 
 
 def test_every_operation_on_a_gpu_has_a_price() -> None:
+    pytest.importorskip("triton")
     graph, counted = graphs.causal().bind(6), set()
     plain = [make(graph) for make in REQUESTS.values()]
     plain += [given for name, given in fit.cases() if "64" in name or "tiny" in name]

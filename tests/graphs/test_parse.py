@@ -48,7 +48,7 @@ def test_every_topology_of_the_builders_can_be_written() -> None:
     homes = {name: getattr(thing, "__module__", "") for name, thing in vars(graphs).items()}
     public = {name for name, home in homes.items() if home.startswith("mpnn.graphs.")}
     from_data = {"batch", "chunks", "knn", "lsh", "parse", "register"}
-    from_data |= {"HeteroGraph", "absent_edges", "edges_into", "random_walk_neighbors"}
+    from_data |= {"HeteroGraph", "HeteroSample", "sample", "absent_edges", "edges_into", "random_walk_neighbors"}
     from_data |= {"radius", "edge_vectors", "line_graph", "farthest", "icosphere", "icosphere_points"}
     from_data |= {"blocks", "chosen", "tree", "rollouts"}
     from_data |= {"CompressedGraph", "TemporalGraph", "compressed", "open_csr", "write_csr"}

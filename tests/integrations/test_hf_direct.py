@@ -300,6 +300,7 @@ def test_packed_sequences_of_known_lengths_are_not_read(monkeypatch: pytest.Monk
 def fresh() -> Iterator[None]:
     """No programs of other tests, which count against the limit of compilations."""
     torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
     yield
     torch.compiler.reset()
 

@@ -511,7 +511,10 @@ def test_threads_share_an_encoder_decoder_with_a_cross_topology() -> None:
 
 def test_models_without_attention_layers_are_refused() -> None:
     model = hf.FNetModel(hf.FNetConfig(**{**ENCODER, "num_attention_heads": 4}))
-    with pytest.raises(ValueError, match="no attention layer of FNetModel"):
+    with (
+        pytest.warns(UserWarning, match="FNetModel has no attention layers"),
+        pytest.raises(ValueError, match="no attention layer of FNetModel"),
+    ):
         mpnn.hf.use(model, "window(3)")
 
 

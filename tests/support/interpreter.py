@@ -3,12 +3,12 @@
 from typing import Any
 
 import numpy as np
-import triton
 
 
 def mend() -> None:
     """Products read bfloat16 as numbers, not as bits. In Triton 3.6 numbers of one entry become integers again. What
     the interpreter replaces in Triton's language in each call of a function is looked for once."""
+    import triton
     from triton.runtime import interpreter
 
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot

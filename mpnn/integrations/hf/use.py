@@ -151,7 +151,8 @@ def use(
             if graph is not None:
                 _set_graph(part, graph, causal)
             part.config.__dict__.pop("attn_implementation", None)
-            if _has_graph(part):  # config.json keeps this name, unlike _attn_implementation
+            # config.json keeps this name, unlike _attn_implementation. Native layers read masks of their own.
+            if _has_graph(part) and part.config.model_type not in NATIVE:
                 part.config.attn_implementation = NAME
             _check_layers(part, graph)
             if unpad or (unpad is None and _ignores_padding(model) and is_encoder(part.base_model)):

@@ -49,7 +49,7 @@ class StackOutput:
             first = torch.tensor([0, *self.packing.lengths]).cumsum(0).tolist()
             tokens = [torch.arange(first[b], first[b + 1]) for b in index.tolist()]
             index = torch.cat(tokens).to(index.device)
-        self.cache.select(index)
+        self.cache.select_first(index)  # of packed sentences, tokens
         return StackOutput(self.packed[index], packing, cache=self.cache)
 
 
