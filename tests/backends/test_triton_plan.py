@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from mpnn.round import Round
 from mpnn.scores import AdditiveScore, Dot, LeakyReLU
 
 pytestmark = MARKS
-installed_triton = version("triton")
+installed_triton = version("triton") if find_spec("triton") else ""
 
 
 def test_features_wider_than_its_kernels_take_are_refused() -> None:

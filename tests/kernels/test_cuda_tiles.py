@@ -20,6 +20,7 @@ from mpnn import Graph, graphs
 from mpnn.backends import edge_list
 from mpnn.backends.tiles import cuda
 from mpnn.edge_tables import BiasTable
+from mpnn.engine import choice
 from mpnn.engine.plan import plan
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
@@ -27,7 +28,7 @@ from mpnn.graph.topology import Topology
 from mpnn.kernels.cuda import tile_config, tile_schedule
 from mpnn.kernels.cuda.tile_config import Config, Launch
 from mpnn.kernels.cuda.tile_schedule import Schedule, TileGraph, Tiles
-from mpnn.round import Round
+from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
 __all__ = ["poisoned"]
@@ -193,18 +194,35 @@ def results(run: Any, round: Round, direction: Tensor) -> list[Tensor]:
     return [out, *([] if finite is None else [finite]), *grads]
 
 
+class OnGpu:
+    """`tiles` as it is on a GPU."""
+
+    NAME = "tiles"
+    run, refusal, estimate = staticmethod(cuda.run), staticmethod(cuda.refusal), staticmethod(cuda.estimate)
+
+    def serves(self, round: Round) -> tuple[frozenset[str], dict[str, str]]:
+        return cuda.SERVES | {"cpu"}, cuda.REASONS
+
+
+def planned(round: Round) -> Result:
+    """The result by `tiles`, and by the rewrites that lead to it."""
+    found = choice._by(OnGpu(), round)
+    assert isinstance(found, choice.Choice), found
+    return found.run(round)
+
+
 def assert_agrees(round: Round, tolerance: float = 2e-6) -> None:
     """Results are those of `edge_list` in float64, and have the same bits again."""
     wide = round.map(lambda x, *_: x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x)
     direction = torch.randn(*round.batch, round.graph.num_dst, round.heads, round.value.shape[-1], device=TRITON.device)
-    ours = [x.detach() for x in results(cuda.run, round, direction)]
+    ours = [x.detach() for x in results(planned, round, direction)]
     exact = [x.detach() for x in results(edge_list.run, wide, direction)]
     for got, want in zip(ours, exact, strict=True):
         assert got.dtype == torch.float32 or got.dtype == round.value.dtype
         size = max(float(want.abs().max()), 1.0) if want.numel() else 1.0
         torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance * size)
     if not INTERPRETED:
-        assert all(map(torch.equal, ours, results(cuda.run, round, direction)))
+        assert all(map(torch.equal, ours, results(planned, round, direction)))
 
 
 @on_triton
@@ -224,8 +242,9 @@ OPTIONS: dict[str, Any] = {
     "bias per batch and edge, softcap": lambda g: {
         "bias": (leaf(2, g.num_edges, 1), leaf(g.num_edges, 2)), "batch": (2,), "softcap": 2.0
     },
-    "nodes, sinks, lse": lambda g: {
-        "batch": (2,), "dst_bias": leaf(2, g.num_dst, 2), "src_bias": leaf(2, g.num_src, 1), "sinks": leaf(2),
+    "sinks": lambda g: {"sinks": leaf(2)},
+    "nodes, lse": lambda g: {
+        "batch": (2,), "dst_bias": leaf(2, g.num_dst, 2), "src_bias": leaf(2, g.num_src, 1),
         "return_lse": True, "heads": (2, 1, 1),
     },
     "dropout": lambda g: {"dropout": 0.4, "seed": SEED, "batch": (2,), "head_ids": (3, 9)},
@@ -236,7 +255,7 @@ OPTIONS: dict[str, Any] = {
     "no scale": lambda g: {"scale": 0.0},
     "everything": lambda g: {
         "batch": (2,), "heads": (2, 1, 1), "bias": (offsets(5, 2), leaf(g.num_edges, 1)), "softcap": 2.0,
-        "src_bias": leaf(2, g.num_src, 2), "sinks": leaf(2), "return_lse": True, "dropout": 0.3, "seed": SEED,
+        "src_bias": leaf(2, g.num_src, 2), "return_lse": True, "dropout": 0.3, "seed": SEED,
     },
 }  # fmt: skip
 
@@ -325,6 +344,7 @@ def test_the_plan_on_an_h100(topology: Topology, dtype: torch.dtype, dropout: fl
 
 
 def test_what_it_cannot_do_it_refuses() -> None:
+    pytest.importorskip("triton")
     graph = graphs.causal().bind(9)
     for dtype, most in ((torch.float32, 128), (torch.bfloat16, 256)):
         round = attending(graph.to("cpu"), dtype, widths=(8, most + 1))
