@@ -152,8 +152,15 @@ _RECURRENT = (
     "kimi_linear", "lfm2", "llama", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_text",
     "qwen3_next", "recurrent_gemma", "zamba", "zamba2", "zaya",
 )  # fmt: skip
-_ONLY_PLAIN = {("mamba", "PEFT"), ("mamba2", "PEFT"), ("falcon_mamba", "PEFT")}
-"""PEFT refuses their layers."""
+
+
+# A third of all pairs: each family under several wrappers, each wrapper around several families.
+_PAIRS = [
+    (family, wrapper)
+    for i, family in enumerate(_RECURRENT)
+    for j, wrapper in enumerate(packed_texts.WRAPPERS)
+    if (i + j) % 3 == 0
+]
 
 
 def _change(family: str, way: str, wrapper: str) -> float:
@@ -169,13 +176,16 @@ def test_packed_texts(family: str, way: str, wrapper: str) -> None:
 
 @packs
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapper", packed_texts.WRAPPERS)
-@pytest.mark.parametrize("family", _RECURRENT)
+@pytest.mark.parametrize(("family", "wrapper"), _PAIRS)
 def test_packed_texts_under_each_wrapper(family: str, wrapper: str) -> None:
-    if (family, wrapper) in _ONLY_PLAIN:
-        pytest.skip("PEFT refuses the layers of this family")
     for way in ("position_ids", "seq_idx"):
-        assert _change(family, way, wrapper) <= company.BAR, way
+        try:
+            change = _change(family, way, wrapper)
+        except ValueError as error:
+            if "incompatible with Mamba-based models" not in str(error):
+                raise
+            pytest.skip("PEFT refuses the layers of this family")
+        assert change <= company.BAR, way
 
 
 @packs
