@@ -60,7 +60,7 @@ def sample(
         fanouts: for each step, the number of in-neighbors along each relation, -1 for all; or {relation: number}, which
             leaves out other relations.
         time: [n], the time of each seed, of the dtype of `graph.times`. Default: all edges exist.
-        latest: take the latest in-neighbors instead of random ones. They need times.
+        latest: take the latest in-neighbors instead of random ones, of kinds that have times.
         seed: seed, relation, step and node decide which in-neighbors are sampled.
 
     Raises:
@@ -85,7 +85,7 @@ def sample(
             nodes, when = found[relation[2]].node[at], found[relation[2]].moment[at]
             rows = _rows(graph, relation)
             first, stop = rows.rows(torch.from_numpy(nodes), None if moments is None else moments[when])
-            if latest and fanout > 0:
+            if latest and fanout > 0 and isinstance(rows, TemporalGraph):
                 first = np.maximum(first, stop - fanout)
             drawn = as_integer("seed", seed) + (step * len(graph) + number) * _STRIDE
             drawn_edges = sample_neighbors(first, stop, rows.columns, rows.num_src, nodes, fanout, drawn)

@@ -103,6 +103,16 @@ def test_the_latest_are_the_last_in_time() -> None:
         assert sorted(graph.times["post"][src[taken]].tolist()) == expected
 
 
+def test_nodes_without_times_are_drawn_at_random_also_beside_the_latest() -> None:
+    graph = whole()
+    posts = torch.tensor([post for post in range(30) if graph[TAGGED].degree()[post] > 1])
+    drawn = [
+        sample(graph, ("post", posts), [{TAGGED: 1}], time=torch.full((len(posts),), 30), latest=latest)
+        for latest in (False, True)
+    ]
+    assert edges_of(drawn[0]) == edges_of(drawn[1])
+
+
 def test_pygs_data_in_and_out() -> None:
     data_of = pytest.importorskip("torch_geometric.data")
     graph = whole()
