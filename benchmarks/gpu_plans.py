@@ -34,7 +34,7 @@ _MOST = {"csr": 2e10, "edge_list": 1.5e9, "dense": 1e14, "tiles": 1e14, "scan": 
 @dataclass(frozen=True)
 class Shapes:
     """Args:
-    short, middle, long, longest: nodes of sequences. nodes: of irregular graphs. degrees: theirs.
+    short, middle, long, longest: nodes of sequences. nodes, degrees: of irregular graphs.
     texts: numbers and the longest of short documents.
     """
 

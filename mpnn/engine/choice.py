@@ -30,7 +30,7 @@ class Choice(NamedTuple):
     Attributes:
         by: a backend, or a rewrite.
         steps: what runs the rounds of a rewrite, in their order; empty for a backend.
-        estimate: None if it was the only candidate, and nobody asked.
+        estimate: None if it was the only candidate and was not priced.
     """
 
     by: Any
