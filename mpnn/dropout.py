@@ -27,7 +27,7 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not 0.0 < self.p < 1.0:
+        if not self.training or not 0.0 < self.p < 1.0 or not isinstance(x, Tensor):
             return super().forward(x)
         if x.is_sparse:
             x = x.coalesce()

@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import flex_attention as of_torch
 from torch.overrides import TorchFunctionMode
 
-from mpnn import graphs, ops
+from mpnn import graphs, ops, validation
 from mpnn.edge_tables import BiasTable, PerEdge
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least
@@ -122,7 +122,8 @@ def flex_attention(
         ValueError: shapes do not fit together, score_mod has another form (the message names the operation), or
             `return_aux` asks for more than `lse`.
     """
-    for x in (query, key, value):
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        validation.tensor(name, x)
         _check_device(x.device)
         if x.dim() != 4:
             raise ValueError(f"query, key and value must have shape [B, H, N, D]; got {list(x.shape)}")

@@ -42,7 +42,7 @@ def is_candidate(x: Tensor, depth: int) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` by the quicker product: x [..., K], weight [N, K], bias [N] -> [..., N]."""
-    out = by_onednn(x, weight, bias) if is_candidate(x, weight.shape[-1]) else None
+    out = by_onednn(x, weight, bias) if isinstance(weight, Tensor) and is_candidate(x, weight.shape[-1]) else None
     return F.linear(x, weight, bias) if out is None else out
 
 

@@ -125,6 +125,8 @@ class CompressedGraph:
             ValueError: `nodes` are not distinct destinations, `fanout` is below -1, or the graph is damaged.
         """
         fanout, seed = as_integer("fanout", fanout), as_integer("seed", seed)
+        if not isinstance(nodes, Tensor):
+            raise TypeError(f"nodes must be a tensor of node numbers; got {type(nodes).__name__}")
         targets = nodes.cpu().numpy()
         check_nodes(targets, min(self.num_dst, self.num_src))
         first, stop = self.rows(nodes.cpu())

@@ -89,7 +89,7 @@ def chunks(
     at_least("before", before, 0)
     at_least("after", after, 0)
     edges_of_one = size * (before + after + 1)
-    what = f"the {order.numel() * edges_of_one:,} edges of chunks with before={before} and after={after}"
+    what = f"the {order.numel() * edges_of_one} edges of chunks with before={before} and after={after}"
     capacity.require(40 * order.numel() * edges_of_one, what, "use smaller chunks, or fewer of them")
     destinations = order.unflatten(1, (-1, size))
     sources = torch.cat([destinations.roll(-shift, 1) for shift in range(-before, after + 1)], 2)

@@ -69,5 +69,5 @@ class PositiveFeatures(torch.autograd.Function):
 
 
 def _chunks(x: Tensor) -> Iterator[slice]:
-    step = max(_CHUNK * torch.get_num_threads() // x.shape[-1], 1)
+    step = max(_CHUNK * torch.get_num_threads() // max(x.shape[-1], 1), 1)
     return (slice(k, k + step) for k in range(0, len(x), step))

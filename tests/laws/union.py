@@ -171,7 +171,7 @@ def _change(family: str, way: str, wrapper: str) -> float:
 @packs
 @pytest.mark.parametrize(("family", "way", "wrapper"), _QUICK)
 def test_packed_texts(family: str, way: str, wrapper: str) -> None:
-    assert _change(family, way, wrapper) <= company.BAR
+    assert _change(family, way, wrapper) <= company.bar(family)
 
 
 @packs
@@ -185,7 +185,7 @@ def test_packed_texts_under_each_wrapper(family: str, wrapper: str) -> None:
             if "incompatible with Mamba-based models" not in str(error):
                 raise
             pytest.skip("PEFT refuses the layers of this family")
-        assert change <= company.BAR, way
+        assert change <= company.bar(family), way
 
 
 @packs

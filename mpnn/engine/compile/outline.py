@@ -46,6 +46,7 @@ class Outline:
         self.positions = None if isinstance(original, Topology) else original.positions
         self.edge_attr: Tensor | None = None if isinstance(original, Topology) else original.edge_attr
         self.degrees = None if isinstance(original, Topology) else original.degrees
+        self.stack = () if isinstance(original, Topology) else original.stack
 
     node_positions, edge_positions = Graph.node_positions, Graph.edge_positions
     edge_type_rule: Relation | None = None  # looked up in the graph when sizes are known
@@ -118,7 +119,7 @@ class Built(Outline):
 
     def __init__(self, token: Tensor, num_dst: int, num_src: int, device: torch.device) -> None:
         self.token, self.num_dst, self.num_src, self.device = token, num_dst, num_src, device
-        self.base, self.recipe, self.shift = (num_dst, num_src), (), 0
+        self.base, self.recipe, self.shift, self.stack = (num_dst, num_src), (), 0, ()
         self.positions = self.edge_attr = self.degrees = None
         self.original: Any = None
 
