@@ -79,9 +79,8 @@ def linear_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, bl
 @linear_attention.register_fake
 def _(query, key, value, scale, blocks):  # type: ignore[no-untyped-def]
     if not query.device == key.device == value.device:  # torch asks here if one of them is a meta tensor
-        raise ValueError(
-            f"query, key and value are on {query.device}, {key.device} and {value.device}; move them to one"
-        )
+        devices = f"{query.device}, {key.device} and {value.device}"
+        raise ValueError(f"query, key and value are on {devices}; move them to one device")
     return query.new_empty(*query.shape[:-1], value.shape[-1], dtype=_wide(query))
 
 
