@@ -148,8 +148,9 @@ def _first(bad: Tensor) -> int:
 
 
 def _check_features(name: str, x: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} needs a tensor of features [N, d]; got {type(x).__name__}")
+    if not isinstance(x, Tensor) or x.is_nested:
+        kind = "a nested tensor" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} needs a tensor of features [N, d]; got {kind}")
     if x.dim() != 2 or not x.is_floating_point():
         raise ValueError(f"{name} needs floating-point features [N, d]; got {x.dtype} of shape {list(x.shape)}")
 
