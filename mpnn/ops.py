@@ -183,7 +183,7 @@ def aggregate(
 
     Returns:
         [..., N_dst, F]; F is wider if the aggregator returns several numbers per feature. Destinations without
-        in-neighbors get zeros. Sums and means on a CPU can be differentiated any number of times, by x and weight.
+        in-neighbors get zeros. It can be differentiated any number of times, by x and weight.
     """
     validation.graph(graph)
     _refuse_divided_nodes()

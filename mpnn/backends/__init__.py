@@ -23,6 +23,8 @@ class Backend(Protocol):
             the round's signature only; conditions on graphs belong in `refusal`.
         direct(round): returns a function of (query, key, value, scale) that computes all rounds of this form, or
             None. `ops.attend` then calls that function without building a round.
+        TRACED: True for one of torch's operations alone, which transforms of torch.func (grad, jvp, vmap, hessian)
+            trace. Within them, "auto" chooses among these.
     """
 
     NAME: str

@@ -23,16 +23,18 @@ from mpnn import rng
 from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, on_gpu, priced
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, total
 from mpnn.graph import Graph
+from mpnn.graph.modes import is_differentiated_by_transform
 from mpnn.graph.relations import Offset, Relation
 from mpnn.graph.row_groups import row_groups
 from mpnn.graph.runs import Ints
 from mpnn.kernels import pair_tables, varlen
-from mpnn.kernels.once_differentiable import refuse_second_derivatives
+from mpnn.kernels.once_differentiable import attention, differentiable_again
 from mpnn.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
 from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
 NAME = "dense"
+TRACED = True
 
 _MAX_PAIRS = 1 << 26  # of a mask; 64 MB
 _FRESH = 1 << 25  # bytes of logits from which on the system allocates them in each call, at a cost for each page
@@ -354,6 +356,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, cau
             mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
         out = sdpa(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), scale, mask, causal)
         return out.view(*batch, *out.shape[1:])
+    if is_differentiated_by_transform():  # Torch's kernels have first derivatives in reverse mode only.
+        return attention(q, k, v, mask, causal, scale)
     if scale <= 0:  # torch's kernels mask before scaling, which would turn -inf to inf or NaN
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
     if k.shape[1] != v.shape[1] or (mask is not None and q.is_cuda and q.shape[1] != k.shape[1]):
@@ -362,7 +366,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, cau
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-    return out if torch.compiler.is_compiling() else refuse_second_derivatives(out)
+    return out if torch.compiler.is_compiling() else differentiable_again(out)
 
 
 def _materialized(

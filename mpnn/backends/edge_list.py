@@ -4,7 +4,8 @@ It supports every round, works in float64, differentiates twice, and is slow. Al
 it.
 """
 
-from typing import cast
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from mpnn.round import Result, Round
 from mpnn.scores import Dot, Role, Score
 
 NAME = "edge_list"
+TRACED = True
 _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "mean"}
 
 
@@ -81,33 +83,54 @@ def estimate(round: Round) -> Estimate:
     return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, counts(round), size)
 
 
-def run(round: Round) -> Result:
+class Kernels(NamedTuple):
+    """Functions that replace steps of this backend where they apply, see `mpnn.backends.again`.
+
+    Fields:
+        logits: the logits of a score, [E, ..., H] in CSR order, or None for a score that it does not compute.
+        sums: the sums [N, ..., H, D] of values with weights [E, ..., H] in CSR order.
+    """
+
+    logits: Callable[[Round, CSR], Tensor | None]
+    sums: Callable[[Tensor, Round, CSR], Tensor]
+
+
+def run(round: Round, kernels: Kernels | None = None) -> Result:
     csr = round.graph.csr
     if round.recurrent:
         return _recurrence(round, csr)
     index = round.graph.cached("edge list index", lambda: Index.of(csr.row, csr.ptr))
-    messages = _repeat_heads(_nodes_first(round.value, round).index_select(0, csr.col), round)
-    if round.edge_value is not None:
-        messages = messages + _per_edge(round.edge_value, round, csr, trailing=2)
-    logits = _sum_of_logits(round, csr)
+    logits = _sum_of_logits(round, csr, kernels)
     weights = None if logits is None else _weights(logits, round, index)
-    if weights is not None:
-        dropped = _dropout(weights, round, csr) if round.dropout else weights
-        messages = dropped[..., None] * messages
-    out = round.reduce.reduce(messages, index)
-    if not isinstance(out, Tensor) or out.dim() != messages.dim() or out.shape[0] != index.num_dst:
-        raise ValueError(
-            f"the aggregator must reduce messages {list(messages.shape)} to one row for each of {index.num_dst} "
-            f"destinations; it returned {list(out.shape) if isinstance(out, Tensor) else out!r}"
-        )
+    dropped = weights if weights is None or not round.dropout else _dropout(weights, round, csr)
+    if kernels is not None and dropped is not None and type(round.reduce) is Sum and round.edge_value is None:
+        out = kernels.sums(dropped, round, csr)
+    else:
+        out = _reduced(dropped, round, csr, index)
     out = _cast(out.movedim(0, -3) if round.batch else out, round.result_dtype)
     shape, lse = (len(csr.col), *round.batch, round.heads), None
     if round.return_lse and logits is not None:
         lse = segment_logsumexp(logits.expand(shape), index).movedim(0, -2)
     if not round.return_weights:
         return Result(out, lse=lse)
-    weights = messages.new_ones(()) if weights is None else weights
+    weights = out.new_ones(()) if weights is None else weights
     return Result(out, csr.to_caller(weights.expand(shape)).movedim(0, -2).to(round.result_dtype), lse)
+
+
+def _reduced(weights: Tensor | None, round: Round, csr: CSR, index: Index) -> Tensor:
+    """The aggregated messages, [N, ..., H, D], of weights [E, ..., H] in CSR order, or of unweighted values."""
+    messages = _repeat_heads(_nodes_first(round.value, round).index_select(0, csr.col), round)
+    if round.edge_value is not None:
+        messages = messages + _per_edge(round.edge_value, round, csr, trailing=2)
+    if weights is not None:
+        messages = weights[..., None] * messages
+    out = round.reduce.reduce(messages, index)
+    if not isinstance(out, Tensor) or out.dim() != messages.dim() or out.shape[0] != index.num_dst:
+        raise ValueError(
+            f"the aggregator must reduce messages {list(messages.shape)} to one row for each of {index.num_dst} "
+            f"destinations; it returned {list(out.shape) if isinstance(out, Tensor) else out!r}"
+        )
+    return out
 
 
 _NO_GATE = -800.0  # its exponential is 0 in float64; with -inf a difference would be NaN
@@ -165,7 +188,7 @@ def _all_heads(x: Tensor, round: Round) -> Tensor:
     return _cast(x, round.accumulate_dtype).repeat_interleave(round.heads // x.shape[-2], -2).transpose(-2, -3)
 
 
-def _sum_of_logits(round: Round, csr: CSR) -> Tensor | None:
+def _sum_of_logits(round: Round, csr: CSR, kernels: Kernels | None) -> Tensor | None:
     """The score with its biases, [E, ..., H] in CSR order; None if edges have no weights."""
     terms = [_per_edge(b, round, csr, trailing=1) for b in round.bias]
     dst_bias, src_bias = round.node_biases()
@@ -173,7 +196,8 @@ def _sum_of_logits(round: Round, csr: CSR) -> Tensor | None:
         dst_bias, src_bias = _nodes_first(dst_bias, round, 1), _nodes_first(src_bias, round, 1)
         terms.append(dst_bias.index_select(0, csr.row) + src_bias.index_select(0, csr.col))
     if round.score is not None:
-        terms.append(_logits(round.score, round, csr))
+        logits = None if kernels is None else kernels.logits(round, csr)
+        terms.append(_logits(round.score, round, csr) if logits is None else logits)
     return total(terms)
 
 

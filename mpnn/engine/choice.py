@@ -16,6 +16,7 @@ from mpnn.backends import Backend, registered
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine import rewrites
 from mpnn.engine.rewrites.rewrite import Rewrite
+from mpnn.graph.modes import is_transformed
 from mpnn.needs import missing
 from mpnn.round import Result, Round
 
@@ -80,6 +81,11 @@ class _Steps:
         return function(x, *more)
 
 
+TRANSFORMED = "torch.func"
+"""In place of "auto": the cheapest of the backends that torch's function transforms trace, which read tensors by
+operations of torch alone."""
+
+
 def choose(round: Round, backend: str = "auto", estimated: bool = False) -> Choice:
     """What runs the round. `estimated`: with an estimate, even if there is no other candidate.
 
@@ -88,8 +94,8 @@ def choose(round: Round, backend: str = "auto", estimated: bool = False) -> Choi
         Refused: if the named backend does not support the round; the message states the reason.
     """
     named = {b.NAME: b for b in registered()}
-    if backend == "auto":
-        found = _cheapest(round, estimated)
+    if backend in ("auto", TRANSFORMED):
+        found = _cheapest(round, estimated, backend == TRANSFORMED)
         if isinstance(found, Choice):
             return found
         raise Refused(f"no backend can run this: {found}")
@@ -114,15 +120,17 @@ def own_refusal(backend: Backend, round: Round) -> str | None:
     return missing(round, *_serves(backend, round)) or backend.refusal(round)
 
 
-def _cheapest(round: Round, estimated: bool = False) -> Choice | str:
-    """The cheapest choice, or the reason why there is none."""
+def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) -> Choice | str:
+    """The cheapest choice, or the reason why there is none. `transformed`: of backends of torch's operations alone."""
     backends, equalities = _candidates(round)
     able = [b for b in backends if b.refusal(round) is None]
+    able = [b for b in able if getattr(b, "TRACED", False)] if transformed else able
     if len(able) == 1 and not equalities:
         return _leaf(able[0], round, estimated)
     options = [_leaf(b, round, estimated=True) for b in able]
-    for rewrite, reason in equalities:
-        found = reason or _through(rewrite, round, partial(_cheapest, estimated=True))
+    # Rewrites save work of kernels, and torch.func runs none: there they are for rounds that no backend serves.
+    for rewrite, reason in () if transformed and able else equalities:
+        found = reason or _through(rewrite, round, partial(_cheapest, estimated=True, transformed=transformed))
         if isinstance(found, Choice):
             options.append(found)
     if options:
@@ -209,7 +217,8 @@ def _stand_in(round: Round) -> Result:
     def of(dtype: torch.dtype, *shape: int) -> Tensor:
         with torch.no_grad():
             number = round.value.new_zeros((), dtype=dtype)
-        return number.expand(*round.batch, *shape).requires_grad_(needs_grad)
+        number = number.expand(*round.batch, *shape)
+        return number.requires_grad_(needs_grad) if not is_transformed() else number
 
     return Result(
         of(round.result_dtype, graph.num_dst, heads, round.value.shape[-1]),

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from mpnn import validation
 from mpnn.backends import registered
-from mpnn.engine.choice import Choice, choose
+from mpnn.engine.choice import TRANSFORMED, Choice, choose
 from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
 from mpnn.graph import Graph
+from mpnn.graph.modes import is_transformed
 from mpnn.round import Result, Round
 from mpnn.scores import BUILT_IN, Dot
 
@@ -46,6 +47,7 @@ class Planned(NamedTuple):
 def run(round: Round, backend: str = "auto") -> Result:
     """`mpnn.engine.run` outside of traced programs, with results by name."""
     validation.graph(round.graph)
+    backend = TRANSFORMED if backend == "auto" and is_transformed() else backend
     if round.score is not None and type(round.score) not in BUILT_IN:
         round = lower_score(round, backend)
     try:
@@ -62,6 +64,7 @@ def attend(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float
     def round() -> Round:
         return Round(graph, value, Dot(query, key, scale))
 
+    backend = TRANSFORMED if backend == "auto" and is_transformed() else backend
     forms = [(x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in (query, key, value)]
     plan = _cached(graph, backend, ("attend", torch.is_grad_enabled(), *forms), round)
     if plan.direct is None or torch.is_autocast_enabled(plan.device):

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 T = TypeVar("T")
@@ -31,3 +32,19 @@ def outside_modes(build: Callable[[], T]) -> T:
             modes.enter_context(torch.inference_mode(False))
             modes.enter_context(torch.set_grad_enabled(recording))
         return build()
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func, or forward-mode differentiation, is active: kernels cannot run, because they
+    read the addresses of tensors."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_differentiated_by_transform() -> bool:
+    """Whether one of the active transforms differentiates; vmap does not."""
+    if not is_transformed():
+        return False
+    from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_interpreters
+
+    levels = retrieve_all_functorch_interpreters()
+    return forward_ad._current_level >= 0 or any(level.key() != TransformType.Vmap for level in levels)

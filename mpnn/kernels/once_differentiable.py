@@ -1,12 +1,15 @@
-"""Backward passes that raise an error when they are differentiated again: a decorator for those of this library, and a
-hook for those of torch's attention.
+"""Derivatives of derivatives: how backward passes of kernels are differentiated again.
+
+Kernels compute first derivatives. Where these are to be differentiated (`create_graph=True`), a backward pass returns
+the gradients of an equal function of differentiable operations instead: `gradients_again`. So first derivatives take
+no longer for it. A backward pass without such a function raises an error when it is differentiated.
 
 Torch's own `once_differentiable` raises only if the incoming gradient requires gradients. If that is a constant, as
 when an energy is a sum of outputs, the dependence of the gradient on the features would be lost silently. Training on
 forces needs that dependence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -32,13 +35,58 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     return once
 
 
+def are_differentiated(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether a backward pass with these gradients is differentiated again, or they are batches, which kernels do not
+    read."""
+    return torch.is_grad_enabled() or are_batches(gradients)
+
+
+def gradients_again(
+    function: Callable[..., Any], tensors: Sequence[Tensor | None], needs: Sequence[bool], upstream: Sequence[Any]
+) -> list[Tensor | None]:
+    """The gradients of a function, which can be differentiated any number of times.
+
+    Args:
+        function: of the tensors, made of differentiable operations; returns an output, or a tuple of outputs.
+        tensors: inputs of an autograd function as its backward pass finds them. needs: which of them need a gradient.
+        upstream: the gradient of each output, None for one that has none.
+
+    Returns:
+        A gradient for each tensor, None where none is needed.
+    """
+    with torch.enable_grad():
+        # A view of each, because one tensor may be passed as several inputs.
+        views = [x if x is None else x.view_as(x) for x in tensors]
+        outputs = function(*views)
+    outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+    pairs = [(y, d) for y, d in zip(outputs, upstream, strict=False) if d is not None and y.requires_grad]
+    wanted = [x for x, need in zip(views, needs, strict=False) if need]
+    if not pairs or not wanted:
+        found = iter([torch.zeros_like(x) for x in wanted if x is not None])
+    else:
+        outputs, ds = zip(*((y, d if d.dtype == y.dtype else d.to(y.dtype)) for y, d in pairs), strict=True)
+        # Batches have one more dimension than the zeros of an input that the outputs do not depend on.
+        is_batch = are_batches(ds)
+        found = iter(
+            torch.autograd.grad(
+                outputs, wanted, ds, create_graph=True, allow_unused=True, materialize_grads=not is_batch
+            )
+        )
+    return [next(found) if need else None for need in needs]
+
+
 def refuse_batches(*gradients: Tensor | None) -> None:
     """Raises RuntimeError for batches of gradients."""
-    if any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in gradients):
+    if are_batches(gradients):
         raise RuntimeError(
             "this backend computes one gradient at a time, not a batch (is_grads_batched=True, or jacobian and "
             'hessian with vectorize=True): call torch.autograd.grad in a loop, or name backend="edge_list"'
         )
+
+
+def are_batches(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether some gradient is a batch of gradients (is_grads_batched=True)."""
+    return any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in gradients)
 
 
 class _Last(torch.autograd.Function):
@@ -53,16 +101,65 @@ class _Last(torch.autograd.Function):
         _refuse()
 
 
-def refuse_second_derivatives(out: Tensor) -> Tensor:
-    """`out` of torch's scaled dot product attention, whose fused kernels have no second derivatives: these raise the
-    sentence of this module instead of the name of torch's operation."""
+def differentiable_again(out: Tensor) -> Tensor:
+    """`out` of torch's scaled dot product attention, whose fused kernels have first derivatives only. Those of higher
+    order are computed by its formula."""
     node = out.grad_fn
     if node is not None and node.name().startswith(("ScaledDotProduct", "FlashAttention")):
-        node.register_hook(_refuse_behind)
+        node.register_hook(_by_formula)
     return out
 
 
-def _refuse_behind(gradients: Any, _: Any) -> None:
+def _by_formula(gradients: Any, upstream: Any) -> Any:
+    """Replaces gradients that torch's kernel computed, if they are differentiated again. The tensors are those that
+    torch saved, so that the hook keeps none alive."""
+    if not are_differentiated(upstream):
+        return None
+    node: Any = torch._C._current_autograd_node()
+    packed = getattr(node, "_saved_cum_seq_q", None) is not None
+    if not node.name().startswith("ScaledDotProduct") or packed or node._saved_dropout_p:
+        return _refuse_behind(gradients)
+    mask = getattr(node, "_saved_attn_mask", None)
+    mask = getattr(node, "_saved_attn_bias", None) if mask is None else mask
+    causal, scale = node._saved_is_causal, node._saved_scale
+
+    def formula(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attention(query, key, value, mask, causal, scale)
+
+    features = node._saved_query, node._saved_key, node._saved_value
+    needs = [x is not None for x in gradients[:3]]
+    return *gradients_again(formula, features, needs, upstream[:1]), *gradients[3:]
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> Tensor:
+    """What torch's scaled dot product attention computes, by differentiable operations."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    q, k, v = (x.to(wide) for x in (query, key, value))
+    if q.shape[-3] != k.shape[-3]:
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    logits = (q.shape[-1] ** -0.5 if scale is None else scale) * q @ k.mT
+    if causal:
+        past = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        logits = logits.masked_fill(~past, -torch.inf)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(wide)
+    empty = (logits == -torch.inf).all(-1, keepdim=True)
+    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    return (weights @ v).to(query.dtype)
+
+
+def refuse_second_derivatives(out: Tensor) -> Tensor:
+    """`out` of torch's flash kernel for packed texts: second derivatives raise the sentence of this module instead of
+    the name of torch's operation."""
+    node = out.grad_fn
+    if node is not None and node.name().startswith("FlashAttention"):
+        node.register_hook(lambda gradients, _: _refuse_behind(gradients))
+    return out
+
+
+def _refuse_behind(gradients: Any) -> None:
     """Lets the backward pass of these gradients raise, where they have one (create_graph=True)."""
     for node in {x.grad_fn for x in gradients if x is not None and x.grad_fn is not None}:
         node.register_prehook(_refuse)

@@ -8,6 +8,7 @@ The formulas and the loops are in `mpnn/kernels/cpu/row_attention.cpp`.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from mpnn.kernels import memory
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, fields
 from mpnn.kernels.dropout_threshold import threshold
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.rows import EdgeTensor, NodeTensor, Rows, RowsStruct, edge_tensor, node_tensor
 
@@ -67,7 +68,8 @@ _TRAILING = {"edge_key": 3, "edge_value": 3, "edge_term": 2, "bias": 2, "table":
 class Spec(NamedTuple):
     """All other arguments. `rows`: the edges by destination. `by_source`: returns the edges by source. `types`: for
     tensors of `Tensors` with a row for each edge type. `dropout_keys`, int32 [batch * H], None without dropout;
-    `dropout_ids`: what it hashes in place of the numbers of destinations and sources, int32, or None."""
+    `dropout_ids`: what it hashes in place of the numbers of destinations and sources, int32, or None. `again`: an equal
+    function of the spec and the tensors, made of operations that are differentiable again; None if there is none."""
 
     rows: Rows
     by_source: Callable[[], Rows]
@@ -84,6 +86,7 @@ class Spec(NamedTuple):
     dropout_ids: tuple[Tensor, Tensor] | None = None
     return_weights: bool = False
     return_lse: bool = False
+    again: Callable[..., tuple[Tensor | None, ...]] | None = None
 
 
 class RowAttention(Structure):
@@ -158,8 +161,15 @@ class _RowAttention(torch.autograd.Function):
         return out, weights, row_max - inverse_sum.log() if spec.return_lse else stats.new_empty(0)
 
     @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        if ctx.spec.again is None or not are_differentiated(upstream):
+            return _RowAttention.once(ctx, *upstream)
+        again = partial(ctx.spec.again, ctx.spec, batched=are_batches(upstream))
+        return None, *gradients_again(again, ctx.saved_tensors[3:], ctx.needs_input_grad[1:], upstream)
+
+    @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
+    def once(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
         out, stats, weights, *tensors = ctx.saved_tensors
         if d_out is None and d_lse is None and (d_weights is None or weights is None):
             return (None,) * (1 + len(tensors))

@@ -1,7 +1,9 @@
 """Aggregation along the rows of a sparse graph, as a differentiable function of tensors; on CPU. The formulas and the
 loops are in `mpnn/kernels/cpu/row_reduce.cpp`, those with a user's own `combine` in `mpnn/kernels/combine.py`."""
 
+from collections.abc import Callable
 from ctypes import Structure, c_double, c_int64, c_void_p
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, fields
 from mpnn.kernels.memory import empty, plain, zeros
-from mpnn.kernels.once_differentiable import once_differentiable, refuse_batches
+from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.rows import Rows, RowsStruct
 
 KINDS = ("sum", "mean", "max", "min", "var")
@@ -42,19 +44,26 @@ def num_parts(rows: Rows, width: int) -> int:
 
 
 class RowReduce(torch.autograd.Function):
-    """`RowReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H * D].
+    """`RowReduce.apply(value, weight, rows, columns, kind, again)` -> out [B, N_dst, H * D].
 
     value [B, N_src, H * D], float32, float64 or, without an `Associative`, bfloat16, contiguous; weight [B or 1, E, H],
     contiguous, in the caller's edge order, or None for ones; `rows` are the edges by destination, `columns` those by
     source, or None if there is no backward pass. `kind` is one of KINDS, or an `Associative`. bfloat16 is summed in
-    float32, which is the dtype of weights beside it.
+    float32, which is the dtype of weights beside it. `again`: an equal function of value and weight, made of operations
+    that are differentiable again, for second derivatives of other kinds than sums and means; None if there is none.
     """
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, value: Tensor, weight: Tensor | None, rows: Rows, columns: Rows | None, kind: str | Associative
+        ctx,
+        value: Tensor,
+        weight: Tensor | None,
+        rows: Rows,
+        columns: Rows | None,
+        kind: str | Associative,
+        again: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        ctx.rows, ctx.columns, ctx.kind = rows, columns, kind
+        ctx.rows, ctx.columns, ctx.kind, ctx.again = rows, columns, kind, again
         compared: Tensor | None = None
         if kind == "var":
             compared, _ = _fold(value, weight, rows, "mean")
@@ -64,7 +73,7 @@ class RowReduce(torch.autograd.Function):
             compared = out
         needs_value = not linear or (weight is not None and weight.requires_grad)
         ctx.save_for_backward(value if needs_value else None, weight, compared, count)
-        ctx.dtype = value.dtype
+        ctx.dtype, ctx.of_value = value.dtype, value.shape
         return out.to(value.dtype)
 
     @staticmethod
@@ -72,18 +81,25 @@ class RowReduce(torch.autograd.Function):
         if ctx.columns is None:
             raise RuntimeError("this was planned without gradients; run it again with gradients enabled")
         if ctx.kind not in _LINEAR:
-            return _gradients(ctx, d_out)
-        refuse_batches(d_out)
+            if ctx.again is None or not are_differentiated((d_out,)):
+                return _gradients(ctx, d_out)
+            tensors = ctx.saved_tensors[:2]
+            return *gradients_again(ctx.again, tensors, ctx.needs_input_grad[:2], (d_out,)), None, None, None, None
         value, weight, _, _ = ctx.saved_tensors
+        if are_batches((d_out,)):
+            mean, needs = ctx.kind == "mean", ctx.needs_input_grad[:2]
+            value = d_out.new_zeros(ctx.of_value, dtype=ctx.dtype) if value is None else value
+            by_torch = partial(_sum_by_torch, ctx.rows, mean)
+            return *gradients_again(by_torch, (value, weight), needs, (d_out,)), *[None] * 4
         if ctx.kind == "mean":
             d_out = _divided(d_out, ctx.rows.degree.to(_wide(d_out.dtype)))
         if value is not None:
             value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
-        d_value, d_weight = _Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)
-        return d_value.to(ctx.dtype), d_weight, None, None, None
+        d_value, d_weight = Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)
+        return d_value.to(ctx.dtype), d_weight, None, None, None, None
 
 
-class _Adjoint(torch.autograd.Function):
+class Adjoint(torch.autograd.Function):
     """The gradients of a sum: dx_j = sum_i w_ij dy_i, and dw_ij = <dy_i, x_j> if x is passed. Like the sum they are
     linear in each of dy, w and x, so that their gradients are sums and gradients of sums, to any order. x is passed
     wherever w requires a gradient."""
@@ -101,9 +117,12 @@ class _Adjoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, of_value: Tensor | None, of_weight: Tensor | None = None) -> Any:  # type: ignore[no-untyped-def]
-        refuse_batches(of_value, of_weight)
         d_out, value, weight = ctx.saved_tensors
         rows, columns = ctx.rows, ctx.columns
+        if are_batches((of_value, of_weight)):
+            by_torch = partial(_adjoint_by_torch, rows, columns.num_rows)
+            needs = ctx.needs_input_grad[:3]
+            return *gradients_again(by_torch, (d_out, value, weight), needs, (of_value, of_weight)), None, None
         terms = []
         if of_value is not None:
             terms.append(RowReduce.apply(of_value, weight, rows, columns, "sum"))
@@ -113,8 +132,46 @@ class _Adjoint(torch.autograd.Function):
         if value is not None and terms:
             of_value = torch.zeros_like(value) if of_value is None else of_value
             of_weight = torch.zeros_like(weight) if of_weight is None else of_weight
-            d_value, d_weight = _Adjoint.apply(d_out, of_value, of_weight, rows, columns)
+            d_value, d_weight = Adjoint.apply(d_out, of_value, of_weight, rows, columns)
         return sum(terms) if terms else None, d_value, d_weight, None, None
+
+
+def _ends(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """The row and the column of each edge, and its number in the caller's order, int64 [E]."""
+    row = torch.arange(rows.num_rows) if rows.node is None else rows.node
+    edge = torch.arange(rows.num_edges) if rows.edge is None else rows.edge
+    return row.repeat_interleave(rows.ptr.diff()), rows.col.long(), edge
+
+
+def _sum_by_torch(rows: Rows, mean: bool, value: Tensor, weight: Tensor | None) -> Tensor:
+    """`RowReduce` of sums and means by torch's operations, for batches of gradients, which kernels do not read."""
+    row, col, edge = _ends(rows)
+    messages = value.to(_wide(value.dtype)).index_select(1, col)
+    if weight is not None:
+        heads = weight.shape[-1]
+        messages = (weight.index_select(1, edge)[..., None] * messages.unflatten(-1, (heads, -1))).flatten(-2)
+    out = messages.new_zeros(len(messages), rows.num_rows, messages.shape[-1]).index_add(1, row, messages)
+    if mean:
+        degree = out.new_zeros(rows.num_rows).index_add(0, row, out.new_ones(len(row)))
+        out = out / degree.clamp(min=1)[:, None]
+    return out.to(value.dtype)
+
+
+def _adjoint_by_torch(
+    rows: Rows, sources: int, d_out: Tensor, value: Tensor | None, weight: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """`Adjoint` by torch's operations."""
+    row, col, edge = _ends(rows)
+    upstream = d_out.index_select(1, row)
+    heads = 1 if weight is None else weight.shape[-1]
+    parts = upstream.unflatten(-1, (heads, -1))
+    messages = parts if weight is None else weight.index_select(1, edge)[..., None] * parts
+    d_value = d_out.new_zeros(len(d_out), sources, d_out.shape[-1]).index_add(1, col, messages.flatten(-2))
+    if value is None or weight is None:
+        return d_value, None
+    products = (parts * value.index_select(1, col).unflatten(-1, (heads, -1))).sum(-1)
+    products = products.sum(0, keepdim=True) if len(weight) < len(products) else products
+    return d_value, products.new_zeros(weight.shape).index_copy(1, edge, products)
 
 
 @once_differentiable
@@ -128,7 +185,7 @@ def _gradients(ctx: Any, d_out: Tensor) -> Any:
     with_weight = weight is not None and ctx.needs_input_grad[1]
     value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
     d_value, d_weight = _fold_backward(d_out, compared, value, weight, ctx.columns, ctx.kind, with_weight)
-    return d_value.to(ctx.dtype), d_weight, None, None, None
+    return d_value.to(ctx.dtype), d_weight, None, None, None, None
 
 
 def _divided(d_out: Tensor, count: Tensor) -> Tensor:

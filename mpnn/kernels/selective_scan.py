@@ -4,6 +4,7 @@ tensors; on CPU. `mpnn/kernels/cpu/selective_scan.cpp` computes it.
 
 from collections.abc import Sequence
 from ctypes import Structure, c_int64, c_void_p
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.once_differentiable import are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.scan import check_device, check_shape, check_tensor, ends_of, is_differentiated
 
 _CHANNELS, _STATES = 8, 16  # of a block of the kernel: others are padded
@@ -121,16 +122,23 @@ class _SelectiveScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
         *tensors, ends = inputs
-        tensors = [tensor.contiguous().resolve_neg() for tensor in tensors]
         ctx.save_for_backward(*tensors)
+        tensors = [tensor.contiguous().resolve_neg() for tensor in tensors]
         ctx.ends = ends
         ctx.set_materialize_grads(False)
         return _scan(tensors, ends)
 
     @staticmethod
+    def backward(ctx, *upstream: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
+        if not are_differentiated(upstream):
+            return _SelectiveScan.once(ctx, *upstream)
+        again = partial(_by_torch, ctx.ends.tolist())
+        return *gradients_again(again, ctx.saved_tensors, ctx.needs_input_grad[:6], upstream), None
+
+    @staticmethod
     @once_differentiable
-    def backward(ctx, d_y: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
-        tensors = x, _, A, B, _, state = ctx.saved_tensors
+    def once(ctx, d_y: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
+        tensors = x, _, A, B, _, state = [tensor.contiguous().resolve_neg() for tensor in ctx.saved_tensors]
         p = _parameters(tensors, ctx.ends)
         d_y = torch.zeros_like(x) if d_y is None else d_y.contiguous().resolve_neg()
         d_last = None if d_last is None else d_last.contiguous().resolve_neg()
@@ -141,6 +149,19 @@ class _SelectiveScan(torch.autograd.Function):
         p.d_x, p.d_dt, p.d_A, p.d_B, p.d_C, p.d_state = map(address, (d_x, d_dt, d_A, d_B, d_C, d_state))
         library.run("selective_scan_backward", x.dtype, p, p.batch, parts)
         return d_x, d_dt, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state, None
+
+
+def _by_torch(
+    starts: Sequence[int], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The scan node by node, by operations that are differentiable again."""
+    outs, h, begins = [], state, set(starts[1:-1])
+    for t in range(x.shape[1]):
+        h = torch.zeros_like(state) if t in begins else h
+        step = dt[:, t, None]
+        h = (step * A).exp() * h + step * x[:, t, None] * B[:, t, :, None]
+        outs.append((h * C[:, t, :, None]).sum(1))
+    return torch.stack(outs, 1), h
 
 
 def _scan(

@@ -2,12 +2,14 @@
 products, which read and write memory less often than a general convolution."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.once_differentiable import are_differentiated, gradients_again, once_differentiable
 
 
 def short_convolution(x: Tensor, weight: Tensor, documents: Sequence[int] | None = None) -> Tensor:
@@ -38,8 +40,15 @@ class _ShortConvolution(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
+        if not are_differentiated((dy,)):
+            return _ShortConvolution.once(ctx, dy)
+        again = partial(_by_torch, ctx.inside)
+        return *gradients_again(again, ctx.saved_tensors, ctx.needs_input_grad[:2], (dy,)), None
+
+    @staticmethod
+    @once_differentiable
+    def once(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         dx, dw = dy * weight[0], torch.empty_like(weight)
         leading = list(range(x.dim() - 1))
@@ -49,6 +58,15 @@ class _ShortConvolution(torch.autograd.Function):
             _rows(dx, 0, -o).addcmul_(late, weight[o])
             dw[o] = (late * _rows(x, 0, -o)).sum(leading)
         return dx, dw, None
+
+
+def _by_torch(inside: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
+    """The convolution by operations that are differentiable again."""
+    y = x * weight[0]
+    for o, mask in _shifts(x, weight, inside):
+        before = _rows(x, 0, -o) if mask is None else _rows(x, 0, -o) * mask
+        y = y + F.pad(before * weight[o], (0, 0, o, 0))
+    return y
 
 
 def _shifts(x: Tensor, weight: Tensor, inside: Tensor | None) -> list[tuple[int, Tensor | None]]:

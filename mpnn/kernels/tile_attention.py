@@ -4,9 +4,10 @@
 """
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_double, c_int64, c_void_p
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -19,7 +20,7 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, fields
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -116,7 +117,7 @@ class Dropout:
 
 
 class TileAttention(torch.autograd.Function):
-    """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, scale, softcap, dropout, layout)`
+    """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, scale, softcap, dropout, layout, again)`
 
     Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
 
@@ -124,16 +125,31 @@ class TileAttention(torch.autograd.Function):
     widths multiples of 8. table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to
     the logits after `softcap`, as are dst_bias [B, H, N_dst] and src_bias [B, H, N_src], both or neither. Each of these
     and `dropout` may be None. 16-bit features are summed in float32, which is the dtype of lse, table and biases.
+    `again`: an equal function of scale, softcap, whether gradients are batches, and the tensors, made of operations
+    that are differentiable again; None if there is none.
     """
 
     @staticmethod
-    def forward(ctx, *arguments: Any) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
-        query, key, value, table, bias, dst_bias, src_bias, *options = arguments
-        layout: Layout = options[-1]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        table: Tensor | None,
+        bias: Tensor | None,
+        dst_bias: Tensor | None,
+        src_bias: Tensor | None,
+        scale: float,
+        softcap: float | None,
+        dropout: Dropout | None,
+        layout: Layout,
+        again: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        options = scale, softcap, dropout, layout
         batch, num_dst, heads, _ = query.shape
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(_wide(query), batch, heads, num_dst)
         ctx.save_for_backward(query, key, value, table, bias, dst_bias, src_bias, out, lse)
-        ctx.options = options
+        ctx.options, ctx.again = options, again
         ctx.set_materialize_grads(False)
         if not out.numel() or not value.numel():
             return out.zero_(), lse.fill_(torch.inf)
@@ -145,15 +161,23 @@ class TileAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    def backward(ctx, *upstream: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
+        if ctx.again is None or not are_differentiated(upstream):
+            return TileAttention.once(ctx, *upstream)
+        again = partial(ctx.again, *ctx.options[:2], are_batches(upstream))
+        tensors = ctx.saved_tensors[:7]
+        return *gradients_again(again, tensors, ctx.needs_input_grad[:7], upstream), *[None] * 5
+
+    @staticmethod
     @once_differentiable
-    def backward(ctx, d_out: Tensor | None, d_lse: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
+    def once(ctx, d_out: Tensor | None, d_lse: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         query, key, value, table, bias, dst_bias, src_bias, out, lse = ctx.saved_tensors
         layout = ctx.options[-1]
         d_out = torch.zeros_like(out) if d_out is None else d_out
         d_lse = None if d_lse is None else d_lse.contiguous().resolve_neg()
         if not d_out.numel() or not value.numel():
             inputs = (query, key, value, table, bias, dst_bias, src_bias)
-            return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 4
+            return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 5
         query, key, value, d_out = map(_readable, (query, key, value, d_out))
         p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *ctx.options)
         p.shared_batch = p.batch if bias is not None and len(bias) < p.batch else 1
@@ -176,7 +200,7 @@ class TileAttention(torch.autograd.Function):
         d_query = (d_query[0] if len(d_query) == 1 else d_query.sum(0)).to(query.dtype)
         d_key, d_value = d_key.to(key.dtype), d_value.to(value.dtype)
         d_table = None if d_table is None else d_table.sum(0)
-        return d_query, d_key, d_value, d_table, d_bias, d_dst_bias, d_src_bias, *[None] * 4
+        return d_query, d_key, d_value, d_table, d_bias, d_dst_bias, d_src_bias, *[None] * 5
 
 
 def _parameters(

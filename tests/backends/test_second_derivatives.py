@@ -1,13 +1,19 @@
-"""Second derivatives: there, or refused with a sentence, whatever the first ones were multiplied with."""
+"""Second derivatives on all backends, transforms of torch.func, and batches of gradients."""
+
+from functools import partial
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
-from mpnn import graphs, ops
+from mpnn import Graph, MessagePassing, engine, graphs, ops
+from mpnn.attention import DotProduct
+from mpnn.backends import registered
 from mpnn.dropout import Dropout
 from mpnn.kernels.feature_dropout import FeatureDropout
 from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.round import Round
+from tests.support.capabilities import GRAPHS, REQUESTS, converted, refusal
 
 GRAPH = graphs.causal().bind(5)
 
@@ -16,9 +22,65 @@ def leaf() -> torch.Tensor:
     return torch.randn(5, 2, 8, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize("backend", ["tiles", "csr", "dense", "auto"])
+def grads(backend: str, round: Round) -> list[torch.Tensor]:
+    """First derivatives of all that a round returns by all its leaves, then second ones; zeros for those without."""
+    leaves = [x for x in round.tensors if x.requires_grad]
+    outputs = [x for x in engine.dispatch.run(round, backend) if x is not None]
+    loss = sum(x.nan_to_num(0.0, 0.0, 0.0).sin().sum() for x in outputs)
+    first = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves, materialize_grads=True)
+    return [*first, *second]
+
+
+SOME = (
+    "sinks, grouped heads, softcap", "sinks, dropout, bias by edge type", "`edge_key` and `edge_value`, dropout",
+    "additive, with edge terms", "additive v2, tanh, with edge terms", "bias by nodes, returned weights",
+    "maximum of attended values", "weighted aggregation: max", "aggregation: std",
+)  # fmt: skip
+
+
+def to_double(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SOME else pytest.mark.slow) for n in REQUESTS])
+def test_derivatives_of_second_order_are_those_of_edge_list(name: str) -> None:
+    for graph in (GRAPHS["causal"], GRAPHS["window"], graphs.from_edges(torch.randint(13, (2, 60)), 13)):
+        round = converted(REQUESTS[name](graph), to_double)
+        if not round.needs_grad:
+            continue
+        for backend in registered():
+            if backend.NAME not in ("edge_list", "scatter") and refusal(backend, round, torch.float64) is None:
+                torch.testing.assert_close(
+                    grads(backend.NAME, round), grads("edge_list", round), rtol=1e-9, atol=1e-9, msg=backend.NAME
+                )
+
+
+@pytest.mark.parametrize("recurrent", [{}, {"log_gate": 1}, {"log_gate": 1, "beta": 1, "state": 1}, {"log_gate": 2}])
+def test_recurrences_have_derivatives_of_second_order(recurrent: dict[str, int]) -> None:
+    def number(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, dtype=torch.float64, requires_grad=True)
+
+    graph = (graphs.causal() & graphs.documents([70, 3])).bind(73)
+    gate = {1: (73, 2), 2: (73, 2, 4)}
+    more = {"log_gate": number(*gate[recurrent["log_gate"]])} if recurrent else {}
+    more |= {"beta": number(73, 2), "state": number(2, 4, 3)} if "beta" in recurrent else {}
+    query, key, value = number(73, 2, 4), number(73, 2, 4), number(73, 2, 3)
+
+    def run(backend: str) -> list[torch.Tensor]:
+        options = {k: -x if k == "log_gate" else x for k, x in more.items()}
+        out, state = ops.attend(
+            graph, query, key / 4, value, normalize="none", backend=backend, return_state=True, **options
+        )
+        leaves = [query, key, value, *more.values()]
+        first = torch.autograd.grad(out.sin().sum() + state.sin().sum(), leaves, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(x.square().sum() for x in first), leaves)]
+
+    torch.testing.assert_close(run("scan"), run("edge_list"), rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("linear", [True, False], ids=["a plain sum", "a square"])
-def test_forces_that_are_trained_on_are_refused_and_not_forgotten(linear: bool, backend: str) -> None:
+def test_forces_are_trained_on_whatever_the_first_derivatives_were_multiplied_with(linear: bool) -> None:
     positions, key, value = leaf(), leaf().detach(), leaf().detach()
 
     def loss(backend: str) -> torch.Tensor:
@@ -27,10 +89,31 @@ def test_forces_that_are_trained_on_are_refused_and_not_forgotten(linear: bool, 
         (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
         return energy + forces.square().sum()
 
-    for differentiate in (torch.Tensor.backward, lambda x: torch.autograd.grad(x, positions)):
-        with pytest.raises(RuntimeError, match='for second derivatives name backend="edge_list"'):
-            differentiate(loss(backend))
-    assert torch.autograd.grad(loss("edge_list"), positions)[0].isfinite().all()
+    (expected,) = torch.autograd.grad(loss("edge_list"), positions)
+    for backend in ("tiles", "csr", "dense", "auto"):
+        torch.testing.assert_close(torch.autograd.grad(loss(backend), positions)[0], expected)
+
+
+@pytest.mark.parametrize("graph", [GRAPH, graphs.from_edges(torch.randint(5, (2, 12)), 5)], ids=["causal", "edges"])
+def test_transforms_of_torch_func(graph: Graph) -> None:
+    query, key, value = (leaf().detach() for _ in range(3))
+
+    def f(query: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+        return ops.attend(graph, query, key, value, backend=backend).sin().sum()
+
+    by_hand = torch.autograd.functional.hessian(partial(f, backend="edge_list"), query)
+    for hessian in (
+        torch.func.hessian(f), torch.func.jacrev(torch.func.jacfwd(f)), torch.func.jacfwd(torch.func.jacrev(f)),
+        partial(torch.autograd.functional.hessian, f), partial(torch.autograd.functional.hessian, f, vectorize=True),
+    ):  # fmt: skip
+        torch.testing.assert_close(hessian(query), by_hand)
+    of_each = torch.vmap(torch.func.grad(f))(torch.stack([query, 2 * query]))
+    torch.testing.assert_close(of_each[1], torch.func.grad(partial(f, backend="edge_list"))(2 * query))
+    for aggregate in ("max", "std"):
+        op = MessagePassing(graph, aggregate, None, DotProduct(8, 2)).double()
+        x = torch.randn(5, 8, dtype=torch.float64)
+        found = torch.func.hessian(lambda x, op=op: op(x).sin().sum())(x)
+        torch.testing.assert_close(found, torch.autograd.functional.hessian(lambda x, op=op: op(x).sin().sum(), x))
 
 
 @pytest.mark.parametrize("width", [None, 1, 3], ids=["plain", "a weight an edge", "a weight an edge and feature"])
@@ -60,28 +143,13 @@ def test_sums_and_means_differentiate_for_ever(reduce: str, width: int | None) -
     torch.testing.assert_close(third("csr"), third("edge_list"))
 
 
-@pytest.mark.parametrize("reduce", ["max", "var"])
-def test_second_derivatives_of_what_is_not_linear_are_refused(reduce: str) -> None:
-    x, weight = leaf().flatten(1), torch.rand(GRAPH.num_edges, dtype=torch.float64, requires_grad=True)
-    out = ops.aggregate(GRAPH, x, reduce, weight=weight, backend="csr")
-    (found,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
-        found.square().sum().backward()
-
-
-def test_batches_of_gradients_of_sums_are_refused() -> None:
-    x = leaf().flatten(1)
-    out = ops.aggregate(GRAPH, x, backend="csr")
-    with pytest.raises(RuntimeError, match="one gradient at a time"):
-        torch.autograd.grad(out, x, torch.randn(3, *out.shape, dtype=out.dtype), is_grads_batched=True)
-
-
 def test_first_derivatives_come_with_create_graph_too() -> None:
     given = [leaf() for _ in range(3)]
     out = ops.attend(GRAPH, *given, backend="tiles").square().sum()
     plain = torch.autograd.grad(out, given, retain_graph=True)
     again = torch.autograd.grad(out, given, create_graph=True)
-    assert all(a.equal(b) and b.requires_grad for a, b in zip(plain, again, strict=True))
+    torch.testing.assert_close(again, plain)
+    assert all(x.requires_grad for x in again)
 
 
 def test_a_gradient_that_depends_on_nothing_is_a_constant() -> None:
@@ -117,13 +185,13 @@ def test_linear_attention_refuses_forward_mode_which_torch_would_take_for_zero()
             ops.attend(GRAPH, dual, key, value, normalize="none", backend="scan")
 
 
-@pytest.mark.parametrize("backend", ["tiles", "csr"])
-def test_batches_of_gradients_are_refused_by_kernels(backend: str) -> None:
-    def run(backend: str) -> torch.Tensor:
-        x = leaf()
-        out = ops.attend(GRAPH, x, x, x, backend=backend)
-        return torch.autograd.grad(out, x, torch.randn(3, *out.shape, dtype=out.dtype), is_grads_batched=True)[0]
+@pytest.mark.parametrize("backend", ["tiles", "csr", "dense"])
+def test_batches_of_gradients(backend: str) -> None:
+    x = leaf()
+    upstream = torch.randn(3, *x.shape, dtype=x.dtype)
 
-    with pytest.raises(RuntimeError, match=r'one gradient at a time.*backend="edge_list"'):
-        run(backend)
-    assert run("edge_list").shape == (3, 5, 2, 8)
+    def run(backend: str) -> torch.Tensor:
+        out = ops.attend(GRAPH, x, x, x, backend=backend)
+        return torch.autograd.grad(out, x, upstream, is_grads_batched=True)[0]
+
+    torch.testing.assert_close(run(backend), run("edge_list"))

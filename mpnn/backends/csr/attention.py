@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn.backends import again
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.csr import edges
 from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
+from mpnn.graph import Graph
 from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, Spec, Tensors, shares_keys
@@ -143,6 +145,7 @@ def run(round: Round) -> Result:
         graph.node_ids,
         round.return_weights,
         round.return_lse,
+        partial(_again, graph, round.seed, round.head_ids, getattr(score, "activation", None)),
     )
     operands = {name: None if x is None else numbers(x).to(dtype) for name, x in on_edges.items()}
     dst_bias, src_bias = round.node_biases()
@@ -156,6 +159,56 @@ def run(round: Round) -> Result:
         weights.to(dtype) if round.return_weights else None,
         lse.nan_to_num(torch.nan, -torch.inf, -torch.inf) if round.return_lse else None,
     )
+
+
+_NORMALIZERS = {number: name for name, number in NORMALIZERS.items()}
+
+
+def _again(
+    graph: Graph,
+    seed: Tensor | None,
+    head_ids: tuple[int, int] | None,
+    activation: Any,
+    spec: Spec,
+    *tensors: Any,
+    batched: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`row_attention.attend` by differentiable operations."""
+    inputs = Tensors(*tensors)
+    types = spec.types
+
+    def of_edges(name: str) -> Any:
+        x = getattr(inputs, name)
+        x = x if x is None or name not in types else x.index_select(0, types[name].ids)
+        return _pad(x, x.dtype) if x is not None and name in ("edge_key", "edge_value") else x
+
+    query: Any = inputs.query
+    key: Any = inputs.key
+    vector: Any = inputs.vector
+    score: Any = None
+    if spec.score == DOT:
+        score = Dot(query, key, spec.scale, of_edges("edge_key"), spec.softcap or None)
+    elif spec.score == ADDITIVE:
+        score = AdditiveScore(query, key, activation, of_edges("edge_term"))
+    elif spec.score == ACTIVATED:
+        score = AdditiveV2Score(query, key, vector, activation, of_edges("edge_key"))
+    round = Round(
+        graph,
+        inputs.value,
+        score,
+        bias=tuple(x for x in map(of_edges, ("bias", "table")) if x is not None),
+        edge_value=of_edges("edge_value"),
+        normalize=_NORMALIZERS[spec.normalize],
+        dropout=spec.dropout,
+        seed=seed,
+        return_weights=spec.return_weights,
+        return_lse=spec.return_lse,
+        dst_bias=inputs.dst_bias,
+        src_bias=inputs.src_bias,
+        head_ids=head_ids,
+    )
+    out, weights, lse, _ = again.run(round, batched)
+    return out, weights, lse
 
 
 def _pad(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,15 +5,18 @@ An aggregator runs as one kernel if its type is in KINDS or if it has a `combine
 """
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
+from mpnn.backends import again
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.csr import edges
 from mpnn.edge_tables import numbers
+from mpnn.graph import Graph
 from mpnn.kernels import combine
 from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
@@ -108,8 +111,19 @@ def _reduce(aggregator: Any, value: Tensor, weight: Tensor | None, round: Round)
     rows = edges.in_order(graph, transposed=False)
     columns = edges.in_order(graph, transposed=True) if round.needs_grad else None
     flat = value.reshape(round.batch.numel(), graph.num_src, value.shape[-2:].numel())
-    out = RowReduce.apply(flat.contiguous(), weight, rows, columns, kind)
+    differentiable = partial(_again, graph, round.batch, value.shape[-2:], aggregator)
+    out = RowReduce.apply(flat.contiguous(), weight, rows, columns, kind, differentiable)
     return out.view(*round.batch, graph.num_dst, *value.shape[-2:])
+
+
+def _again(
+    graph: Graph, batch: torch.Size, shape: torch.Size, aggregator: Any, value: Tensor, weight: Tensor | None
+) -> Tensor:
+    """`RowReduce` by differentiable operations."""
+    value = value.view(*batch, graph.num_src, *shape)
+    bias = () if weight is None else (weight.expand(batch.numel(), *weight.shape[1:]).view(*batch, *weight.shape[1:]),)
+    out = again.run(Round(graph, value, bias=bias, normalize="none", reduce=aggregator)).out
+    return out.reshape(batch.numel(), graph.num_dst, shape.numel())
 
 
 def _weight(round: Round) -> Tensor | None:

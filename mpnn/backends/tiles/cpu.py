@@ -3,11 +3,14 @@
 The kernel looks up biases by offset in a table, and reads all other biases edge by edge.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mpnn.backends import again
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles import split
 from mpnn.edge_tables import EmbeddingTable, PerEdge, total
@@ -106,6 +109,7 @@ def run(round: Round) -> Result:
         score.softcap,
         _dropout(round),
         graph.cached("tiles: layout", lambda: _layout(graph)),
+        partial(attend_again, graph, round.dropout, round.seed, round.head_ids),
     )
     if pieces is not None:
         out, lse = split.merge(pieces, out, lse)
@@ -115,6 +119,41 @@ def run(round: Round) -> Result:
         return Result(out)
     lse = lse.nan_to_num(torch.nan, -torch.inf, -torch.inf).mT
     return Result(out, lse=lse.view(*round.batch, round.graph.num_dst, round.heads))
+
+
+def attend_again(
+    graph: Graph,
+    dropout: float,
+    seed: Tensor | None,
+    head_ids: tuple[int, int] | None,
+    scale: float,
+    softcap: float | None,
+    batched: bool,
+    *tensors: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`TileAttention` by differentiable operations."""
+    query, key, value, table, bias, dst_bias, src_bias = tensors
+    biases = []
+    if table is not None:
+        src, dst = graph.ends
+        biases.append(table.index_select(1, dst - src + graph.num_src - 1).mT)
+    if bias is not None:
+        biases.append(bias.mT.squeeze(0) if len(bias) == 1 else bias.mT)
+    round = Round(
+        graph,
+        value,
+        Dot(query, key, scale, softcap=softcap),
+        bias=tuple(biases),
+        dropout=dropout,
+        seed=seed,
+        return_lse=True,
+        dst_bias=None if dst_bias is None else dst_bias.mT,
+        src_bias=None if src_bias is None else src_bias.mT,
+        head_ids=head_ids,
+    )
+    out, _, lse, _ = again.run(round, batched)
+    assert lse is not None
+    return out, lse.mT
 
 
 def _pieces(round: Round) -> split.Pieces | None:

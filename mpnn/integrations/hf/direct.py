@@ -18,7 +18,7 @@ from mpnn.integrations.hf.masks import Pairs
 from mpnn.integrations.hf.offset_bias import OffsetBias
 from mpnn.integrations.hf.packing import Packing
 from mpnn.kernels import varlen
-from mpnn.kernels.once_differentiable import refuse_second_derivatives
+from mpnn.kernels.once_differentiable import differentiable_again
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -95,7 +95,7 @@ def _of_one_query(query: Tensor, key: Tensor, value: Tensor, scale: float | None
             mask = mask.reshape(mask.shape[0], groups, heads // groups, mask.shape[3])
         out = F.scaled_dot_product_attention(rows, key, value, mask, scale=scale)
         out = out.reshape(batch, heads, 1, value.shape[3])
-    return refuse_second_derivatives(out) if out.requires_grad else out
+    return differentiable_again(out) if out.requires_grad else out
 
 
 def _is_chosen(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:

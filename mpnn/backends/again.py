@@ -1,0 +1,61 @@
+"""Rounds by operations that are differentiable any number of times: what the backward passes of kernels differentiate
+where derivatives of higher order are asked for.
+
+    l_ij = scale <q_i, k_j>        out_i = sum_j w_ij v_j        dl_ij = <dout_i, v_j> and so on
+
+Products of edges and weighted sums are each other's derivatives, so that two kernels suffice to any order, without a
+tensor of E x D numbers. All else is numbers of edges, E x H, by torch's operations.
+"""
+
+from torch import Tensor
+
+from mpnn.backends import edge_list
+from mpnn.backends.csr import edges
+from mpnn.backends.edge_list import Kernels
+from mpnn.graph.csr import CSR
+from mpnn.kernels.cpu import library
+from mpnn.kernels.row_reduce import Adjoint, RowReduce
+from mpnn.round import Result, Round
+from mpnn.scores import Dot
+
+
+def run(round: Round, batched: bool = False) -> Result:
+    """The result of a round. `batched`: also for batches of gradients, which kernels do not read."""
+    by_kernels = round.value.is_cpu and library.why_missing() is None and not batched and round.graph.num_edges > 0
+    return edge_list.run(round, _KERNELS if by_kernels and not round.recurrent else None)
+
+
+def _products(round: Round, csr: CSR) -> Tensor | None:
+    """The logits of a score, [E, ..., H] in CSR order; None for scores that are no plain products."""
+    score = round.score
+    if not isinstance(score, Dot) or score.edge_key is not None:
+        return None
+    query, key = (_flat(x, round) for x in (score.query, score.key))
+    ones = query.new_ones(len(query), round.graph.num_edges, round.heads)
+    _, products = Adjoint.apply(query, key, ones, *_rows(round))
+    products = products.unflatten(0, round.batch) if round.batch else products.squeeze(0)
+    logits = score.scale * csr.from_caller(products.movedim(-2, 0))
+    return logits if score.softcap is None else score.softcap * (logits / score.softcap).tanh()
+
+
+def _sums(weights: Tensor, round: Round, csr: CSR) -> Tensor:
+    """The sums of weighted values, [N, ..., H, D], of weights [E, ..., H] in CSR order."""
+    weights = weights.expand(len(weights), *round.batch, round.heads)
+    weights = csr.to_caller(weights).movedim(0, -2).flatten(0, -3) if round.batch else csr.to_caller(weights)[None]
+    out = RowReduce.apply(_flat(round.value, round), weights.contiguous(), *_rows(round), "sum")
+    out = out.view(*round.batch, round.graph.num_dst, round.heads, -1)
+    return out.movedim(-3, 0)
+
+
+_KERNELS = Kernels(_products, _sums)
+
+
+def _rows(round: Round) -> tuple[edges.Rows, edges.Rows]:
+    return edges.in_order(round.graph, transposed=False), edges.in_order(round.graph, transposed=True)
+
+
+def _flat(x: Tensor, round: Round) -> Tensor:
+    """Features [..., N, H_kv, D] as [B, N, H * D]."""
+    x = x.to(round.accumulate_dtype)
+    x = x.repeat_interleave(round.heads // x.shape[-2], -2) if x.shape[-2] < round.heads else x
+    return x.reshape(round.batch.numel(), x.shape[-3], x.shape[-2:].numel()).contiguous()
