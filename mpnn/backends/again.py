@@ -15,6 +15,7 @@ from mpnn.backends.edge_list import Kernels
 from mpnn.graph.csr import CSR
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import Adjoint, RowReduce
+from mpnn.kernels.rows import Rows
 from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
@@ -50,7 +51,7 @@ def _sums(weights: Tensor, round: Round, csr: CSR) -> Tensor:
 _KERNELS = Kernels(_products, _sums)
 
 
-def _rows(round: Round) -> tuple[edges.Rows, edges.Rows]:
+def _rows(round: Round) -> tuple[Rows, Rows]:
     return edges.in_order(round.graph, transposed=False), edges.in_order(round.graph, transposed=True)
 
 

@@ -44,7 +44,8 @@ def is_differentiated_by_transform() -> bool:
     """Whether one of the active transforms differentiates; vmap does not."""
     if not is_transformed():
         return False
-    from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_interpreters
+    from torch._C._functorch import TransformType
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
     levels = retrieve_all_functorch_interpreters()
     return forward_ad._current_level >= 0 or any(level.key() != TransformType.Vmap for level in levels)

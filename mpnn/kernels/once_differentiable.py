@@ -54,15 +54,17 @@ def gradients_again(
     Returns:
         A gradient for each tensor, None where none is needed.
     """
+    if any(need and not (x is not None and x.requires_grad) for x, need in zip(tensors, needs, strict=False)):
+        _refuse()  # What was saved is a copy, to which no gradient would flow.
     with torch.enable_grad():
         # A view of each, because one tensor may be passed as several inputs.
         views = [x if x is None else x.view_as(x) for x in tensors]
         outputs = function(*views)
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
     pairs = [(y, d) for y, d in zip(outputs, upstream, strict=False) if d is not None and y.requires_grad]
-    wanted = [x for x, need in zip(views, needs, strict=False) if need]
+    wanted = [x for x, need in zip(views, needs, strict=False) if need and x is not None]
     if not pairs or not wanted:
-        found = iter([torch.zeros_like(x) for x in wanted if x is not None])
+        found = iter([torch.zeros_like(x) for x in wanted])
     else:
         outputs, ds = zip(*((y, d if d.dtype == y.dtype else d.to(y.dtype)) for y, d in pairs), strict=True)
         # Batches have one more dimension than the zeros of an input that the outputs do not depend on.

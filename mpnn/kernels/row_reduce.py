@@ -88,7 +88,8 @@ class RowReduce(torch.autograd.Function):
         value, weight, _, _ = ctx.saved_tensors
         if are_batches((d_out,)):
             mean, needs = ctx.kind == "mean", ctx.needs_input_grad[:2]
-            value = d_out.new_zeros(ctx.of_value, dtype=ctx.dtype) if value is None else value
+            if value is None:  # the gradient does not depend on it
+                value = torch.zeros(ctx.of_value, dtype=ctx.dtype).requires_grad_()
             by_torch = partial(_sum_by_torch, ctx.rows, mean)
             return *gradients_again(by_torch, (value, weight), needs, (d_out,)), *[None] * 4
         if ctx.kind == "mean":

@@ -1,19 +1,22 @@
 """Second derivatives on all backends, transforms of torch.func, and batches of gradients."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
+from capabilities import GRAPHS, REQUESTS, converted, refusal
+from row_cases import Triton, on_triton
 from torch.autograd import forward_ad
 
 from mpnn import Graph, MessagePassing, engine, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.backends import registered
 from mpnn.dropout import Dropout
+from mpnn.engine import choice
 from mpnn.kernels.feature_dropout import FeatureDropout
 from mpnn.kernels.once_differentiable import once_differentiable
-from mpnn.round import Round
-from tests.support.capabilities import GRAPHS, REQUESTS, converted, refusal
+from mpnn.round import Result, Round
 
 GRAPH = graphs.causal().bind(5)
 
@@ -22,10 +25,11 @@ def leaf() -> torch.Tensor:
     return torch.randn(5, 2, 8, dtype=torch.float64, requires_grad=True)
 
 
-def grads(backend: str, round: Round) -> list[torch.Tensor]:
+def grads(backend: str | Callable[[Round], Result], round: Round) -> list[torch.Tensor]:
     """First derivatives of all that a round returns by all its leaves, then second ones; zeros for those without."""
     leaves = [x for x in round.tensors if x.requires_grad]
-    outputs = [x for x in engine.dispatch.run(round, backend) if x is not None]
+    result = engine.dispatch.run(round, backend) if isinstance(backend, str) else backend(round)
+    outputs = [x for x in result if x is not None]
     loss = sum(x.nan_to_num(0.0, 0.0, 0.0).sin().sum() for x in outputs)
     first = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
     second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves, materialize_grads=True)
@@ -54,6 +58,17 @@ def test_derivatives_of_second_order_are_those_of_edge_list(name: str) -> None:
                 torch.testing.assert_close(
                     grads(backend.NAME, round), grads("edge_list", round), rtol=1e-9, atol=1e-9, msg=backend.NAME
                 )
+
+
+@on_triton
+@pytest.mark.parametrize("name", [*SOME, "dot product", "softmax over destinations, batched, dropout"])
+def test_derivatives_of_second_order_of_kernels_on_a_gpu(name: str) -> None:
+    graph = graphs.from_edges(torch.randint(13, (2, 60)), 13)
+    round = converted(REQUESTS[name](graph), to_double)
+    found = choice._by(Triton(), round)
+    if not isinstance(found, choice.Choice):
+        pytest.skip(found)
+    torch.testing.assert_close(grads(found.run, round), grads("edge_list", round), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("recurrent", [{}, {"log_gate": 1}, {"log_gate": 1, "beta": 1, "state": 1}, {"log_gate": 2}])

@@ -5,16 +5,19 @@ values have different numbers of heads.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mpnn.backends import again
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, on_gpu
 from mpnn.backends.csr import attention, on_device
 from mpnn.edge_tables import PerEdge
+from mpnn.graph import Graph
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.row_spec import NORMALIZERS
+from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, DOT, NORMALIZERS
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
@@ -93,6 +96,7 @@ def run(round: Round) -> Result:
         round.return_weights,
         key_types,
         value_types,
+        partial(_again, graph, round.head_ids, operands.activation),
     )
     tensors = row_attention.Tensors(
         value,
@@ -122,6 +126,7 @@ class _Operands(NamedTuple):
     scale: float = 1.0
     softcap: float = 0.0
     slope: Any = 1.0
+    activation: Any = None
 
 
 def _of_dot(round: Round) -> _Operands:
@@ -131,12 +136,14 @@ def _of_dot(round: Round) -> _Operands:
 
 def _of_additive(round: Round) -> _Operands:
     score: Any = round.score
-    return _Operands(score.dst[..., None], score.src[..., None], edge=score.edge, slope=slope_of(score.activation))
+    dst, src, activation = score.dst[..., None], score.src[..., None], score.activation
+    return _Operands(dst, src, edge=score.edge, slope=slope_of(activation), activation=activation)
 
 
 def _of_additive_v2(round: Round) -> _Operands:
     score: Any = round.score
-    return _Operands(score.dst, score.src, score.vector, score.edge, slope=slope_of(score.activation))
+    slope, activation = slope_of(score.activation), score.activation
+    return _Operands(score.dst, score.src, score.vector, score.edge, slope=slope, activation=activation)
 
 
 def _of_biases(round: Round) -> _Operands:
@@ -146,6 +153,42 @@ def _of_biases(round: Round) -> _Operands:
 _OPERANDS: dict[type, Callable[[Round], _Operands]] = {
     Dot: _of_dot, AdditiveScore: _of_additive, AdditiveV2Score: _of_additive_v2, type(None): _of_biases
 }  # fmt: skip
+
+
+_NORMALIZERS = {number: name for name, number in NORMALIZERS.items()}
+
+
+def _again(
+    graph: Graph, head_ids: tuple[int, int] | None, activation: Any, spec: Any, *tensors: Any, batched: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`row_attention.attend` by differentiable operations."""
+    value, query, key, vector, edge_key, edge_value, bias = tensors
+    edge_key = edge_key if spec.key_types is None else edge_key.index_select(1, spec.key_types.ids)
+    edge_value = edge_value if spec.value_types is None else edge_value.index_select(1, spec.value_types.ids)
+    kind, options = spec.score.kind, spec.score
+    score: Any = None
+    if kind == DOT:
+        score = Dot(query, key, options.scale, edge_key, options.softcap or None)
+    elif kind == ADDITIVE:
+        score = AdditiveScore(query.squeeze(-1), key.squeeze(-1), activation, edge_key)
+    elif kind == ACTIVATED:
+        score = AdditiveV2Score(query, key, vector, activation, edge_key)
+    round = Round(
+        graph,
+        value,
+        score,
+        bias=() if bias is None else (bias,),
+        edge_value=edge_value,
+        normalize=_NORMALIZERS[options.normalize],
+        dropout=options.dropout,
+        seed=spec.seed,
+        return_weights=spec.return_weights,
+        return_lse=options.softmax and score is not None,
+        head_ids=head_ids,
+        keep_accumulate_dtype=True,
+    )
+    out, weights, lse, _ = again.run(round, batched)
+    return out, weights, lse
 
 
 def _edge_keys(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:

@@ -1,10 +1,15 @@
 """Plain aggregation along the rows of any graph on a GPU: converts a round for `mpnn.kernels.cuda.row_reduce`."""
 
+from functools import partial
+from typing import Any
+
 from torch import Tensor
 
+from mpnn.backends import again
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, on_gpu
 from mpnn.backends.csr import on_device, reduce
 from mpnn.backends.csr.reduce import FAMILIES, KINDS
+from mpnn.graph import Graph
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.round import Result, Round
 
@@ -54,5 +59,12 @@ def run(round: Round) -> Result:
     from mpnn.kernels.cuda.row_reduce import RowReduce
 
     walks = on_device.rows(graph), on_device.columns(graph)
-    out: Tensor = RowReduce.apply(features, weight, *walks, KINDS[type(round.reduce)], round.result_dtype)
+    kind, differentiable = KINDS[type(round.reduce)], partial(_again, graph, round.reduce)
+    out: Tensor = RowReduce.apply(features, weight, *walks, kind, round.result_dtype, differentiable)
     return Result(out.view(*round.batch, graph.num_dst, *value.shape[-2:]).to(round.result_dtype))
+
+
+def _again(graph: Graph, reduce: Any, value: Tensor, weight: Tensor | None, batched: bool) -> Tensor:
+    """`RowReduce` by differentiable operations."""
+    bias = () if weight is None else (weight,)
+    return again.run(Round(graph, value, bias=bias, normalize="none", reduce=reduce), batched).out

@@ -3,6 +3,7 @@
 Kernels look up biases by offset in a table, and read all other biases edge by edge, as on a CPU.
 """
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -115,7 +116,8 @@ def _options(round: Round, kernels: Any) -> Any:
     keys = round.dropout_keys()
     dropout = None if keys is None else kernels.Dropout(keys, round.dropout, graph.node_ids)
     graphs = graph.cached("tiles on CUDA", lambda: kernels.TileGraphs(graph.runs, graph.device))
-    return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, graphs, _config(round))
+    again = partial(cpu.attend_again, graph, round.dropout, round.seed, round.head_ids)
+    return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, graphs, _config(round), again)
 
 
 def _per_edge(round: Round) -> Tensor | None:

@@ -13,6 +13,7 @@ the edges that it decays: those that end at i or later nodes of the document, le
 `q.dq + k.dk (forwards) - k.dk (backwards)` of these nodes.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +25,8 @@ from torch import Tensor
 from mpnn.kernels.cuda.chunks.tiles import of_document, rows
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real, with_contiguous_rows
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.once_differentiable import are_differentiated, once_differentiable
+from mpnn.kernels.scan import recurrence_again
 
 _NUMBERS = 8192  # of a state in a program
 
@@ -159,6 +161,12 @@ def forwards(
         S += _row(key, b, i, h, f, f < width, REAL)[:, None] * stored[None, :]
 
 
+def _readable(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Features with contiguous rows, and contiguous numbers."""
+    features, numbers = tensors[:3], tensors[3:]
+    return *map(with_contiguous_rows, features), *(None if x is None else x.contiguous() for x in numbers)
+
+
 class Recurrence(torch.autograd.Function):
     """The arguments and results of `mpnn.kernels.scan.recurrence`; `heads` of the result, `ends` of the documents."""
 
@@ -167,13 +175,14 @@ class Recurrence(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None,
         state: Tensor | None, scale: float, heads: int, ends: tuple[int, ...],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        query, key, value = map(with_contiguous_rows, (query, key, value))
-        log_gate, beta, state = (None if x is None else x.contiguous() for x in (log_gate, beta, state))
+        given = query, key, value, log_gate, beta, state
+        query, key, value, log_gate, beta, state = _readable(given)
         batch, nodes, _, width = query.shape
         out = query.new_empty(batch, nodes, heads, value.shape[-1], dtype=real(query.dtype)[0])
         last = out.new_empty(batch, heads, width, value.shape[-1])
         e = torch.empty_like(out) if beta is not None and any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(query, key, value, log_gate, beta, state, e, last)
+        # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
+        ctx.save_for_backward(*given, e, last)
         ctx.scale, ctx.ends = float(scale), ends
         ctx.set_materialize_grads(False)
         features = (rows(x, heads) for x in (query, key, value))
@@ -181,9 +190,18 @@ class Recurrence(torch.autograd.Function):
         return out, last
 
     @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        if not are_differentiated(upstream):
+            return Recurrence.once(ctx, *upstream)
+        heads = ctx.saved_tensors[-1].shape[1]
+        options = ctx.scale, heads, ctx.ends
+        return *recurrence_again(ctx.saved_tensors[:6], options, ctx.needs_input_grad, upstream), None, None, None
+
+    @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_last: Tensor | None) -> Any:
-        query, key, value, log_gate, beta, state, e, last = ctx.saved_tensors
+    def once(ctx: Any, d_out: Tensor | None, d_last: Tensor | None) -> Any:
+        *given, e, last = ctx.saved_tensors
+        query, key, value, log_gate, beta, state = _readable(given)
         batch, heads, width, deep = last.shape
         nodes, blocks = query.shape[1], _blocks(width, deep)[0]
         d_out = last.new_zeros(batch, nodes, heads, deep) if d_out is None else with_contiguous_rows(d_out)

@@ -5,6 +5,7 @@ and dtype, and nothing waits for the device.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import TUNING, Sorted, Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import Strides, index_type, on_device, real, strides, with_contiguous_rows
 from mpnn.kernels.dropout_threshold import threshold
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
 
 _NAMES = {CONSTANT: "additive", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "activated"}  # in TUNING
@@ -81,7 +82,8 @@ class Score(NamedTuple):
 class Spec(NamedTuple):
     """All other arguments. `rows`: the edges by destination. `columns`: returns the edges by source. `dtype`: of the
     result. `seed`: of dropout, int64, None without. `key_types` and `value_types`: the edge types of
-    edge_key and edge_value, None if each edge has a row of its own."""
+    edge_key and edge_value, None if each edge has a row of its own. `again`: an equal function of the spec and the
+    tensors, made of operations that are differentiable again; None if there is none."""
 
     rows: Sorted
     columns: Callable[[], Sorted]
@@ -91,6 +93,7 @@ class Spec(NamedTuple):
     return_weights: bool = False
     key_types: EdgeTypes | None = None
     value_types: EdgeTypes | None = None
+    again: Callable[..., tuple[Tensor | None, ...]] | None = None
 
 
 def attend(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -110,13 +113,21 @@ class _RowAttention(torch.autograd.Function):
         with on_device(inputs.value):
             out, weights, lse = _forward(spec, inputs, key)
         ctx.spec, ctx.key = spec, key
-        ctx.save_for_backward(out, weights, lse, *inputs)
+        # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
+        ctx.save_for_backward(out, weights, lse, *tensors)
         ctx.set_materialize_grads(False)
         return out, weights, lse
 
     @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        if ctx.spec.again is None or not are_differentiated(upstream):
+            return _RowAttention.once(ctx, *upstream)
+        again = partial(ctx.spec.again, ctx.spec, batched=are_batches(upstream))
+        return None, *gradients_again(again, ctx.saved_tensors[3:], ctx.needs_input_grad[1:], upstream)
+
+    @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
+    def once(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
         out, weights, lse, *tensors = ctx.saved_tensors
         if d_out is None and d_weights is None and d_lse is None:
             return (None,) * (1 + len(tensors))
@@ -126,7 +137,8 @@ class _RowAttention(torch.autograd.Function):
             if d_weights is not None or d_lse is not None:
                 delta = _deltas(ctx.spec, out, d_out, weights, d_weights, d_lse)
             upstream = _Upstream(out, lse, delta, d_out, d_weights)
-            return None, *_backward(ctx.spec, Tensors(*tensors), upstream, ctx.needs_input_grad[1:], ctx.key)
+            inputs = _contiguous(Tensors(*tensors))
+            return None, *_backward(ctx.spec, inputs, upstream, ctx.needs_input_grad[1:], ctx.key)
 
 
 class _Upstream(NamedTuple):

@@ -4,6 +4,7 @@ The counterpart of `mpnn.kernels.row_reduce`.
 """
 
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from mpnn.kernels.cuda import reduce
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import TUNING, Edges, Sorted, Tile, tile
 from mpnn.kernels.cuda.tensors import index_type, on_device, real, strides, with_contiguous_rows
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 
 _REDUCTIONS = {
     "sum": reduce.SUM,
@@ -26,12 +27,12 @@ _KINDS = {name: reduction.value for name, reduction in _REDUCTIONS.items()}
 
 
 class RowReduce(torch.autograd.Function):
-    """`RowReduce.apply(value, weight, rows, columns, kind, dtype)` -> out [B, N_dst, H, D] of `dtype`; float32 or
-    float64 for weighted extremes of 16-bit values, which must equal a message.
+    """`RowReduce.apply(value, weight, rows, columns, kind, dtype, again)` -> out [B, N_dst, H, D] of `dtype`; float32
+    or float64 for weighted extremes of 16-bit values, which must equal a message.
 
     value [B, N_src, H, D]; weight [B, E, H] in the caller's edge order, whose strides may be 0, or None for ones;
     `rows`: the edges by destination; `columns`: returns the edges by source; `kind`: "sum", "mean", "max", "min" or
-    "var".
+    "var". `again`: an equal function of value and weight, made of operations that are differentiable again.
     """
 
     @staticmethod
@@ -43,8 +44,10 @@ class RowReduce(torch.autograd.Function):
         columns: Callable[[], Sorted],
         kind: str,
         dtype: torch.dtype,
+        again: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        value, compared = with_contiguous_rows(value), None
+        given, compared = value, None
+        value = with_contiguous_rows(value)
         extreme = kind in ("max", "min")
         with on_device(value):
             if kind == "var":
@@ -52,18 +55,31 @@ class RowReduce(torch.autograd.Function):
             counted = extreme and any(ctx.needs_input_grad)
             dtype = real(value.dtype)[0] if extreme and weight is not None else dtype
             out, equal = segment_reduce(value, weight, rows, rows.edges, kind, compared, counted, dtype)
-        ctx.rows, ctx.columns, ctx.kind, ctx.like = rows, columns, kind, value.dtype
+        ctx.rows, ctx.columns, ctx.kind, ctx.like, ctx.again = rows, columns, kind, value.dtype, again
         if extreme:
             compared = out
         elif kind != "var" and not ctx.needs_input_grad[1]:
-            value = value.new_empty(0)  # the backward pass does not read it
-        ctx.save_for_backward(value, weight, compared, equal)
+            given = value.new_empty(0)  # the backward pass does not read it
+        # Not a contiguous copy of the value: no gradient of higher order would flow through that.
+        ctx.of_value = value.shape
+        ctx.save_for_backward(given, weight, compared, equal)
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:
+        if ctx.again is None or not are_differentiated((d_out,)):
+            return RowReduce.once(ctx, d_out)
+        again = partial(ctx.again, batched=are_batches((d_out,)))
+        value, weight, *_ = ctx.saved_tensors
+        if value.shape != ctx.of_value:  # the gradient does not depend on it
+            value = torch.zeros(ctx.of_value, dtype=ctx.like, device=d_out.device).requires_grad_()
+        return *gradients_again(again, (value, weight), ctx.needs_input_grad[:2], (d_out,)), *[None] * 5
+
+    @staticmethod
+    @once_differentiable
+    def once(ctx: Any, d_out: Tensor) -> Any:
         value, weight, compared, equal = ctx.saved_tensors
+        value = with_contiguous_rows(value)
         columns, kind, needed = ctx.columns(), ctx.kind, ctx.needs_input_grad
         if kind in ("mean", "var"):
             d_out = d_out * ctx.rows.inverse_degree(real(d_out.dtype)[0]) * (1 if kind == "mean" else 2)
@@ -73,9 +89,9 @@ class RowReduce(torch.autograd.Function):
         with on_device(d_out):
             if kind in ("sum", "mean") and not needed[1]:
                 d_value, _ = segment_reduce(d_out, weight, columns, columns.edges, "sum", dtype=ctx.like)
-                return d_value, None, None, None, None, None
+                return d_value, *[None] * 6
             d_value, d_weight = _segment_reduce_backward(d_out, compared, value, weight, columns, kind, needed)
-        return d_value, d_weight, None, None, None, None
+        return d_value, d_weight, *[None] * 5
 
 
 class Gather(torch.autograd.Function):
@@ -87,12 +103,20 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, by_id: Callable[[], Sorted]) -> Tensor:
-        ctx.by_id = by_id
+        ctx.by_id, ctx.ids = by_id, ids
+        ctx.save_for_backward(table)
         return table.index_select(0, ids)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:
+        if not are_differentiated((d_out,)):
+            return Gather.once(ctx, d_out)
+        look_up = partial(torch.index_select, dim=0, index=ctx.ids)
+        return *gradients_again(look_up, ctx.saved_tensors, (True,), (d_out,)), None, None
+
+    @staticmethod
+    @once_differentiable
+    def once(ctx: Any, d_out: Tensor) -> Any:
         by_id = ctx.by_id()
         with on_device(d_out):
             sums, _ = segment_reduce(with_contiguous_rows(d_out)[None, :, None], None, by_id, by_id.edges, "sum")

@@ -10,6 +10,7 @@ grids have one dimension, which a GPU limits to 2**31 programs.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
 from mpnn.kernels.cuda.tile_config import Config, Launch
 from mpnn.kernels.cuda.tile_schedule import OFFSETS, Schedule, TileGraph, TileGraphs
 from mpnn.kernels.dropout_threshold import threshold
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 
 _MIN_WIDTH = 16  # of a head, the least operand of a tensor core
 _ROWS = 32  # whose deltas one program computes
@@ -41,13 +42,15 @@ class Dropout(NamedTuple):
 
 
 class Options(NamedTuple):
-    """`scale` is positive, `softcap` None for none."""
+    """`scale` is positive, `softcap` None for none. `again`: an equal function of scale, softcap, whether gradients are
+    batches, and the tensors, made of operations that are differentiable again; None if there is none."""
 
     scale: float
     softcap: float | None
     dropout: Dropout | None
     graphs: TileGraphs
     config: Config
+    again: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     def graph(self, launch: Launch) -> TileGraph:
         """The graph with the tiles of a launch."""
@@ -79,24 +82,38 @@ class TileAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         *tensors, options = arguments
-        inputs = _Inputs(*map(with_contiguous_rows, tensors[:3]), *map(_contiguous, tensors[3:]))
+        inputs = _readable(tensors)
         key = _key(inputs, options)
         with on_device(inputs.query):
             out, lse, norm = _forward(inputs, options, key)
-        ctx.save_for_backward(*inputs, out, norm)
+        # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
+        ctx.save_for_backward(*tensors, out, norm)
         ctx.options, ctx.key = options, key
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        scale, softcap, *_, again = ctx.options
+        if again is None or not are_differentiated(upstream):
+            return TileAttention.once(ctx, *upstream)
+        tensors, needs = ctx.saved_tensors[:7], ctx.needs_input_grad[:7]
+        return *gradients_again(partial(again, scale, softcap, are_batches(upstream)), tensors, needs, upstream), None
+
+    @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+    def once(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
         *tensors, out, norm = ctx.saved_tensors
+        inputs = _readable(tensors)
         d_out = torch.zeros_like(out) if d_out is None else with_contiguous_rows(d_out)
         d_lse = _contiguous(d_lse)
         key = ctx.key, layout(d_out), d_lse if d_lse is None else layout(d_lse), ctx.needs_input_grad
         with on_device(out):
-            return *_backward(_Inputs(*tensors), out, norm, d_out, d_lse, ctx.options, ctx.needs_input_grad, key), None
+            return *_backward(inputs, out, norm, d_out, d_lse, ctx.options, ctx.needs_input_grad, key), None
+
+
+def _readable(tensors: Sequence[Any]) -> _Inputs:
+    return _Inputs(*map(with_contiguous_rows, tensors[:3]), *map(_contiguous, tensors[3:]))
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:

@@ -25,6 +25,8 @@ from mpnn.kernels.cuda.chunks import gradients, outputs, states, within
 from mpnn.kernels.cuda.chunks.tiles import rows
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
+from mpnn.kernels.once_differentiable import are_differentiated
+from mpnn.kernels.scan import recurrence_again
 
 _ARGUMENTS = 6  # of a recurrence that are tensors
 _WIDTH_OF_64 = 64  # the least width of heads with chunks of 64 nodes
@@ -270,6 +272,9 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _differentiate(ctx: Any, d_out: Tensor | None, d_last: Tensor | None, _: Any) -> Any:
     inputs, computed = ctx.saved_tensors[:_ARGUMENTS], list(ctx.saved_tensors[_ARGUMENTS:])
+    if are_differentiated((d_out, d_last)):
+        options = ctx.scale, ctx.heads, tuple(ctx.ends)
+        return *recurrence_again(inputs, options, ctx.needs_input_grad, (d_out, d_last)), *[None] * 4
     grads = iter(_backward(d_out, d_last, *inputs, computed, ctx.scale, ctx.heads, ctx.ends))
     return *(None if x is None else next(grads) for x in inputs), None, None, None, None
 
