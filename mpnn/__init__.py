@@ -46,7 +46,7 @@ _HOMES = {
 
 
 def _html(*arguments: Any) -> str:
-    from mpnn import html
+    from mpnn.graph import html
 
     return html.of_graph(*arguments)
 

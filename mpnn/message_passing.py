@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpnn import engine, html, validation
+from mpnn import engine, validation
 from mpnn.aggregate import PNA, SUM, Aggregator, Index, Sum, aggregator
 from mpnn.attention import Attention
 from mpnn.attention.recurrent import Recurrent
 from mpnn.decoding.cache import KVCache
 from mpnn.dropout import drop_edges
-from mpnn.graph import Graph
+from mpnn.graph import Graph, html
 from mpnn.graph.exchange import LOCAL, Exchange, Layer
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology

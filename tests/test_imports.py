@@ -22,7 +22,6 @@ ROOMS: dict[str, set[str]] = {
     "tables": set(),
     "kernels": set(),
     "graph": {"registry", "kernels"},
-    "html": {"graph"},
     "aggregate": {"registry"},
     "rng": {"graph", "kernels"},
     "edge_tables": {"graph"},
@@ -31,24 +30,25 @@ ROOMS: dict[str, set[str]] = {
     "round": {"graph", "aggregate", "rng", "edge_tables", "scores", "needs"},
     "backends": {"graph", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "kernels", "files"},
     "maps": {"kernels", "backends"},
-    "rows": {"kernels", "maps"},
     "validation": {"graph", "aggregate", "edge_tables", "scores", "round"},
     "graphs": {"registry", "graph", "validation", "kernels", "files", "tables"},
     "dropout": {"graph", "rng", "kernels"},
-    "update": {"graph", "kernels", "maps", "rows", "validation", "dropout"},
+    "update": {"graph", "kernels", "maps", "validation", "dropout"},
     "position": {"graph", "edge_tables", "validation"},
     "attention": {
-        *("graph", "graphs", "edge_tables", "scores", "round", "maps", "rows", "validation", "position", "kernels"),
+        *("graph", "graphs", "edge_tables", "scores", "round", "maps", "validation", "position", "kernels"),
     },
     "decoding": {"graph", "round", "attention"},
     "engine": {
-        *("graph", "graphs", "html", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "validation"),
+        *("graph", "graphs", "aggregate", "rng", "edge_tables", "scores", "needs", "round", "validation"),
         *("backends", "kernels", "maps"),
     },
     "ops": {"graph", "aggregate", "edge_tables", "scores", "round", "validation", "engine"},
     "flex": {"graph", "graphs", "edge_tables", "ops", "scores"},
+    "varlen": {"graph", "edge_tables", "ops"},
+    "shim": {"graph", "graphs", "ops", "varlen"},
     "message_passing": {
-        *("graph", "graphs", "html", "aggregate", "update", "dropout", "round", "validation", "attention", "decoding"),
+        *("graph", "graphs", "aggregate", "update", "dropout", "round", "validation", "attention", "decoding"),
         "engine",
     },
     "propagation": {"graph", "round", "engine", "message_passing"},
@@ -57,12 +57,12 @@ ROOMS: dict[str, set[str]] = {
     "encodings": {"graph"},
     "integrations": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate"),
-        *("attention", "decoding", "backends", "kernels", "maps", "rows", "engine", "ops"),
+        *("attention", "decoding", "backends", "kernels", "maps", "engine", "ops"),
     },
     "models": {
         *("graph", "graphs", "edge_tables", "scores", "round", "validation", "aggregate", "dropout", "update"),
         *("position", "attention", "decoding", "engine", "ops", "message_passing", "propagation", "encodings", "files"),
-        *("registry", "maps", "rows"),
+        *("registry", "maps"),
         "integrations",  # from_hf and from_pyg
     },
     "distributed": {
@@ -84,7 +84,7 @@ ROOMS: dict[str, set[str]] = {
     "train": {"graph", "message_passing", "data", "files"},
     "mpnn": {
         *("graph", "graphs", "aggregate", "update", "position", "attention", "backends", "engine", "ops"),
-        *("message_passing", "encodings", "models", "html", "plot", "registry"),
+        *("message_passing", "encodings", "models", "plot", "registry"),
     },
     "cli": {
         *("graph", "graphs", "scores", "round", "validation", "backends", "engine", "message_passing", "data", "plot"),

@@ -6,10 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from mpnn import rows, validation
+from mpnn import validation
 from mpnn.attention.spec import Attention
 from mpnn.graph import Graph
 from mpnn.graphs.explicit import edges_into
+from mpnn.maps import rows
 from mpnn.round import Round
 
 Message = Callable[[Tensor, Tensor, Tensor | None], Tensor]

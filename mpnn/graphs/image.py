@@ -3,14 +3,18 @@
 Topologies from an image to a smaller one (`convolution` with a stride, `pooling`) have fewer destinations than sources.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer, at_least
-from mpnn.graph.relations import GridOffset, Taps
-from mpnn.graph.runs import Ints
+from mpnn.graph.relations import GridOffset, Offset, Relation, Taps
+from mpnn.graph.runs import Ints, Runs
 from mpnn.graph.topology import Pairs, Topology
 
 
@@ -43,10 +47,35 @@ def _grid(i: Ints, num_src: int, height: int, width: int, connectivity: int = 4)
     ]
 
 
-def neighborhood(height: int, width: int, radius: int) -> Topology:
-    """Each pixel receives from the pixels within `radius` rows and columns, itself included: a convolution's graph.
+def neighborhood(
+    *shape: int,
+    radius: int | Sequence[int] | None = None,
+    kernel_size: int | Sequence[int] | None = None,
+    dilation: int | Sequence[int] = 1,
+    stride: int | Sequence[int] = 1,
+    border: str = "cut",
+    causal: bool | Sequence[bool] = False,
+    height: int | None = None,
+    width: int | None = None,
+) -> Topology:
+    """Each node of a line, an image or a volume receives from its neighbors along each axis, itself included: a
+    convolution's graph, or neighborhood attention's (Hassani et al. 2023, arXiv:2204.07143).
 
-    The type of an edge is its relative position, `(dy + radius) * (2 * radius + 1) + (dx + radius)`.
+    Options are one value for all axes, or one for each. Nodes are numbered in row-major order. The last of `shape` is
+    the radius if neither radius nor kernel_size is given: `neighborhood(height, width, 1)`.
+
+    Args:
+        shape: the size along each axis; any number of them. `height` and `width` are those of an image, by name.
+        radius: neighbors on either side along an axis, a kernel of 2 * radius + 1.
+        kernel_size: neighbors along an axis. Of an even number, one more lies before the node than behind it.
+        dilation: the distance from neighbor to neighbor. Nodes of other remainders by it are not connected.
+        stride: nodes in groups of this many share the neighbors of the one at their center, or of the last if causal.
+        border: "cut": neighbors beyond the border are absent. "natten": the kernel is moved inward until it lies
+            inside, so that each node has as many neighbors (NATTEN 0.21).
+        causal: neighbors at or before the node alone.
+
+    The type of an edge of an image without dilation is its relative position, as in `GridOffset`: for a border that is
+    cut, `(dy + radius) * (2 * radius + 1) + (dx + radius)`; that of a line is its `Offset`.
 
     ::
 
@@ -56,17 +85,132 @@ def neighborhood(height: int, width: int, radius: int) -> Topology:
                                 ##.##.
                                 ######
                                 .##.##
+
+        neighborhood(5, kernel_size=3, border="natten")   ###..
+                                                          ###..
+                                                          .###.
+                                                          ..###
+                                                          ..###
+
+    Raises:
+        ValueError: a size is out of range; a stride exceeds its kernel; or, with border="natten", kernel_size *
+            dilation exceeds a size. When bound: the number of nodes is not the product of the shape.
     """
-    (height, width), radius = _size(height, width), at_least("radius", radius, 0)
-    return Topology.of(_neighborhood, height, width, radius, relation=GridOffset(width, radius, radius))
+    named = tuple(n for n in (height, width) if n is not None)
+    shape = named + shape if len(named) == 2 else shape + named
+    if radius is None and kernel_size is None and shape:
+        *shape, radius = shape  # type: ignore[assignment]
+    if radius is not None and kernel_size is not None:
+        raise ValueError(f"pass radius or kernel_size, not both; got {radius!r} and {kernel_size!r}")
+    sizes = tuple(at_least(f"shape[{k}]", n, 0 if k == 0 else 1) for k, n in enumerate(shape))
+    if not sizes:
+        raise ValueError("neighborhood needs the size along each axis, as neighborhood(height, width, radius=1)")
+    axes = len(sizes)
+    if kernel_size is None:
+        kernels = tuple(2 * r + 1 for r in _each("radius", radius, 0, axes))
+    else:
+        kernels = _each("kernel_size", kernel_size, 1, axes)
+    apart, steps = _each("dilation", dilation, 1, axes), _each("stride", stride, 1, axes)
+    if border not in ("cut", "natten"):
+        raise ValueError(f'border must be "cut" or "natten"; got {border!r}')
+    masks: tuple[Any, ...] = tuple(causal) if isinstance(causal, (list, tuple)) else (causal,) * axes
+    if len(masks) != axes or any(type(c) is not bool for c in masks):
+        raise ValueError(f"causal must be a truth value, or one for each of {axes} axes; got {causal!r}")
+    if any(s > k for s, k in zip(steps, kernels, strict=True)):
+        raise ValueError(f"stride must not exceed the kernel; got {list(steps)} and kernels of {list(kernels)}")
+    if border == "natten" and any(k * d > n for k, d, n in zip(kernels, apart, sizes, strict=True)):
+        raise ValueError(
+            f'with border="natten", kernel_size * dilation must not exceed the shape; got {list(kernels)} * '
+            f"{list(apart)} for {list(sizes)}"
+        )
+    return _Neighborhood(sizes, kernels, apart, steps, border, masks)
 
 
-def _neighborhood(i: Ints, num_src: int, height: int, width: int, radius: int) -> Pairs:
-    y, x = _pixels("neighborhood", i, num_src, height, width)
-    reach = min(radius, height)
-    return [
-        pair for dy in range(-reach, reach + 1) for pair in _row_runs(y + dy, x - radius, x + radius, height, width)
-    ]
+@dataclass(frozen=True, repr=False)
+class _Neighborhood(Topology):
+    shape: tuple[int, ...]
+    kernels: tuple[int, ...]
+    dilation: tuple[int, ...]
+    stride: tuple[int, ...]
+    border: str
+    causal: tuple[bool, ...]
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        nodes = prod(self.shape)
+        if not num_dst == num_src == nodes:
+            raise ValueError(
+                f"neighborhood of {' x '.join(map(str, self.shape))} pixels needs {nodes} nodes, but the graph is "
+                f"{num_dst} x {num_src}; use bind({nodes}), or the shape of the nodes"
+            )
+        at = _coordinates(np.arange(nodes), self.shape)
+        axes: Iterable[Any] = zip(at, self.shape, self.kernels, self.dilation, self.stride, self.causal, strict=True)
+        spans = [_neighbors(self.border == "natten", *axis) for axis in axes]
+        row = np.arange(nodes)
+        pairs = ((row, start, stop) for start, stop in _product(spans, self.shape, self.dilation))
+        return Graph.from_runs(Runs.of(nodes, nodes, pairs), relation=self._relation())
+
+    def _relation(self) -> Relation | None:
+        """Relative positions along a line or in an image; None in more dimensions and between dilated neighbors."""
+        if len(self.shape) > 2 or max(self.dilation) > 1:
+            return None
+        is_centered = self.border == "cut" and max(self.stride) == 1 and not any(self.causal)
+        reach = [k // 2 if is_centered else k - 1 for k in self.kernels]
+        return Offset(reach[0]) if len(reach) == 1 else GridOffset(self.shape[1], *reach)
+
+    def __repr__(self) -> str:
+        """A call that builds this; options at their defaults are left out."""
+        options = [("dilation", self.dilation, 1), ("stride", self.stride, 1), ("causal", self.causal, False)]
+        shown = [f"{name}={_briefly(values)!r}" for name, values, usual in options if set(values) != {usual}]
+        shown += [] if self.border == "cut" else [f"border={self.border!r}"]
+        kernel = _briefly(self.kernels)
+        if len(self.shape) == 2 and not shown and isinstance(kernel, int) and kernel % 2:
+            return f"neighborhood({self.shape[0]}, {self.shape[1]}, {kernel // 2})"
+        return f"neighborhood({', '.join([*map(str, self.shape), f'kernel_size={kernel!r}', *shown])})"
+
+
+def _briefly(values: tuple[Any, ...]) -> Any:
+    """One value if all axes have it, or a list of them."""
+    return values[0] if len(set(values)) == 1 else list(values)
+
+
+def _coordinates(i: Ints, shape: tuple[int, ...]) -> tuple[Ints, ...]:
+    """The coordinate of nodes along each axis."""
+    found = []
+    for n in reversed(shape):
+        found.append(i % n)
+        i = i // n
+    return tuple(reversed(found))
+
+
+def _neighbors(
+    moves_inward: bool, at: Ints, size: int, kernel: int, dilation: int, stride: int, causal: bool
+) -> tuple[Ints, Ints]:
+    """The first neighbor along an axis, and their number; they are `dilation` apart."""
+    phase, place = at % dilation, at // dilation
+    count = (size - phase + dilation - 1) // dilation  # of the nodes of this remainder
+    leader = np.minimum(place // stride * stride + (stride - 1 if causal else stride // 2), count - 1)
+    first = leader - (kernel - 1 if causal else kernel // 2)
+    if moves_inward and not causal:
+        first = np.clip(first, 0, count - kernel)
+    last = place + 1 if causal else np.minimum(first + kernel, count)
+    first = np.maximum(first, 0)
+    return first * dilation + phase, np.maximum(last - first, 0)
+
+
+def _product(spans: list[tuple[Ints, Ints]], shape: tuple[int, ...], dilation: tuple[int, ...]) -> Pairs:
+    """The runs of the nodes whose coordinate along each axis is one of a span."""
+    *outer, (first, count) = spans
+    width = 1 if dilation[-1] > 1 else None
+    taps = [range(int(n.max(initial=0))) for _, n in (spans if width else outer)]
+    for tap in product(*taps):
+        row = np.zeros_like(first)
+        present = np.ones(len(first), bool)
+        for k, (begin, n) in enumerate(outer):
+            row = row * shape[k] + begin + tap[k] * dilation[k]
+            present &= tap[k] < n
+        start = row * shape[-1] + first + (tap[-1] * dilation[-1] if width else 0)
+        length = np.where(tap[-1] < count, 1, 0) if width else count
+        yield start, start + np.where(present, length, 0)
 
 
 def convolution(
@@ -251,6 +395,14 @@ def _pair(name: str, size: int | Sequence[int], least: int) -> tuple[int, int]:
     if len(both) != 2:
         raise ValueError(f"{name} must be one integer or two, vertical and horizontal; got {size!r}")
     return at_least(name, both[0], least), at_least(name, both[1], least)
+
+
+def _each(name: str, size: Any, least: int, axes: int) -> tuple[int, ...]:
+    """Validates one integer, or one for each axis, and returns one for each axis."""
+    values = list(size) if isinstance(size, (list, tuple)) else [size] * axes
+    if len(values) != axes:
+        raise ValueError(f"{name} must be one integer, or one for each of {axes} axes; got {size!r}")
+    return tuple(at_least(name, value, least) for value in values)
 
 
 def _size(height: int, width: int) -> tuple[int, int]:

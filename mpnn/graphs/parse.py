@@ -112,7 +112,7 @@ def _topology(node: ast.expr, text: str) -> Topology:
         case ast.Name() | ast.Attribute() if name := _name(node):
             return _build(node, text, name, [], {})
         case ast.Call(function, args, keywords) if name := _name(function):
-            kinds = _LITERALS if name in _REGISTERED else _INTEGERS
+            kinds = _LITERALS if name in _REGISTERED or name in _TAKE_LITERALS else _INTEGERS
             named = {str(k.arg): _value(k.value, text, kinds) for k in keywords}
             if len(named) < len(keywords):
                 raise _error(node, text, "an argument is named twice")
@@ -183,6 +183,9 @@ def _relation(node: ast.expr, text: str) -> Relation:
 
 
 _INTEGERS = ((int,), "arguments are integers or lists of integers")
+_TAKE_LITERALS = {"documents", "neighborhood"}
+"""The builders of this package with arguments that are topologies, text or truth values."""
+
 _LITERALS = (
     (int, float, str, bool, NoneType),
     "arguments are numbers, text, True, False, None, topologies or lists of these",

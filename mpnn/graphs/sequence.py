@@ -4,14 +4,17 @@ Drawings show destinations as rows and sources as columns; `#` is an edge.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
+from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least, distinct_indices, integers
 from mpnn.graph.runs import Combs, Ints, Runs
 from mpnn.graph.strips import require_strips
 from mpnn.graph.topology import Pairs, Topology
+from mpnn.graphs.explicit import batch
 
 _MIN_STRIP = 16  # rows of a strip below which strips of many runs take as much memory as the runs
 
@@ -240,8 +243,14 @@ def _prefix(i: Ints, num_src: int, k: int) -> Pairs:
     return [(0, np.maximum(i + 1, k))]
 
 
-def documents(lengths: Sequence[int] | Tensor) -> Topology:
-    """i receives from j if both are in the same document. The lengths must add up to the bound size.
+def documents(
+    lengths: Sequence[int] | Tensor,
+    inner: Topology | None = None,
+    *,
+    src_lengths: Sequence[int] | Tensor | None = None,
+) -> Topology:
+    """i receives from j if both are in the same document, and `inner` has an edge from j to i there. The lengths must
+    add up to the bound size.
 
     ::
 
@@ -251,11 +260,84 @@ def documents(lengths: Sequence[int] | Tensor) -> Topology:
                                ..###.
                                ..###.
                                .....#
+
+        documents([2, 3], inner=prefix(2))   ##...
+                                             ##...
+                                             ..##.
+                                             ..##.
+                                             ..###
+
+    Args:
+        inner: the topology of each document, whose nodes it numbers from 0; None is `complete()`. For a rule that only
+            compares positions (`causal`, `window`), it is the same as `inner & documents(lengths)`.
+        src_lengths: the lengths of the documents of the sources, if they are another set of nodes: document k of the
+            destinations receives from document k of the sources (packed cross-attention).
+
+    Raises:
+        TypeError: lengths are not integers, or `inner` is not a Topology.
+        ValueError: a length is negative; there are more documents of one side than of the other; or `inner` has memory
+            nodes. When bound: the lengths do not add up to the size, or `inner` compares positions and a document has
+            other numbers of destinations and of sources.
     """
-    sizes = integers("lengths", lengths)
+    sizes = _lengths("lengths", lengths)
+    if inner is None and src_lengths is None:
+        return Topology.of(_documents, sizes, breaks=_ends)
+    inner = complete() if inner is None else inner
+    if not isinstance(inner, Topology):
+        raise TypeError(f"inner must be a topology, as causal() or prefix(4); got {type(inner).__name__}")
+    if inner.memory:
+        raise ValueError(f"the topology inside documents cannot have memory nodes; got {inner}")
+    sources = sizes if src_lengths is None else _lengths("src_lengths", src_lengths)
+    if len(sources) != len(sizes):
+        raise ValueError(
+            f"there must be as many documents of sources as of destinations; got {len(sources)} and {len(sizes)}"
+        )
+    return _Documents(sizes, sources, inner)
+
+
+def _lengths(name: str, lengths: Sequence[int] | Tensor) -> tuple[int, ...]:
+    sizes = integers(name, lengths)
     for k, n in enumerate(sizes):
-        at_least(f"lengths[{k}]", n, 0)
-    return Topology.of(_documents, sizes, breaks=_ends)
+        at_least(f"{name}[{k}]", n, 0)
+    return sizes
+
+
+@dataclass(frozen=True, repr=False)
+class _Documents(Topology):
+    """A topology inside each document: destinations and sources of document k are `lengths[k]` and `src_lengths[k]`."""
+
+    lengths: tuple[int, ...]
+    src_lengths: tuple[int, ...]
+    inner: Topology
+
+    @property
+    def depth(self) -> int:  # type: ignore[override]
+        return 1 + self.inner.depth
+
+    def _graph(self, num_dst: int, num_src: int) -> Graph:
+        expected = sum(self.lengths), sum(self.src_lengths)
+        if (num_dst, num_src) != expected:
+            raise ValueError(
+                f"the lengths of the documents add up to {expected[0]} destinations and {expected[1]} sources, but the "
+                f"graph is {num_dst} x {num_src}; bind({expected[0]}, {expected[1]})"
+            )
+        sizes = [size for size in zip(self.lengths, self.src_lengths, strict=True) if any(size)]
+        if not sizes:
+            return Graph.from_runs(Runs.full(0, 0))
+        of_size = {size: self._document(*size) for size in set(sizes)}
+        return batch([of_size[size] for size in sizes])
+
+    def _document(self, num_dst: int, num_src: int) -> Graph:
+        if self.inner.positional and num_dst != num_src:
+            raise ValueError(
+                f"{self.inner} compares positions, which a document of {num_dst} destinations and {num_src} sources "
+                "does not share; use documents of equal lengths, or an inner topology that compares none"
+            )
+        return self.inner._graph(num_dst, num_src)
+
+    def __repr__(self) -> str:
+        sources = "" if self.src_lengths == self.lengths else f", src_lengths={list(self.src_lengths)}"
+        return f"documents({list(self.lengths)}, inner={self.inner!r}{sources})"
 
 
 def _ends(num_dst: int, num_src: int, lengths: tuple[int, ...]) -> Ints:

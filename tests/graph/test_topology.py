@@ -27,6 +27,8 @@ SAMPLES = [
     graphs.global_nodes([1, 3]),
     graphs.prefix(3),
     graphs.documents([4, 0, 8]),
+    graphs.documents([4, 8], inner=graphs.prefix(2) | graphs.window(1)),
+    graphs.documents([4, 8], src_lengths=[3, 2]),
     graphs.permutation([2, 0, 1]),
     graphs.memory(3),
     graphs.random(4),
@@ -38,6 +40,7 @@ SAMPLES = [
     graphs.grid(3, 4),
     graphs.grid(3, 4, connectivity=8),
     graphs.neighborhood(3, 4, 1),
+    graphs.neighborhood(12, kernel_size=4, stride=2, dilation=3, causal=True, border="natten"),
     graphs.windows(4, 4, size=2, shift=1),
 ]
 

@@ -84,6 +84,18 @@ DRAWN = {
         .###
         .###
     """,
+    "documents([2, 0, 3], inner=prefix(2)).bind(5)": """
+        ##...
+        ##...
+        ..##.
+        ..##.
+        ..###
+    """,
+    "documents([2, 1], src_lengths=[1, 2]).bind(3, 3)": """
+        #..
+        #..
+        .##
+    """,
     # 3 comes first and attends to itself; then 0 attends to 3 and itself; then 2; then 1, which attends to all
     "permutation([3, 0, 2, 1]).bind(4)": """
         #..#
@@ -373,6 +385,12 @@ BAD = {
     "permutation([0, 0])": r"order must hold each of 0..1 once; got \[0, 0\]",
     "permutation([1, 0]).bind(3)": r"the order has 2 nodes, but the graph is 3 x 3; bind\(2\), or give an order of",
     "documents([3, 4]).bind(8)": r"add up to 7, but the graph has 8 nodes; bind\(7\), or give lengths that add up to 8",
+    "documents([3], inner=4)": r"inner must be a topology, as causal\(\) or prefix\(4\); got int",
+    "documents([3], inner=memory(2))": r"inside documents cannot have memory nodes; got memory\(2\)",
+    "documents([3], src_lengths=[1, 2])": "as many documents of sources as of destinations; got 2 and 1",
+    "documents([3], src_lengths=[-1])": r"src_lengths\[0\] must be at least 0; got -1",
+    "documents([3, 4], inner=causal()).bind(8)": r"add up to 7 destinations and 7 sources, but the graph is 8 x 8",
+    "documents([3], causal(), src_lengths=[4]).bind(3, 4)": "a document of 3 destinations and 4 sources does not share",
     "memory(-1)": "length must be at least 0; got -1",
     "random(-1)": "degree must be at least 0; got -1",
     "random(2, seed=-1)": "seed must be at least 0; got -1",
@@ -388,6 +406,15 @@ BAD = {
     "grid(2, 2).bind(5)": r"grid of 2 x 2 pixels needs 4 nodes, but the graph is 5 x 5; use bind\(4\), or the height",
     "neighborhood(2, 2, -1)": "radius must be at least 0; got -1",
     "neighborhood(2, 2, 1).bind(4, 5)": "neighborhood of 2 x 2 pixels needs 4 nodes, but the graph is 4 x 5",
+    "neighborhood(3)": "neighborhood needs the size along each axis",
+    "neighborhood()": "neighborhood needs the size along each axis",
+    "neighborhood(3, 3, radius=1, kernel_size=3)": "pass radius or kernel_size, not both; got 1 and 3",
+    "neighborhood(3, 3, radius=[1])": r"radius must be one integer, or one for each of 2 axes; got \[1\]",
+    "neighborhood(3, 3, kernel_size=0)": "kernel_size must be at least 1; got 0",
+    "neighborhood(3, 3, 1, stride=4)": r"stride must not exceed the kernel; got \[4, 4\] and kernels of \[3, 3\]",
+    "neighborhood(5, kernel_size=3, dilation=2, border='natten')": r"must not exceed the shape; got \[3\] \* \[2\] for",
+    "neighborhood(5, 1, border='wrap')": 'border must be "cut" or "natten"; got \'wrap\'',
+    "neighborhood(5, 1, causal=1)": "causal must be a truth value, or one for each of 1 axes; got 1",
     "windows(2, 2, size=0)": "size must be at least 1; got 0",
     "windows(2, 2, size=2, shift=-1)": "shift must be at least 0; got -1",
     "windows(2, 2, size=2).bind(3)": "windows of 2 x 2 pixels needs 4 nodes, but the graph is 3 x 3",

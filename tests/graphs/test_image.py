@@ -1,6 +1,7 @@
 """Topologies over images: neighborhoods against a loop over pixels, Swin's windows against Swin's own recipe."""
 
 import itertools
+import random
 from collections.abc import Callable
 
 import pytest
@@ -29,6 +30,53 @@ def test_neighbors_of_pixels(height: int, width: int) -> None:
         (graphs.neighborhood(height, width, 100), lambda dy, dx: True),
     ):
         assert torch.equal(topology.bind(height * width).dense(), by_pixel(height, width, attends)), topology
+
+
+def neighbors_along(size: int, kernel: int, dilation: int, stride: int, causal: bool, inward: bool) -> Tensor:
+    """The mask along one axis, node by node: of the nodes of a node's remainder, the kernel around the leader of its
+    group of `stride`, moved inward at a border."""
+    mask = torch.zeros(size, size, dtype=torch.bool)
+    for node in range(size):
+        own = list(range(node % dilation, size, dilation))
+        place = own.index(node)
+        group = [p for p in range(len(own) + stride) if p // stride == place // stride]
+        leader = min(group[-1] if causal else group[stride // 2], len(own) - 1)
+        first = leader + 1 - kernel if causal else leader - kernel // 2
+        if inward and not causal:
+            first = min(max(first, 0), len(own) - kernel)
+        kept = [p for p in range(first, first + kernel) if 0 <= p < len(own) and not (causal and p > place)]
+        mask[node, [own[p] for p in kept]] = True
+    return mask
+
+
+def test_neighborhoods_in_any_dimension() -> None:
+    """The masks with border="natten" are those of NATTEN 0.21.7 itself, see `test_natten.py`."""
+    r = random.Random(0)
+    for _ in range(150):
+        shape = [r.randint(2, most) for most in r.choice([(40,), (9, 8), (5, 4, 5), (3, 3, 2, 3)])]
+        inward = r.random() < 0.6
+        dilation = [r.randint(1, n // 2) for n in shape]
+        kernels = [r.randint(1, max(1, n // d) if inward else n + 2) for n, d in zip(shape, dilation, strict=True)]
+        stride, causal = [r.randint(1, k) for k in kernels], [r.random() < 0.3 for _ in shape]
+        options = {"kernel_size": kernels, "dilation": dilation, "stride": stride, "causal": causal}
+        topology = graphs.neighborhood(*shape, border="natten" if inward else "cut", **options)
+        expected = torch.ones(1, 1, dtype=torch.bool)
+        for axis in zip(shape, kernels, dilation, stride, causal, strict=True):
+            expected = torch.kron(expected.int(), neighbors_along(*axis, inward).int()).bool()
+        assert torch.equal(topology.bind(len(expected)).dense(), expected), topology
+        assert graphs.parse(repr(topology)) == topology
+
+
+def test_types_of_neighbors() -> None:
+    line = graphs.neighborhood(9, kernel_size=4, border="natten").bind(9)
+    src, dst = line.edge_index
+    assert torch.equal(line.edge_type, src - dst + 3)
+    image = graphs.neighborhood(4, 6, kernel_size=3, border="natten").bind(24)
+    src, dst = image.edge_index
+    assert torch.equal(image.edge_type, (src // 6 - dst // 6 + 2) * 5 + src % 6 - dst % 6 + 2)
+    assert graphs.neighborhood(4, 6, kernel_size=3) == graphs.neighborhood(4, 6, 1)
+    assert graphs.neighborhood(height=4, width=6, radius=1) == graphs.neighborhood(4, 6, radius=[1, 1])
+    assert not graphs.neighborhood(3, 4, 5, radius=1).bind(60).has_edge_types
 
 
 @pytest.mark.parametrize("topology", [graphs.grid(3, 5, 8), graphs.neighborhood(3, 5, 1), graphs.windows(3, 5, size=2)])

@@ -1,4 +1,4 @@
-"""Functions of rows in blocks, `mpnn.rows.mapped`, against the same in torch: values, first and second derivatives."""
+"""Functions of rows in blocks, `maps.rows.mapped`, against the same in torch: values, first and second derivatives."""
 
 import copy
 from functools import partial
@@ -8,9 +8,10 @@ import torch
 from live_memory import LiveMemory
 from torch import Tensor, nn
 
-from mpnn import MessagePassing, graphs, rows
+from mpnn import MessagePassing, graphs
 from mpnn.attention import EdgeFilter
 from mpnn.kernels import edge_sum
+from mpnn.maps import rows
 from mpnn.models.layers.interaction import interaction
 from mpnn.models.layers.molecules import RadialFilter, ShiftedSoftplus
 from mpnn.update import MLP

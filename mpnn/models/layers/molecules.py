@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpnn import Graph, ops, rows
+from mpnn import Graph, ops
 from mpnn.graphs import edge_vectors
+from mpnn.maps import rows
 
 
 def vectors_of(graph: Graph, positions: Tensor, cell: Tensor | None = None, pool: Graph | None = None) -> Tensor:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from steps import at_most
 
-from mpnn import MessagePassing, explain, graphs, html
+from mpnn import MessagePassing, explain, graphs
 from mpnn.attention import DotProduct
+from mpnn.graph import html
 from mpnn.graph.strips import Strips
 
 SHOWN = {
@@ -90,7 +91,7 @@ def test_names_are_text_and_not_markup():
 def test_a_diameter_that_takes_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     path = graphs.window(1).bind(30)
     assert "29 layers connect all pairs" in path._repr_html_()
-    monkeypatch.setattr("mpnn.html._SECONDS", -1.0)
+    monkeypatch.setattr("mpnn.graph.html._SECONDS", -1.0)
     text = path._repr_html_()
     assert "88 edges" in text
     assert "layers connect" not in text

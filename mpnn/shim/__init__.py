@@ -1,0 +1,72 @@
+"""Modules under the names of other libraries, for code that imports these: their functions, computed by mpnn.
+
+    python -m mpnn.shim flash_attn script.py --its-arguments       runs a script, or `-m module`
+
+    import mpnn.shim                                               or two lines, before the code is imported
+    mpnn.shim.provide("flash_attn")
+
+    name         modules                                                       functions
+    flash_attn   flash_attn, .flash_attn_interface, .bert_padding              `mpnn.varlen`, `mpnn.shim.padding`
+    natten       natten, .functional                                           `mpnn.shim.natten`
+    xformers     xformers, .ops, .ops.fmha, .ops.fmha.attn_bias                `mpnn.shim.xformers`
+
+Nothing is provided unless one of these is called: importing mpnn changes no import.
+"""
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MODULES: dict[str, dict[str, str]] = {
+    "flash_attn": {
+        "flash_attn": "mpnn.varlen",
+        "flash_attn.flash_attn_interface": "mpnn.varlen",
+        "flash_attn.bert_padding": "mpnn.shim.padding",
+    },
+    "natten": {"natten": "mpnn.shim.natten", "natten.functional": "mpnn.shim.natten"},
+    "xformers": {
+        "xformers": "mpnn.shim.xformers",
+        "xformers.ops": "mpnn.shim.xformers",
+        "xformers.ops.fmha": "mpnn.shim.xformers",
+        "xformers.ops.fmha.attn_bias": "mpnn.shim.xformers",
+    },
+}
+VERSIONS = {"flash_attn": "2.8.4", "natten": "0.21.7", "xformers": "0.0.32"}
+"""The version whose signatures each name has; `__version__` of the module."""
+
+
+def provide(*names: str) -> None:
+    """Provides modules under the names of other libraries, until the process ends: `import flash_attn` finds mpnn's.
+
+    A library of that name that is installed is not imported from now on. Calling it twice is calling it once.
+
+    Raises:
+        ValueError: there is no such name.
+        RuntimeError: the real library is already imported, so that other code may hold its functions.
+    """
+    for name in names:
+        if name not in MODULES:
+            raise ValueError(f"mpnn.shim provides {', '.join(MODULES)}; got {name!r}")
+        held = sys.modules.get(name)
+        if held is not None and not hasattr(held, "__mpnn__"):
+            raise RuntimeError(f"{name} is already imported, from {held.__spec__}; call provide before it is imported")
+    for name in names:
+        if name not in sys.modules:
+            sys.modules.update(_modules(name))
+
+
+def _modules(name: str) -> dict[str, ModuleType]:
+    """The modules of a library, each an attribute of the one that contains it."""
+    made: dict[str, ModuleType] = {}
+    for path, home in MODULES[name].items():
+        source = import_module(home)
+        module = made[path] = ModuleType(path, source.__doc__)
+        module.__spec__ = ModuleSpec(path, None, origin=home, is_package=True)
+        module.__path__ = []
+        module.__dict__.update({key: x for key, x in vars(source).items() if not key.startswith("_")})
+        module.__dict__.update(__version__=VERSIONS[name], __mpnn__=home)
+        parent, _, last = path.rpartition(".")
+        if parent:
+            setattr(made[parent], last, module)
+    return made
