@@ -150,12 +150,13 @@ class Data:
     val: Captions
     test: Captions
     test_pairs: list[tuple[str, str]]
+    longest: int  # translation
 
     @staticmethod
-    def read(limit: int | None) -> Data:
+    def read(limit: int | None, longest: int = LONGEST) -> Data:
         train, val, test = (multi30k(split)[:limit] for split in ("train", "val", "test_2016_flickr"))
         tokenizer = tokens_of(train)
-        return Data(tokenizer, *(Captions.of(part, tokenizer) for part in (train, val, test)), test)
+        return Data(tokenizer, *(Captions.of(part, tokenizer) for part in (train, val, test)), test, longest)
 
 
 def train(
@@ -201,7 +202,7 @@ def translate(model: Seq2Seq | Transformer, data: Data) -> list[str]:
     for k in range(0, len(order), BATCH):
         index = order[k : k + BATCH]
         source = padded([data.test.source[i] for i in index])
-        output = model.generate(source, LONGEST, padding_mask=source == PAD)
+        output = model.generate(source, data.longest, padding_mask=source == PAD)
         for i, tokens in zip(index, output.tolist(), strict=True):
             end = tokens.index(END) if END in tokens else len(tokens)
             texts[i] = data.tokenizer.decode(tokens[1:end])
@@ -213,7 +214,7 @@ def draw_alignment(model: Seq2Seq | Transformer, data: Data, title: str, path: P
     """Draws the attention weights from the tokens of a translation (rows) to those of the source (columns)."""
     model.eval()
     source = torch.tensor([[*data.tokenizer.encode(LINE).ids, END]])
-    target = model.generate(source, LONGEST)
+    target = model.generate(source, data.longest)
     if isinstance(model, Seq2Seq):
         weights = model(source, target[:, :-1], return_weights=True)[1][0]
     else:
@@ -232,8 +233,10 @@ def draw_alignment(model: Seq2Seq | Transformer, data: Data, title: str, path: P
 def main() -> None:
     options = parser(__doc__, 3, MODELS)
     options.add_argument("--limit", type=int, help="use only so many pairs of each part, for a test")
+    options.add_argument("--longest", type=int, help="translate into at most so many tokens, for a test")
     options = options.parse_args()
-    data = Data.read(options.limit)
+    data = Data.read(options.limit, options.longest or LONGEST)
+    settings = {"limit": options.limit} | ({"longest": options.longest} if options.longest else {})
     lengths = Table("model", *(f"{low}-{high} words" for low, high in LENGTHS), title="BLEU by source length, seed 0")
     for name, title in MODELS.items():
         if name in options.models:
@@ -241,7 +244,7 @@ def main() -> None:
             published = ("38 to 41", "text-only Transformers") if name == "transformer" else ("none", "")
             row = Row(f"multi30k-{name}", "Multi30k en-de", title, "BLEU, test_2016_flickr", *published)
             run = partial(train, name, data, steps, options.out, lengths)
-            measure(row, run, options, {"steps": steps, "limit": options.limit})
+            measure(row, run, options, {"steps": steps} | settings)
     if lengths.row_count:
         console.print(lengths)
 

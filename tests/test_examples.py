@@ -1,11 +1,9 @@
 """Every example runs by itself, as a reader would run it, with settings small enough for a test."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from real_data import real
 
@@ -170,13 +168,9 @@ def runs(file, arguments, words, tmp_path):
 
 
 def run_example(file, arguments, tmp_path):
-    return subprocess.run(
-        [sys.executable, EXAMPLES / file, *arguments.split()],
-        cwd=tmp_path,  # an example must not depend on where it is started
-        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-    )
+    """In `tmp_path`, because an example must not depend on where it is started."""
+    path = str(EXAMPLES.parent)
+    return forked.run(EXAMPLES / file, *arguments.split(), folder=tmp_path, PYTHONPATH=path, COLUMNS="120")
 
 
 @pytest.mark.slow
@@ -228,7 +222,7 @@ def test_a_demonstration_that_is_killed_goes_on(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_translation_runs_by_itself(tmp_path):
     real(locate, "multi30k")
-    arguments = "--seeds 1 --steps 2 --limit 100"
+    arguments = "--seeds 1 --steps 2 --limit 40 --longest 12"
     words = [
         "RNN without attention: ",
         "BLEU, test_2016_flickr (1 seeds; published 38 to 41)",

@@ -139,8 +139,9 @@ def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> Non
     torch.testing.assert_close(results()[0], engine.run(request, "edge_list")[0], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("edges", [1, 3, 15])
-@pytest.mark.parametrize("aggregator", [Sum(), Max(), Min(), LogSumExp(), Product()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    ("aggregator", "edges"), [(Sum(), 1), (Sum(), 3), (Max(), 3), (Min(), 15), (LogSumExp(), 1), (Product(), 15)]
+)
 def test_fewer_edges_than_parts(aggregator: Aggregator, edges: int) -> None:
     graph = graphs.from_edges([list(range(edges)), [0] * edges], edges)
     width = 16 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread

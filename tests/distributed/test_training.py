@@ -1,4 +1,4 @@
-"""The examples under torchrun: the same losses on any number of processes, the same bits after one was killed."""
+"""The examples on several processes: the same losses on any number of them, the same bits after one was killed."""
 
 import os
 import re
@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from real_data import real
@@ -38,6 +39,12 @@ def torchrun(processes, script, *arguments, restarts=0):
     )
 
 
+def trained(processes, script, *arguments, folder):
+    """The outputs of a script with the variables that torchrun sets, without torchrun, whose imports take seconds."""
+    options = {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    return forked.run_ranks(processes, ROOT / "examples" / script, *arguments, folder=folder, **options)
+
+
 def output_of(process):
     try:
         out, err = process.communicate()
@@ -52,33 +59,35 @@ def losses(out):
 
 
 def test_a_long_text_trains_alike_on_one_process_and_on_two(tmp_path):
-    alone = losses(output_of(torchrun(1, "long_context.py", *SMALL, "--steps", 5)))
+    def run(processes, *options):
+        return trained(processes, "long_context.py", *SMALL, *options, folder=tmp_path)[0]
+
+    alone = losses(run(1, "--steps", 5))
     assert len(alone) == 5
     for parameters in ("ddp", "fsdp"):
-        options = ("--steps", 5, "--parameters", parameters)
-        assert losses(output_of(torchrun(2, "long_context.py", *SMALL, *options))) == pytest.approx(alone, abs=5e-6)
+        assert losses(run(2, "--steps", 5, "--parameters", parameters)) == pytest.approx(alone, abs=5e-6)
     # a checkpoint of two processes continues on three
     options = ("--parameters", "fsdp", "--checkpoint", tmp_path, "--every", 2)
-    output_of(torchrun(2, "long_context.py", *SMALL, *options, "--steps", 2))
-    out = output_of(torchrun(3, "long_context.py", *SMALL, *options, "--steps", 5))
+    run(2, *options, "--steps", 2)
+    out = run(3, *options, "--steps", 5)
     assert "continues after step 2" in out
     assert losses(out) == pytest.approx(alone[2:], abs=5e-6)
 
 
-def test_a_model_of_transformers_trains_alike_on_any_number_of_processes():
+def test_a_model_of_transformers_trains_alike_on_any_number_of_processes(tmp_path):
     options = ("--tokens", 512, "--window", 64, "--dim", 32, "--steps", 20)
-    alone = losses(output_of(torchrun(1, "long_context_hf.py", *options)))
+    alone = losses(trained(1, "long_context_hf.py", *options, folder=tmp_path)[0])
     assert len(alone) == 20
     assert alone[-1] < alone[0] - 0.3
     for processes, parameters in ((3, "ddp"), (2, "fsdp")):
         more = ("--parameters", parameters)
-        found = losses(output_of(torchrun(processes, "long_context_hf.py", *options, *more)))
-        assert found == pytest.approx(alone, abs=5e-6)
+        found = trained(processes, "long_context_hf.py", *options, *more, folder=tmp_path)
+        assert losses(found[0]) == pytest.approx(alone, abs=5e-6)
 
 
 def test_trainer_of_transformers_has_the_same_losses_on_one_process_and_on_two(tmp_path):
     script = ROOT / "tests" / "support" / "hf_trainer.py"
-    alone, divided = (losses(output_of(torchrun(n, script, tmp_path))) for n in (1, 2))
+    alone, divided = (losses(trained(n, script, tmp_path, folder=tmp_path)[0]) for n in (1, 2))
     assert len(alone) == 4
     assert divided == pytest.approx(alone, abs=5e-6)
 
@@ -98,9 +107,9 @@ def test_a_killed_process_comes_back_to_the_same_bits(tmp_path):
         assert torch.equal(weight, states[1][name]), name
 
 
-def test_a_partitioned_graph_trains_alike_on_one_process_and_on_two():
+def test_a_partitioned_graph_trains_alike_on_one_process_and_on_two(tmp_path):
     real(locate, "cora")
-    found = [output_of(torchrun(n, "partitioned_graph.py", "--epochs", 21)) for n in (1, 2)]
+    found = [trained(n, "partitioned_graph.py", "--epochs", 21, folder=tmp_path)[0] for n in (1, 2)]
     assert losses(found[1]) == pytest.approx(losses(found[0]), abs=2e-4)
     assert "on 2 processes" in found[1]
 

@@ -1,10 +1,10 @@
 """Tensors that kernels cannot read: each is computed as edges one by one are, or refused with a sentence."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -38,10 +38,8 @@ FAST = "traced"  # the others are the same test, of a minute in all
 
 
 @pytest.mark.parametrize("group", [FAST, *(pytest.param(g, marks=pytest.mark.slow) for g in GROUPS if g != FAST)])
-def test_odd_tensors_are_computed_or_refused(group: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(PROGRAM), *GROUPS[group]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+def test_odd_tensors_are_computed_or_refused(group: str, tmp_path: Path) -> None:
+    done = forked.run(PROGRAM, *GROUPS[group], folder=tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
     lines = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line or line == "end"]
     assert lines, done.stderr
     assert lines[-1] == ["end"], f"ended with {done.returncode} in {lines[-1]}: {done.stderr[-2000:]}"
@@ -70,8 +68,9 @@ def test_freed_and_shared_memory() -> None:
         library.address(x)
 
 
-def test_the_program_notices_a_crash() -> None:
-    code = "import ctypes; print('begin\\tx', flush=True); ctypes.string_at(0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def test_the_program_notices_a_crash(tmp_path: Path) -> None:
+    program = tmp_path / "crash.py"
+    program.write_text("import ctypes; print('begin\\tx', flush=True); ctypes.string_at(0)")
+    done = forked.run(program, folder=tmp_path, PYTHONPATH="")
     assert done.returncode < 0
     assert done.stdout.splitlines()[-1] != "end"

@@ -8,13 +8,12 @@ import json
 import os
 import random
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from damage import mutated
@@ -213,39 +212,38 @@ def test_a_save_that_is_cut_short_leaves_the_old_pair_or_a_sentence(
         assert window_of(tmp_path) == (1 if renamed == 0 else 2)
 
 
-KILLED = """
-import sys
-from test_saving_faults import gpt
-models = gpt(1), gpt(2)
-models[0].save_pretrained(sys.argv[1])
-print("saved", flush=True)
-while True:
-    for model in models:
-        model.save_pretrained(sys.argv[1])
-"""
+def save_for_ever(folder: Path) -> None:
+    models = gpt(1), gpt(2)
+    models[0].save_pretrained(folder)
+    (folder.parent / "saved").touch()
+    while True:
+        for model in models:
+            model.save_pretrained(folder)
 
 
 @pytest.mark.slow
 def test_kill_9_at_random_moments_of_saves(tmp_path: Path) -> None:
     draw, outcomes = random.Random(0), []
+    folder, saved = tmp_path / "model", tmp_path / "saved"
     for _ in range(20):
-        command = [sys.executable, "-c", KILLED, str(tmp_path)]
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"saved\n"
+        process = forked.process(save_for_ever, folder)
+        process.start()
+        while not saved.exists():
+            assert process.is_alive()
+            time.sleep(0.001)
+        saved.unlink()
         time.sleep(draw.uniform(0, 0.3))
         process.kill()
-        process.communicate()
+        process.join()
         try:
-            outcomes.append(str(window_of(tmp_path)))
+            outcomes.append(str(window_of(folder)))
         except ValueError as error:
             assert "Save the model again" in str(error)  # noqa: PT017
             outcomes.append("sentence")
     assert {"1", "2"} & set(outcomes)
-    gpt(1).save_pretrained(tmp_path)
-    assert window_of(tmp_path) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG, WEIGHTS]
+    gpt(1).save_pretrained(folder)
+    assert window_of(folder) == 1
+    assert sorted(path.name for path in folder.iterdir()) == [CONFIG, WEIGHTS]
 
 
 def test_files_that_were_changed_at_random(tmp_path: Path) -> None:

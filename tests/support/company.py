@@ -43,9 +43,9 @@ def class_of(family: str) -> str:
     return classes if isinstance(classes, str) else classes[0]
 
 
-def _answer(run: Any, family: str, way: str) -> str:
+def _answer(run: Any, made: Any, family: str, way: str) -> str:
     try:
-        return HOLDS if run(model(class_of(family)), way) <= bar(family) else MIXES
+        return HOLDS if run(made, way) <= bar(family) else MIXES
     except Exception as error:
         return REFUSES if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
 
@@ -56,10 +56,10 @@ def by_way(family: str) -> dict[str, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            model(name)
+            made = model(name)
         except Exception as error:
             return {NO_MODEL: f"{type(error).__name__}: {str(error)[:80]}"}
-        return {way: _answer(plain, family, way) for way in WAYS}
+        return {way: _answer(plain, made, family, way) for way in WAYS}
 
 
 def is_recurrent(family: str) -> bool:
@@ -70,7 +70,7 @@ def by_wrapper(family: str, way: str) -> dict[str, str]:
     """The answer under each wrapper."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {wrapper: _answer(run, family, way) for wrapper, run in WRAPPERS.items()}
+        return {wrapper: _answer(run, model(class_of(family)), family, way) for wrapper, run in WRAPPERS.items()}
 
 
 def table(answers: dict[str, dict[str, str]]) -> str:

@@ -6,7 +6,6 @@ Commands run in processes of their own, forked from one that has imported the co
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -19,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from full_disk import full_after, no_space
@@ -55,9 +55,7 @@ def text(tmp_path: Path) -> list[str]:
 
 
 def _command(arguments: list[str], log: str, largest_file: int | None) -> None:
-    output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    forked.redirected(log, log)
     torch.set_num_threads(1)
     pictures._DPI = 30  # type: ignore[misc]
     if largest_file is not None:
@@ -68,9 +66,7 @@ def _command(arguments: list[str], log: str, largest_file: int | None) -> None:
 @contextmanager
 def started(arguments: list[str], log: Path, largest_file: int | None = None) -> Iterator[BaseProcess]:
     """The command in a process of its own, which does not outlive the block."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mpnn.cli.app", "torch._dynamo", "matplotlib.backends.backend_agg"])
-    process = context.Process(target=_command, args=(arguments, str(log), largest_file))
+    process = forked.process(_command, arguments, str(log), largest_file)
     process.start()
     try:
         yield process
