@@ -93,27 +93,21 @@ def inputs(dynamic: Any) -> list[Tensor]:
     return [torch.randn(2, n, WIDTH, generator=torch.Generator().manual_seed(n)) for n in lengths]
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[Tensor], list[Tensor]]]:
-    """What each program computes here, and what another process computes with the saved file."""
-    folder, here = tmp_path_factory.mktemp("programs"), {}
-    for number, (name, (make, dynamic)) in enumerate(PROGRAMS.items()):
+@pytest.mark.slow
+def test_another_process_computes_the_same(tmp_path: Path) -> None:
+    here = []
+    for number, (make, dynamic) in enumerate(PROGRAMS.values()):
         torch.manual_seed(number)
-        model, given, path = make(), inputs(dynamic), folder / f"{number:02}.pt2"
+        model, given, path = make(), inputs(dynamic), tmp_path / f"{number:02}.pt2"
         program = torch.export.export(model, (given[0],), dynamic_shapes=dynamic and (dynamic,))
         torch.export.save(program, path)
         torch.save(given, path.with_suffix(".inputs"))
-        here[name] = path, [model(x).detach() for x in given]
+        here.append([model(x).detach() for x in given])
     root = Path(mpnn.__file__).parents[1]
-    subprocess.run([sys.executable, "-c", CHILD, str(folder)], check=True, cwd=root, capture_output=True)
-    return {name: (there, torch.load(path.with_suffix(".outputs"))) for name, (path, there) in here.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_another_process_computes_the_same(name: str, elsewhere: Any) -> None:
-    here, there = elsewhere[name]
-    torch.testing.assert_close(there, here)
+    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], check=True, cwd=root, capture_output=True)
+    for number, (name, expected) in enumerate(zip(PROGRAMS, here, strict=True)):
+        found = torch.load(tmp_path / f"{number:02}.outputs")
+        torch.testing.assert_close(found, expected, msg=lambda m, name=name: f"{name}: {m}")
 
 
 @pytest.mark.parametrize("strict", [False, True])

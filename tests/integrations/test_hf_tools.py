@@ -1,11 +1,12 @@
 """Models over graphs in the tools that people train them with: Trainer, PEFT, Accelerate."""
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 
@@ -100,13 +101,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     for processes in (1, 2):
         out, script = tmp_path / f"{processes}.json", tmp_path / f"step_{processes}.py"
         script.write_text(STEP.format(folder=str(Path(__file__).parent), out=str(out)))
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", script],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+        forked.run_ranks(processes, script, folder=tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
         ranks, logits = json.loads(out.read_text())
         assert ranks == processes
         found.append(torch.tensor(logits))

@@ -82,13 +82,13 @@ def saved(name: str, folder: Path) -> tuple[type[Model], Any]:
     return type(model), json.loads((folder / CONFIG).read_text())
 
 
-def models(quick: int) -> Any:
-    """Some models with so many wrong values each, and all of them in the slow suite."""
-    rows = [(name, quick) for name in SOME] + [pytest.param(name, 200, marks=pytest.mark.slow) for name in EVERY]
+def models(quick: int, most: int) -> Any:
+    """Some models with so many wrong values each; in the slow suite all of them, with `most`."""
+    rows = [(name, quick) for name in SOME] + [pytest.param(name, most, marks=pytest.mark.slow) for name in EVERY]
     return pytest.mark.parametrize(("name", "most"), rows)
 
 
-@models(quick=300)
+@models(quick=300, most=200)
 def test_wrong_values_are_named(name: str, most: int, tmp_path: Path) -> None:
     kind, config = saved(name, tmp_path)
     before, wrongs = peak(), list(wrong_values(config))
@@ -107,7 +107,7 @@ def forget(folder: Path) -> None:
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
 
 
-@models(quick=25)
+@models(quick=25, most=80)
 def test_a_wrong_value_beside_weights_without_configuration(name: str, most: int, tmp_path: Path) -> None:
     """The sizes in the header are then all there is to compare with; what they allow may load."""
     kind, config = saved(name, tmp_path)
