@@ -13,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is
 os.environ.pop("COLUMNS", None)  # consoles that are made while it is set keep it: see `wide`
 os.environ["MPNN_CACHE"] = os.path.join(os.path.dirname(__file__), "no such folder")  # prices as shipped
 
+import gc
 import json
 import random
 from collections.abc import Callable
@@ -54,6 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not folder.is_dir():
         raise pytest.UsageError(f"MPNN_DATA is {given!r}, which is no folder; point it at the data or unset it")
     os.environ["MPNN_DATA"] = str(folder)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the garbage collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:
