@@ -26,7 +26,7 @@ from benchmarks.run import Row, checked
 from benchmarks.truth import Agreement, Sampled, Whole, of_layer
 from mpnn import Graph, MessagePassing, Topology, engine, graphs, ops
 from mpnn.attention import DotProduct
-from mpnn.edge_tables import BiasTable
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mpnn.plot import FRAME, INK, MUTED, SERIES
+from mpnn.view.plot import FRAME, INK, MUTED, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mpnn import graphs, rng
+from mpnn import graphs
 from mpnn.aggregate import aggregator
-from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
-from mpnn.graph import Graph
+from mpnn.graph import Graph, rng
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.graph.relations import Offset, Relation
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU

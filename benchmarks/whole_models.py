@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from benchmarks.contest import FORWARD, OURS, STEP, Bar, Case, Contest, Entry
 from benchmarks.truth import Agreement
-from mpnn import maps
+from mpnn.update import maps
 
 PEER, PYG = "transformers, sdpa", "PyG"
 LAYERS = 4

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from mpnn import Graph, graphs
-from mpnn.plot import FRAME, INK, MUTED, SERIES
+from mpnn.view.plot import FRAME, INK, MUTED, SERIES
 
 IMAGES = Path(__file__).parent / "img"
 BLUE, ORANGE = SERIES[:2]

@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Arc, Circle, FancyArrowPatch, Rectangle
 
 from mpnn import graphs
-from mpnn.plot import FRAME, INK, MUTED, SERIES, springs
+from mpnn.view.plot import FRAME, INK, MUTED, SERIES, springs
 
 Point = tuple[float, float]
 Edge = tuple[int, int]  # source, destination

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from docs.simulate import H100_INFINIBAND, H100_NVLINK, Forecast, Work, sage, simulate, transformer
 from mpnn import Graph, graphs
 from mpnn.distributed import partition
-from mpnn.plot import FRAME, INK, MUTED, SERIES
+from mpnn.view.plot import FRAME, INK, MUTED, SERIES
 
 HERE = Path(__file__).parent
 PAGE, FIGURE = HERE / "scale.md", HERE / "img" / "scale.png"

@@ -25,8 +25,9 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from mpnn import Graph, MessagePassing, encodings, graphs
+from mpnn import Graph, MessagePassing, graphs
 from mpnn.attention import Additive, DotProduct
+from mpnn.graphs import encodings
 from mpnn.models import from_hf
 from mpnn.update import MLP, Add, FeedForward, PostNorm, PreNorm, Update
 

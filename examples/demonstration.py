@@ -18,7 +18,7 @@ from experiment import command_line, console, machine
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
 from mpnn.train.checkpoint import differences
 
 

@@ -28,7 +28,7 @@ from rich.progress import Progress as Bars
 
 import mpnn
 from mpnn.backends.tuned import processor
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
 from mpnn.train.loop import History, Progress, TrainingDiverged
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpnn import graphs  # says which classes torch.load may read
 from mpnn.engine import compile as compile  # registers torch.ops.mpnn, which saved programs call
 from mpnn.graph import Graph
-from mpnn.registry import FUNCTIONS
+from mpnn.graph.registry import FUNCTIONS
 
 __version__ = "0.1.0"
 
@@ -43,6 +43,7 @@ _HOMES = {
     "Topology": "graph.topology",
     "explain": "engine.plan",
 }
+_MODULES = {"encodings": "graphs.encodings", "plot": "view.plot"}
 
 
 def _html(*arguments: Any) -> str:
@@ -52,15 +53,16 @@ def _html(*arguments: Any) -> str:
 
 
 def _plot(*arguments: Any, **options: Any) -> Any:
-    from mpnn import plot
+    from mpnn.view import plot
 
     return plot.adjacency(*arguments, **options)
 
 
 if TYPE_CHECKING:
-    from mpnn import aggregate, attention, backends, encodings, models, ops, position, update
+    from mpnn import aggregate, attention, backends, models, ops, position, update
     from mpnn.engine.plan import Plan, explain
     from mpnn.graph.topology import Topology
+    from mpnn.graphs import encodings
     from mpnn.message_passing import MessagePassing
 
 FUNCTIONS.update(html=_html, plot=_plot)
@@ -74,6 +76,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = globals()[name] = getattr(import_module(f"mpnn.{_HOMES[name]}"), name)
         return value
-    if name.startswith("_") or find_spec(f"mpnn.{name}") is None:
+    home = _MODULES.get(name, name)
+    if name.startswith("_") or find_spec(f"mpnn.{home}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"mpnn.{name}")
+    return import_module(f"mpnn.{home}")

@@ -32,7 +32,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mpnn.registry import unknown
+from mpnn.graph.registry import unknown
 
 
 class Index(Tensor):

@@ -25,13 +25,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import flex_attention as of_torch
 from torch.overrides import TorchFunctionMode
 
-from mpnn import graphs, ops, validation
-from mpnn.edge_tables import BiasTable, PerEdge
+from mpnn import graphs, ops
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least
+from mpnn.graph.edge_tables import BiasTable, PerEdge
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.ops import NodeBias
+from mpnn.round import validation
 from mpnn.scores import check_scale
 
 Mod = Callable[..., Tensor]

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpnn import engine, validation
+from mpnn import engine
 from mpnn.aggregate import PNA, SUM, Aggregator, Index, Sum, aggregator
 from mpnn.attention import Attention
 from mpnn.attention.recurrent import Recurrent
 from mpnn.decoding.cache import KVCache
-from mpnn.dropout import drop_edges
 from mpnn.graph import Graph, html
 from mpnn.graph.exchange import LOCAL, Exchange, Layer
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
 from mpnn.graphs.explicit import edges_into
-from mpnn.round import Round
+from mpnn.round import Round, validation
 from mpnn.update import EdgeUpdate, Update, as_update
+from mpnn.update.dropout import drop_edges
 
 Source = Tensor | Callable[[Tensor], Tensor] | None
 """Features of the sources, or a function that computes them from the prepared features of the destinations."""
@@ -244,7 +244,7 @@ class MessagePassing(nn.Module):
         round.reduce, round.return_weights = self.aggregate, return_weights
 
     mixes_values = False
-    """Whether the result also depends on the values of the destinations themselves; see `mpnn.propagation`."""
+    """Whether the result also depends on the values of the destinations themselves; see `models.layers.propagation`."""
 
     def _run(self, round: Round) -> tuple[Tensor, Tensor | None]:
         """Runs one round."""

@@ -8,14 +8,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mpnn import engine, validation
+from mpnn import engine
 from mpnn.aggregate import SUM, Max, Mean, Min, Sum, Var, aggregator
-from mpnn.edge_tables import BiasTable, PerEdge
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable, PerEdge
 from mpnn.graph.exchange import LOCAL, Given, Layer, Terms
 from mpnn.graph.sharding import active
-from mpnn.round import NodeBias as NodeBias, Round
+from mpnn.round import NodeBias as NodeBias, Round, validation
 from mpnn.scores import Dot, check_scale
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.graph.relations import Offset, Relation
 
 

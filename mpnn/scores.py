@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.edge_tables import PerEdge
+from mpnn.graph.edge_tables import PerEdge
 
 
 class Role(NamedTuple):

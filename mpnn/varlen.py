@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from mpnn import ops
-from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Ints
 from mpnn.graph.topology import Pairs, Topology

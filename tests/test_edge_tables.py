@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpnn import graphs
-from mpnn.tables import column_names, edge_chunks, named, read_columns
+from mpnn.graphs.tables import column_names, edge_chunks, named, read_columns
 
 EDGES = [[0, 1], [1, 2]]  # 0 -> 1, 1 -> 2
 

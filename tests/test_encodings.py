@@ -12,7 +12,8 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor
 from torch.testing import assert_close
 
-from mpnn import Graph, encodings, graphs
+from mpnn import Graph, graphs
+from mpnn.graphs import encodings
 
 SYSTEM = "Graph-BERT, encodings"
 N = 20

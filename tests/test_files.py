@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpnn import files
-from mpnn.files import atomic_path, cache_dir, remove_abandoned, write_atomically
+from mpnn.graph import files
+from mpnn.graph.files import atomic_path, cache_dir, remove_abandoned, write_atomically
 
 # The file alone, without the package: torch takes seconds to import.
 LOAD = f"from runpy import run_path; write_atomically = run_path({files.__file__!r})['write_atomically']\n"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as of_torch
 
 from mpnn import flex, ops
-from mpnn.edge_tables import BiasTable
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.ops import NodeBias
 
 B, H, N, D = 2, 4, 90, 8

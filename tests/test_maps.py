@@ -17,12 +17,12 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from mpnn import MessagePassing, explain, graphs, maps
+from mpnn import MessagePassing, explain, graphs
 from mpnn.attention import DotProduct
 from mpnn.backends import cost_model, tuned
 from mpnn.engine import tune
 from mpnn.kernels import linear as onednn
-from mpnn.update import Concat, FeedForward, GatedFeedForward, PreNorm
+from mpnn.update import Concat, FeedForward, GatedFeedForward, PreNorm, maps
 
 __all__ = ["products"]
 

@@ -11,8 +11,9 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpnn import graphs, ops, plot
+from mpnn import graphs, ops
 from mpnn.graph import Graph
+from mpnn.view import plot
 
 
 @pytest.fixture

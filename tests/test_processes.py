@@ -22,7 +22,7 @@ import torch
 from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.graph.relations import Table
-from mpnn.edge_tables import BiasTable
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.update import FeedForward, PreNorm
 
 def results(seed=0):

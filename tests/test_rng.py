@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import MessagePassing, graphs, ops, rng
+from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import Additive, Attention, DotProduct
+from mpnn.graph import rng
 
 SEED = torch.tensor(123456789012345678)
 SIDE = 512

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mpnn import MessagePassing, engine, graphs, ops, position
 from mpnn.attention import Additive, AdditiveV2, Attention, DotProduct, Typed
-from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU

@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from mpnn.attention.spec import KeyValue, check_integers, edges_by_head, join_heads
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
-from mpnn.maps import Linear
 from mpnn.round import Round
 from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, LeakyReLU
+from mpnn.update.maps import Linear
 
 
 class Additive(KeyValue):

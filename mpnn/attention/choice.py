@@ -16,9 +16,9 @@ from mpnn.attention.dot_product import DotProduct
 from mpnn.attention.spec import check_integers
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
-from mpnn.maps import Linear
 from mpnn.round import Round
 from mpnn.scores import Dot
+from mpnn.update.maps import Linear
 
 _AT_ONCE = 1 << 24  # numbers that are computed at a time
 

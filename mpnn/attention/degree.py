@@ -7,8 +7,8 @@ from mpnn.attention.spec import Attention, check_integers, join_heads
 from mpnn.graph import Graph
 from mpnn.graph.arguments import one_set
 from mpnn.graph.exchange import LOCAL
-from mpnn.maps import Linear
 from mpnn.round import Round
+from mpnn.update.maps import Linear
 
 
 class Degree(Attention):

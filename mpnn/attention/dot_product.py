@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mpnn import validation
 from mpnn.attention.spec import KeyValue, check_integers, edges_by_head
-from mpnn.edge_tables import EmbeddingTable, PerEdge
 from mpnn.graph import Graph
-from mpnn.maps import Linear
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge
 from mpnn.position import Position
-from mpnn.round import Round
+from mpnn.round import Round, validation
 from mpnn.scores import Dot
+from mpnn.update.maps import Linear
 
 
 class DotProduct(KeyValue):

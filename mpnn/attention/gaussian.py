@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 from mpnn.attention.spec import Attention, check_integers, join_heads
 from mpnn.graph import Graph
-from mpnn.maps import Linear
 from mpnn.round import Round
 from mpnn.scores import Dot
+from mpnn.update.maps import Linear
 
 
 class Gaussian(Attention):

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import validation
 from mpnn.attention.spec import KeyValue, check_integers
 from mpnn.graph import Graph
 from mpnn.kernels import positive_features
-from mpnn.maps import Linear
-from mpnn.round import Round
+from mpnn.round import Round, validation
 from mpnn.scores import Dot
+from mpnn.update.maps import Linear
 
 
 class Kernel(KeyValue):

@@ -6,12 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
 from mpnn.attention.spec import Attention
 from mpnn.graph import Graph
 from mpnn.graphs.explicit import edges_into
-from mpnn.maps import rows
-from mpnn.round import Round
+from mpnn.round import Round, validation
+from mpnn.update import rows
 
 Message = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(features of the destinations [..., E, d], of the sources [..., E, d_src], edge_attr [E, ...]) -> [..., E, F], or

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import validation
 from mpnn.attention.spec import Attention, KeyValue, check_integers
-from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
-from mpnn.maps import Linear
 from mpnn.position import Position
-from mpnn.round import Round
+from mpnn.round import Round, validation
 from mpnn.scores import Dot
+from mpnn.update.maps import Linear
 
 
 class Recurrent(Attention):

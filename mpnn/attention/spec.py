@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mpnn import validation
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
-from mpnn.round import Round
+from mpnn.round import Round, validation
 
 
 class Attention(nn.Module, ABC):

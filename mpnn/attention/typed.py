@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation
 from mpnn.attention.spec import Attention, check_integers, join_heads
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
-from mpnn.round import Round
+from mpnn.round import Round, validation
 from mpnn.scores import AdditiveScore, LeakyReLU
 
 

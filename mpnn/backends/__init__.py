@@ -10,8 +10,8 @@ from mpnn.round import Result, Round
 class Backend(Protocol):
     """Computes rounds. A module or an object with these five members is a backend.
 
-    `NAME` is what users pass as `backend="name"`. `SERVES` are the needs that it serves, see `mpnn.needs`. The
-    engine refuses a round with any other need, with a sentence of `mpnn.needs.SENTENCES` or of the backend's own
+    `NAME` is what users pass as `backend="name"`. `SERVES` are the needs that it serves, see `mpnn.round.needs`. The
+    engine refuses a round with any other need, with a sentence of `mpnn.round.needs.SENTENCES` or of the backend's own
     dictionary `REASONS`. So a feature that is added to rounds later is refused until the backend says that it serves
     it.
 

@@ -19,18 +19,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import rng
 from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, on_gpu, priced
-from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, total
-from mpnn.graph import Graph
+from mpnn.graph import Graph, rng
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, total
 from mpnn.graph.modes import is_differentiated_by_transform
 from mpnn.graph.relations import Offset, Relation
 from mpnn.graph.row_groups import row_groups
 from mpnn.graph.runs import Ints
 from mpnn.kernels import pair_tables, varlen
 from mpnn.kernels.once_differentiable import attention, differentiable_again
-from mpnn.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
 from mpnn.round import Result, Round
+from mpnn.round.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
 from mpnn.scores import Dot
 
 NAME = "dense"

@@ -10,14 +10,14 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from mpnn import rng
 from mpnn.aggregate import Index, Mean, Sum, segment_logsumexp, segment_softmax
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
-from mpnn.edge_tables import EmbeddingTable, PerEdge, total
+from mpnn.graph import rng
 from mpnn.graph.causal import documents
 from mpnn.graph.csr import CSR
-from mpnn.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.round import Result, Round
+from mpnn.round.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
 from mpnn.scores import Dot, Role, Score
 
 NAME = "edge_list"

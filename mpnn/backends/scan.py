@@ -19,17 +19,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
-from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
 from mpnn.graph.causal import convolution, documents
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, in_chunks, linear_attention, recurrence
 from mpnn.kernels.short_convolution import short_convolution
-from mpnn.needs import DEVICES, FLOATS
 from mpnn.round import Result, Round
+from mpnn.round.needs import DEVICES, FLOATS
 from mpnn.scores import Dot
 
 NAME = "scan"

@@ -1,7 +1,7 @@
 """Prices measured on this machine: where `mpnn tune` keeps them, and when they hold.
 
 They hold for one processor, instruction set, number of threads, version of torch and table of shipped prices; each
-combination has its own file in `mpnn.files.cache_dir()`. Only the command `mpnn tune` writes there.
+combination has its own file in `mpnn.graph.files.cache_dir()`. Only the command `mpnn tune` writes there.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from warnings import warn
 
 import torch
 
-from mpnn.files import cache_dir
+from mpnn.graph.files import cache_dir
 
 Prices = dict[str, dict[str, float]]
 

@@ -7,7 +7,7 @@ import typer
 
 from mpnn.cli.console import console, exit_on_invalid_input, refuse
 from mpnn.graphs import write_csr
-from mpnn.tables import named
+from mpnn.graphs.tables import named
 
 
 def convert(

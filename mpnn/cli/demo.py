@@ -19,7 +19,7 @@ from mpnn.cli.recall import RecallRun
 from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings
 from mpnn.engine.tune import least
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
 from mpnn.graphs import parse
 from mpnn.models import GPT
 from mpnn.train.checkpoint import Checkpoint, CheckpointError

@@ -26,7 +26,7 @@ EXTRAS = {
     "transformers": "models of Hugging Face (mpnn.hf)",
     "torch-geometric": "models and datasets of PyTorch Geometric (mpnn.pyg)",
     "accelerate": "training (mpnn train, mpnn.train)",
-    "matplotlib": "pictures (mpnn.plot, Graph.plot)",
+    "matplotlib": "pictures (mpnn.view.plot, Graph.plot)",
     "numba": "aggregators of your own, compiled (combine)",
 }
 APART = {

@@ -7,7 +7,7 @@ from rich.style import Style
 from rich.text import Text
 
 from mpnn.graph.runs import Runs
-from mpnn.plot import EMPTY, SEQUENTIAL, density
+from mpnn.view.plot import EMPTY, SEQUENTIAL, density
 
 _MAX_CELLS = 64
 _SMALL = 32

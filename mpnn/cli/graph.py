@@ -129,7 +129,7 @@ def _full_reach(graph: Graph, reached: list[tuple[int, float]], deadline: float)
 def _draw(expression: str, graph: Graph, path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from mpnn.plot import adjacency
+    from mpnn.view.plot import adjacency
 
     figure = Figure(figsize=(5.6, 5.4), layout="constrained")
     adjacency(graph, figure.add_subplot(), title=expression)

@@ -18,7 +18,7 @@ from mpnn import data
 from mpnn.cli import tasks
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, NodeSettings, Run, TextRun, TextSettings
 from mpnn.data.tables import EdgeFile, Problem
-from mpnn.tables import named
+from mpnn.graphs.tables import named
 
 EPOCHS = 200
 Defaults = Mapping[str, Mapping[str, Any]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpnn.cli.measure import machine, versions
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
 from mpnn.view import Page
 from mpnn.view.page import document
 

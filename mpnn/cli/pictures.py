@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mpnn import plot
 from mpnn.cli.tasks import Run
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
 from mpnn.train.comparison import Comparison
+from mpnn.view import plot
 
 _DPI = 180
 

@@ -15,7 +15,7 @@ from mpnn.cli.console import Force, check_file, console, exit_on_failure, exit_o
 from mpnn.cli.tasks import NODE_MODELS, NODES, NodeRun, graph_over
 from mpnn.cli.train import saved_options, saved_run
 from mpnn.data.tables import Outputs, node_inputs
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
 
 
 def predict(

@@ -25,11 +25,11 @@ from mpnn.cli import console
 from mpnn.cli.measure import backends, bytes_for_backward
 from mpnn.cli.stop import stop_between_steps
 from mpnn.data.tables import EdgeFile, NodeInputs, Outputs
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
+from mpnn.graph.registry import unknown
 from mpnn.graphs import from_edges, knn, parse
 from mpnn.models import GAT, GCN, GIN, GNN, GPT, GATv2, GraphSAGE, GraphTransformer
 from mpnn.models.saving import Model
-from mpnn.registry import unknown
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.language_model import adamw, fit_language_model, language_model_loss
 from mpnn.train.loop import History, Precision, Progress

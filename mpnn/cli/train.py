@@ -25,7 +25,7 @@ from mpnn.cli.expressions import imported
 from mpnn.cli.options import DEFAULTS, Options, takes
 from mpnn.cli.stop import Stopped
 from mpnn.cli.tasks import CHARACTERS, NODES, Run
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
 from mpnn.models.saving import CONFIG, WEIGHTS, Model
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
 from mpnn.train.loop import TrainingDiverged, require_accelerate

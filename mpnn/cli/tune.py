@@ -9,7 +9,7 @@ import typer
 
 from mpnn.backends import tuned
 from mpnn.cli.console import console, refuse
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
 
 
 def tune(

@@ -11,7 +11,7 @@ from mpnn.cli.console import Force, NumSrc, check_file, console, exit_on_failure
 from mpnn.cli.expressions import bind
 from mpnn.cli.tasks import CHARACTERS
 from mpnn.cli.train import FINISHED
-from mpnn.files import write_atomically
+from mpnn.graph.files import write_atomically
 from mpnn.graphs import parse
 from mpnn.view import Page, of_topology
 

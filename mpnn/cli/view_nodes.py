@@ -14,7 +14,7 @@ from mpnn.cli.measure import attention_weights
 from mpnn.cli.tasks import NodeRun, Nodes
 from mpnn.cli.train import saved_run
 from mpnn.cli.view_models import record_each, shown_name
-from mpnn.registry import did_you_mean
+from mpnn.graph.registry import did_you_mean
 from mpnn.view import Page, subject as subjects
 from mpnn.view.attention import Recording, attention
 

@@ -42,4 +42,4 @@ from mpnn.data.text import (
     tinyshakespeare as tinyshakespeare,
 )
 from mpnn.data.tu import GraphClassification as GraphClassification, SmallGraph as SmallGraph, tu as tu
-from mpnn.files import cache_dir as cache_dir
+from mpnn.graph.files import cache_dir as cache_dir

@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 from mpnn.data.errors import DamagedFile, DatasetNotFound
 from mpnn.data.sources import SOURCES, RemoteFile, Source
-from mpnn.files import cache_dir, write_atomically
-from mpnn.registry import unknown
+from mpnn.graph.files import cache_dir, write_atomically
+from mpnn.graph.registry import unknown
 
 _CHUNK = 1 << 16
 _TIMEOUT_S = 30.0

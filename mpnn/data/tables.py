@@ -12,7 +12,17 @@ from torch import Tensor
 
 from mpnn.data.errors import DamagedFile
 from mpnn.data.planetoid import NodeClassification
-from mpnn.tables import ID, Columns, Table, column_names, edge_chunks, edge_columns, number, read_columns, whole_numbers
+from mpnn.graphs.tables import (
+    ID,
+    Columns,
+    Table,
+    column_names,
+    edge_chunks,
+    edge_columns,
+    number,
+    read_columns,
+    whole_numbers,
+)
 
 Problem = Literal["classes", "multilabel", "regression"]
 PARTS = ("train", "val", "test")

@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mpnn.files import atomic_path, remove_abandoned
+from mpnn.graph.files import atomic_path, remove_abandoned
 from mpnn.graphs.compressed import CompressedGraph
 
 FORMAT, VERSION = "mpnn cut", 2

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpnn import ops, rng
+from mpnn import ops
 from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.halo import HaloExchange, Part, lists
 from mpnn.distributed.owners import Owners
-from mpnn.graph import Graph, subgraphs
+from mpnn.graph import Graph, rng, subgraphs
 from mpnn.graph.exchange import Layer, Terms
 from mpnn.round import Round
 

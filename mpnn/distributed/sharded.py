@@ -28,7 +28,7 @@ def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None, transpo
             node_mean(losses).backward()
 
     A topology binds to the number of nodes of all processes and takes this one's rows; so does an explicit graph of all
-    nodes. Positions, and dropout of weights, edges and features (`mpnn.dropout`, not `torch.nn.Dropout`), go by the
+    nodes. Positions, and dropout of weights, edges and features (`mpnn.update`'s, not `torch.nn`'s), go by the
     numbers of nodes in the whole graph: from the same `torch.manual_seed` on every process, any number of processes
     draws the same. The backward pass must run inside too if it recomputes layers.
 

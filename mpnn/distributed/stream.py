@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpnn import ops, rng
+from mpnn import ops
 from mpnn.distributed import pieces
 from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.halo import OwnExchange, Part, lists, rows_of
 from mpnn.distributed.owners import Owners
-from mpnn.graph import Graph
+from mpnn.graph import Graph, rng
 from mpnn.graph.exchange import Layer
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.round import Round

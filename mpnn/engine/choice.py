@@ -17,8 +17,8 @@ from mpnn.backends.cost_model import Estimate
 from mpnn.engine import rewrites
 from mpnn.engine.rewrites.rewrite import Rewrite
 from mpnn.graph.modes import is_transformed
-from mpnn.needs import missing
 from mpnn.round import Result, Round
+from mpnn.round.needs import missing
 
 
 class Refused(ValueError):

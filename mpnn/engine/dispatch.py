@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mpnn import validation
 from mpnn.backends import registered
 from mpnn.engine.choice import TRANSFORMED, Choice, choose
 from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
 from mpnn.graph import Graph
 from mpnn.graph.modes import is_transformed
-from mpnn.round import Result, Round
+from mpnn.round import Result, Round, validation
 from mpnn.scores import BUILT_IN, Dot
 
 Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]

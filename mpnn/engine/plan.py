@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
-from mpnn import maps, validation
 from mpnn.backends import Backend, registered
 from mpnn.engine.choice import Choice, Refused as Refused, choose as choose, refusal as refusal
 from mpnn.engine.rewrites.prepare import as_planned, lower_score
 from mpnn.graph import html
-from mpnn.round import Round
+from mpnn.round import Round, validation
+from mpnn.update import maps
 
 _OF_FEW_ROUNDS = ("scan", "scatter")
 

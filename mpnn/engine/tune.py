@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpnn import graphs, maps
+from mpnn import graphs
 from mpnn.aggregate import Max, Mean, Sum
 from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
@@ -25,6 +25,7 @@ from mpnn.graph import Graph
 from mpnn.kernels import linear as onednn
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.update import maps
 
 SECONDS = 1.0
 FREEDOM = 1.0
@@ -44,7 +45,7 @@ def tune(seconds: float | None = None) -> Prices:
 
 
 def tune_maps(seconds: float | None = None) -> Prices:
-    """The prices of linear maps (`mpnn/maps/`), measured in the same way. Empty where torch has no oneDNN."""
+    """The prices of linear maps (`mpnn/update/maps/`), measured in the same way. Empty where torch has no oneDNN."""
     if onednn.why_missing() is not None:
         return {}
     threads, products = torch.get_num_threads(), [(*size, t) for size in _MAPS for t in (False, True)]

@@ -8,9 +8,9 @@ from torch import Tensor
 from mpnn.graph import reachability
 from mpnn.graph.algebra import Algebra
 from mpnn.graph.arguments import not_negative, one_set
+from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.subgraphs import Subgraphs
 from mpnn.graph.transforms import Transforms
-from mpnn.registry import FUNCTIONS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ class Graph(Algebra, Subgraphs, Transforms):
         return torch.from_numpy(reachability.components(self.runs)).to(self.device)
 
     def plot(self, ax: "Axes | None" = None, **options: Any) -> "Axes":
-        """Plots the adjacency matrix, destinations as rows and sources as columns; see `mpnn.plot.adjacency`."""
+        """Plots the adjacency matrix, destinations as rows and sources as columns; see `mpnn.view.plot.adjacency`."""
         axes: Axes = FUNCTIONS["plot"](self, ax=ax, **options)
         return axes
 

@@ -23,10 +23,10 @@ from mpnn.graph.algebra import refuse_truth
 from mpnn.graph.arguments import integer
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.handles import Handled
+from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import Relation, as_relation
 from mpnn.graph.runs import Combs, Ints, Runs, check_line, distinct, require_room
 from mpnn.graph.strips import Strips, require_strips
-from mpnn.registry import FUNCTIONS
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 RunsRule = Callable[..., Pairs | Runs | Combs]

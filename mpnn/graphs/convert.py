@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn import validation
 from mpnn.graph import Graph
 from mpnn.graph.arguments import one_set
 from mpnn.graphs.explicit import from_edges
 from mpnn.graphs.kinds import HeteroGraph
 from mpnn.graphs.temporal import TemporalGraph
+from mpnn.round import validation
 
 
 def from_scipy(matrix: Any) -> Graph:

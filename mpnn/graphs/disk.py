@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.files import atomic_path
 from mpnn.graph.arguments import at_least
+from mpnn.graph.files import atomic_path
 from mpnn.graphs.compressed import CompressedGraph
-from mpnn.tables import Columns, edge_chunks
+from mpnn.graphs.tables import Columns, edge_chunks
 
 Ints = NDArray[np.int64]
 _FORMAT, _VERSION = "mpnn csr", 1

@@ -13,10 +13,10 @@ from contextlib import suppress
 from types import NoneType
 from typing import Any, TypeVar
 
+from mpnn.graph.registry import FUNCTIONS, did_you_mean, unknown
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Taps
 from mpnn.graph.topology import Topology
 from mpnn.graphs import image, sequence, sparse
-from mpnn.registry import FUNCTIONS, did_you_mean, unknown
 
 B = TypeVar("B", bound=Callable[..., Topology])
 

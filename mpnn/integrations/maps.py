@@ -1,4 +1,4 @@
-"""Linear maps of other libraries' models by the quicker product (`mpnn/maps.py`), in place.
+"""Linear maps of other libraries' models by the quicker product (`mpnn/update/maps.py`), in place.
 
 A map keeps its class, so that whatever looks for `nn.Linear` finds it: its instance gets another `forward`. This is an
 object, not a closure: copies of the map compute with their own weights, and a process that unpickles the map imports
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from mpnn import maps
+from mpnn.update import maps
 
 
 class Forward:

@@ -1,4 +1,4 @@
-"""The threshold of counter-based dropout, which all kernels compare hashes with; see `mpnn.rng`."""
+"""The threshold of counter-based dropout, which all kernels compare hashes with; see `mpnn.graph.rng`."""
 
 BITS = 24
 

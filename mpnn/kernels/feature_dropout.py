@@ -28,7 +28,7 @@ class _Parameters(Structure):
 
 
 class FeatureDropout(torch.autograd.Function):
-    """`FeatureDropout.apply(x, key, p)`: x [..., width], float32 or float64; `key` from `mpnn.rng.keys`."""
+    """`FeatureDropout.apply(x, key, p)`: x [..., width], float32 or float64; `key` from `mpnn.graph.rng.keys`."""
 
     @staticmethod
     def forward(ctx, x: Tensor, key: int, p: float) -> Tensor:  # type: ignore[no-untyped-def]

@@ -108,7 +108,7 @@ def _reach(tiles: Arrays) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Dropout:
-    """`keys` [B * H] int32 from `mpnn.rng.keys`; `p` is the probability. `ids`: what is hashed in place of the
+    """`keys` [B * H] int32 from `mpnn.graph.rng.keys`; `p` is the probability. `ids`: what is hashed in place of the
     numbers of destinations and sources, int32 [num_dst] and [num_src], or None."""
 
     keys: Tensor

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mpnn import Graph, Topology
-from mpnn.files import DIGITS, atomic_path, digest
+from mpnn.graph.files import DIGITS, atomic_path, digest
 from mpnn.graphs.parse import parse, text_of
 
 M = TypeVar("M", bound="Model")
@@ -309,8 +309,15 @@ def safe_globals() -> list[Any]:
 
 _LAYERS = (
     "torch.nn.modules.",
-    *("mpnn.aggregate", "mpnn.attention", "mpnn.dropout", "mpnn.encodings", "mpnn.maps", "mpnn.message_passing"),
-    *("mpnn.models", "mpnn.position", "mpnn.propagation", "mpnn.scores", "mpnn.update"),
+    *(
+        "mpnn.aggregate",
+        "mpnn.attention",
+        "mpnn.update.dropout",
+        "mpnn.graphs.encodings",
+        "mpnn.update.maps",
+        "mpnn.message_passing",
+    ),
+    *("mpnn.models", "mpnn.position", "mpnn.models.layers.propagation", "mpnn.scores", "mpnn.update"),
 )
 
 # ---------------------------------------------------------------------------------------------------- arguments

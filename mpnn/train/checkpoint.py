@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mpnn.files import DIGITS, digest, remove_abandoned, write_atomically
+from mpnn.graph.files import DIGITS, digest, remove_abandoned, write_atomically
 
 _FORMAT = 2
 _CONTENT = {"format", "run", "step", "state"}

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from mpnn import engine, graphs, ops
 from mpnn.backends import BACKENDS, Backend, csr, dense, edge_list, scatter, tiles
-from mpnn.edge_tables import BiasTable
 from mpnn.engine import plan
 from mpnn.engine.plan import refusal as why_not
 from mpnn.engine.rewrites.prepare import lower_score
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
 from mpnn.scores import Dot

@@ -38,12 +38,12 @@ from threads import same_bits
 from torch import Tensor
 from watched import COPIES, LOOKS, Watched
 
-from mpnn import engine, graphs, ops, rng
+from mpnn import engine, graphs, ops
 from mpnn.backends import edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce, edges as edge_orders, on_device
-from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine import plan
-from mpnn.graph import Graph
+from mpnn.graph import Graph, rng
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels import row_attention
 from mpnn.kernels.cuda.launch import Arguments, Launches

@@ -32,8 +32,8 @@ from mpnn import engine, graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, segment_sum
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
-from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.kernels import row_reduce
 from mpnn.round import Round
 

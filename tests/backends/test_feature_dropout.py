@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mpnn import rng
-from mpnn.dropout import Dropout
+from mpnn.graph import rng
+from mpnn.update.dropout import Dropout
 
 LARGE = (40, 1000)  # large enough to be the kernel's; smaller tensors are torch's
 

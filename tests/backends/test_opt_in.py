@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from mpnn import MessagePassing, engine, graphs, ops
 from mpnn.attention import Attention
 from mpnn.backends import BACKENDS
-from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine.plan import Refused
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
 from mpnn.scores import PARAMETER, AdditiveScore, Dot, LeakyReLU, Role, lowered

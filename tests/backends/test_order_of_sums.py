@@ -9,7 +9,7 @@ from small_models import EVERY
 from torch import Tensor
 
 from mpnn import graphs, ops
-from mpnn.edge_tables import BiasTable
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 
 CAUSAL = graphs.causal().bind(12)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import mpnn
 from mpnn import MessagePassing, engine, graphs
 from mpnn.attention import DotProduct
-from mpnn.edge_tables import PerEdge
+from mpnn.graph.edge_tables import PerEdge
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, LeakyReLU, Role
 

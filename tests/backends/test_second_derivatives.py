@@ -12,11 +12,11 @@ from torch.autograd import forward_ad
 from mpnn import Graph, MessagePassing, engine, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.backends import registered
-from mpnn.dropout import Dropout
 from mpnn.engine import choice
 from mpnn.kernels.feature_dropout import FeatureDropout
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.round import Result, Round
+from mpnn.update.dropout import Dropout
 
 GRAPH = graphs.causal().bind(5)
 

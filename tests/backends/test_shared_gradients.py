@@ -10,8 +10,8 @@ from threads import same_bits
 from torch import Tensor
 
 from mpnn import engine, graphs, ops
-from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset, Relation
 from mpnn.position import T5
 from mpnn.round import Round

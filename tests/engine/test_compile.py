@@ -25,9 +25,9 @@ from mpnn.engine.compile.operator import _TICKETS
 from mpnn.engine.compile.outline import outline
 from mpnn.graph.handles import resolve
 from mpnn.graph.relations import GridOffset
+from mpnn.models.layers.propagation import Propagation
 from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
-from mpnn.propagation import Propagation
 from mpnn.round import Round
 from mpnn.scores import Dot
 from mpnn.update import Activate, FeedForward, PreNorm

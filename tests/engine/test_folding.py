@@ -11,7 +11,7 @@ from mpnn import MessagePassing, engine, explain, graphs, ops
 from mpnn.aggregate import Mean
 from mpnn.attention import Additive, AdditiveV2, DotProduct
 from mpnn.decoding.cache import KVCache
-from mpnn.edge_tables import BiasTable, EmbeddingTable
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.stacked import StackedGraph
 from mpnn.ops import NodeBias

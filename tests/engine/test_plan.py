@@ -7,8 +7,8 @@ import mpnn
 from mpnn import MessagePassing, engine, explain, graphs
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
-from mpnn.edge_tables import BiasTable
 from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan, refusal as why_not
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.topology import Topology
 from mpnn.round import Round
 from mpnn.scores import Dot

@@ -20,8 +20,8 @@ from mpnn.engine.rewrites import REWRITES, Rewrite
 from mpnn.engine.rewrites.prepare import as_planned
 from mpnn.engine.rewrites.sets_in_one_row import SetsInOneRow
 from mpnn.graph import Graph
-from mpnn.needs import SENTENCES
 from mpnn.round import Result, Round
+from mpnn.round.needs import SENTENCES
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 HEADS, WIDTH = 4, 8

@@ -12,10 +12,10 @@ from torch import Tensor
 from mpnn import engine, graphs, ops
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS
-from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine.plan import refusal as why_not
 from mpnn.engine.rewrites.prepare import as_planned
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import GridOffset, Offset, Relation
 from mpnn.graph.topology import Topology
 from mpnn.ops import NodeBias

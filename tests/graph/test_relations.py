@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn import graphs, ops
-from mpnn.edge_tables import BiasTable
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Table, as_relation
 
 

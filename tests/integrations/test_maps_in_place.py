@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import mpnn.hf
-from mpnn import maps
 from mpnn.backends import cost_model
 from mpnn.integrations import maps as in_place
+from mpnn.update import maps
 
 __all__ = ["products"]
 hf = pytest.importorskip("transformers")

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mpnn import Graph, graphs
 from mpnn.backends import edge_list
 from mpnn.backends.tiles import cuda
-from mpnn.edge_tables import BiasTable
 from mpnn.engine import choice
 from mpnn.engine.plan import plan
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.graph.topology import Topology

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from onednn_maps import Products, products
 from torch import Tensor, nn
 
-from mpnn import maps
 from mpnn.kernels import linear as onednn
+from mpnn.update import maps
 
 __all__ = ["products"]
 SIZES = [(16, 1, 1), (17, 64, 64), (100, 37, 5), (33, 3, 129), (256, 768, 96), (1000, 20, 200)]

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import Graph, graphs, rng
+from mpnn import Graph, graphs
 from mpnn.backends.tiles.cpu import _layout
+from mpnn.graph import rng
 from mpnn.graph.topology import Topology
 from mpnn.kernels.tile_attention import ROWS, Dropout, TileAttention
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed
 from mpnn.graph import Graph
+from mpnn.models.layers.propagation import Propagation
 from mpnn.position import EdgeBias, Table
-from mpnn.propagation import Propagation
 from mpnn.round import Round
 from mpnn.update import GRU, MLP, Activate, Add, Concat, FeedForward, PreNorm
 

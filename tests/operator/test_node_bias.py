@@ -16,8 +16,8 @@ from mpnn.engine.choice import choose
 from mpnn.engine.rewrites import softmax_dst
 from mpnn.graph.exchange import Exchange, Layer
 from mpnn.message_passing import _check_divisible
+from mpnn.models.layers.propagation import Propagation
 from mpnn.ops import NodeBias
-from mpnn.propagation import Propagation
 from mpnn.round import Round
 from mpnn.scores import Dot
 

@@ -1,4 +1,4 @@
-"""Functions of rows in blocks, `maps.rows.mapped`, against the same in torch: values, first and second derivatives."""
+"""Functions of rows in blocks, `maps.rows.mapped`, against the same in torch: values and two derivatives."""
 
 import copy
 from functools import partial
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from mpnn import MessagePassing, graphs
 from mpnn.attention import EdgeFilter
 from mpnn.kernels import edge_sum
-from mpnn.maps import rows
 from mpnn.models.layers.interaction import interaction
 from mpnn.models.layers.molecules import RadialFilter, ShiftedSoftplus
-from mpnn.update import MLP
+from mpnn.update import MLP, rows
 
 FILTER = nn.Sequential(nn.Linear(4, 6), ShiftedSoftplus(), nn.Linear(6, 3)).double()
 

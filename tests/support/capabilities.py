@@ -25,14 +25,14 @@ from torch.nn import functional as F
 from mpnn import engine, graphs
 from mpnn.aggregate import SUM, aggregator
 from mpnn.backends import BACKENDS, Backend, csr, scatter, tiles
-from mpnn.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.engine import plan
 from mpnn.engine.rewrites.prepare import lower_score
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.graph.relations import Offset, Relation
 from mpnn.kernels.cuda import schedule
-from mpnn.needs import SENTENCES
 from mpnn.round import Round
+from mpnn.round.needs import SENTENCES
 from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
 
 PAGE = Path(__file__).parents[2] / "docs" / "backends.md"

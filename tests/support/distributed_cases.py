@@ -40,21 +40,21 @@ from mpnn.attention import (
 )
 from mpnn.data import NeighborBatch, neighbor_batches
 from mpnn.distributed import Owners, Part, disk, node_mean, partition, sharded, sum_gradients
-from mpnn.dropout import Dropout
-from mpnn.edge_tables import BiasTable
 from mpnn.graph import Graph, sharding
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.exchange import Layer
 from mpnn.graph.relations import Offset
 from mpnn.models import GAT, GCN, GPT, MAGNA, Bert, BertConfig, GraphSAGE, MoNet, Transformer, TransformerConfig
 from mpnn.models.graph.graph_transformer import EdgeScaled, HeadsOf
 from mpnn.models.graph.rgcn import BasisTyped
 from mpnn.models.layers.per_head import PerHead, SharedKey
+from mpnn.models.layers.propagation import Propagation
 from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.models.text.linformer import Linformer
 from mpnn.models.vision.swin import NormedTyped
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw
-from mpnn.propagation import Propagation
 from mpnn.update import Add, FeedForward, PreNorm
+from mpnn.update.dropout import Dropout
 
 WIDTH = 16
 EXACT, SINGLE = 1e-12, 1e-5

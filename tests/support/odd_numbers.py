@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mpnn import data, encodings, flex, graphs, ops
+from mpnn import data, flex, graphs, ops
 from mpnn.decoding.cache import KVCache
 from mpnn.graph.relations import GridOffset, Offset
+from mpnn.graphs import encodings
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 2]])
 GRAPH = graphs.from_edges(EDGES, 6)

@@ -20,17 +20,17 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from mpnn import MessagePassing, attention, graphs, ops, update
-from mpnn.dropout import Dropout
-from mpnn.edge_tables import BiasTable
-from mpnn.encodings import random_walk
 from mpnn.flex import create_block_mask, flex_attention
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
+from mpnn.graphs.encodings import random_walk
 from mpnn.kernels import positive_features
 from mpnn.kernels.scan import linear_attention, recurrence
 from mpnn.kernels.selective_scan import selective_scan
 from mpnn.kernels.short_convolution import short_convolution
 from mpnn.kernels.state_update import state_update
-from mpnn.maps import Linear
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import Linear
 
 N, H, D = 24, 2, 8
 LISTED = graphs.from_edges(torch.randint(N, (2, 90), generator=torch.Generator().manual_seed(1)), N)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpnn import maps
 from mpnn.backends import cost_model
 from mpnn.kernels import linear as onednn
+from mpnn.update import maps
 
 Products = list[tuple[int, int]]
 

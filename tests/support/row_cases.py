@@ -21,9 +21,9 @@ from mpnn import engine, graphs
 from mpnn.aggregate import Mean
 from mpnn.backends import csr
 from mpnn.backends.csr import cuda_attention, cuda_reduce
-from mpnn.edge_tables import BiasTable, EmbeddingTable
 from mpnn.engine import choice
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset
 from mpnn.kernels import row_attention
 from mpnn.kernels.cuda.launch import Arguments, Launches

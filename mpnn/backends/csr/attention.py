@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from mpnn.backends import again
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.csr import edges
-from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
 from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, Spec, Tensors, shares_keys
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
-from mpnn.needs import FLOATS, NORMALIZED, on_edges
 from mpnn.round import Result, Round
+from mpnn.round.needs import FLOATS, NORMALIZED, on_edges
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
 _BEYOND_CACHE = 1 << 24  # bytes of features

@@ -14,8 +14,8 @@ from torch import Tensor
 from mpnn.backends import again
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, on_gpu
 from mpnn.backends.csr import attention, on_device
-from mpnn.edge_tables import PerEdge
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import PerEdge
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, DOT, NORMALIZERS
 from mpnn.round import Result, Round

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from mpnn.edge_tables import EmbeddingTable
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, inverse
+from mpnn.graph.edge_tables import EmbeddingTable
 from mpnn.kernels.row_attention import EdgeTypes
 from mpnn.kernels.rows import Rows
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mpnn.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, sorted_by
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.round import Round
 

@@ -15,14 +15,14 @@ from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.backends import again
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.csr import edges
-from mpnn.edge_tables import numbers
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import numbers
 from mpnn.kernels import combine
 from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import RowReduce
-from mpnn.needs import AGGREGATES, FLOATS, on_edges
 from mpnn.round import Result, Round
+from mpnn.round.needs import AGGREGATES, FLOATS, on_edges
 
 _BEYOND_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
 KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}

@@ -13,16 +13,16 @@ from torch.nn import functional as F
 from mpnn.backends import again
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles import split
-from mpnn.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, count_blocks
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
 from mpnn.kernels.tile_attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, TileAttention
-from mpnn.needs import FLOATS, on_edges
 from mpnn.round import Result, Round
+from mpnn.round.needs import FLOATS, on_edges
 from mpnn.scores import Dot
 
 SERVES = FLOATS | on_edges("bias") | {

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
-from mpnn.edge_tables import TABLES, EmbeddingTable
 from mpnn.engine import dispatch
 from mpnn.engine.compile.graph_tensor import ADVICE, graph_to_tensor
 from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.outline import Built, Outline, constant
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import TABLES, EmbeddingTable
 from mpnn.graph.relations import Offset, Relation
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU

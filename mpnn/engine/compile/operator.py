@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn import validation
 from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, read, result, unflatten
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.outline import bound
 from mpnn.engine.rewrites.prepare import prepared
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
-from mpnn.round import Round
+from mpnn.round import Round, validation
 from mpnn.scores import Dot
 
 

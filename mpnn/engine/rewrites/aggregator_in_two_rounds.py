@@ -10,12 +10,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mpnn import rng
 from mpnn.aggregate import SUM, Mean, Sum
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
-from mpnn.needs import AGGREGATES, ANYWHERE, DROPS, NORMALIZED, WEIGHED
+from mpnn.graph import rng
 from mpnn.round import Result, Round
+from mpnn.round.needs import AGGREGATES, ANYWHERE, DROPS, NORMALIZED, WEIGHED
 
 
 class AggregatorInTwoRounds(Rewrite):

@@ -9,8 +9,8 @@ from typing import cast
 
 from mpnn.aggregate import Composed
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner
-from mpnn.needs import AGGREGATES, ANYWHERE, on_edges
 from mpnn.round import Result, Round
+from mpnn.round.needs import AGGREGATES, ANYWHERE, on_edges
 
 
 class ComposedInParts(Rewrite):

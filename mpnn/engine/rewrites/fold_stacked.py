@@ -10,12 +10,12 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from mpnn.edge_tables import TABLES, EmbeddingTable, PerEdge
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import TABLES, EmbeddingTable, PerEdge
 from mpnn.graph.stacked import StackedGraph
-from mpnn.needs import AGGREGATES, ANYWHERE, NORMALIZED, WEIGHED, by_rule, on_edges
 from mpnn.round import Result, Round
+from mpnn.round.needs import AGGREGATES, ANYWHERE, NORMALIZED, WEIGHED, by_rule, on_edges
 from mpnn.scores import Role
 
 _ON_EDGES = ("bias", "edge_key", "edge_value", "edge")

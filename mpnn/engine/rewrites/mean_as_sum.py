@@ -3,8 +3,8 @@
 from mpnn.aggregate import SUM, Mean
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, scaling
-from mpnn.needs import ANYWHERE, DROPS, NORMALIZED, VALUES_OF_EDGES, WEIGHED
 from mpnn.round import Result, Round
+from mpnn.round.needs import ANYWHERE, DROPS, NORMALIZED, VALUES_OF_EDGES, WEIGHED
 
 
 class MeanAsSum(Rewrite):

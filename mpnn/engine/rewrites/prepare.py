@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mpnn import rng
-from mpnn.edge_tables import TABLES, PerEdge
+from mpnn.graph import rng
+from mpnn.graph.edge_tables import TABLES, PerEdge
 from mpnn.round import Round
 from mpnn.scores import BUILT_IN, lowered
 

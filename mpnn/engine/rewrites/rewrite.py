@@ -36,7 +36,7 @@ class Rewrite:
 
     Attributes:
         NAME: as `explain` prints it: "mean as sum".
-        SERVES: the needs of the rounds for which the equality holds, see `mpnn.needs`.
+        SERVES: the needs of the rounds for which the equality holds, see `mpnn.round.needs`.
         REASONS: its own sentences about some other needs.
         same_work: whether the rounds do the work of the one that is rewritten. The reason why a backend cannot run
             them is then shown as the reason why it cannot run that round.

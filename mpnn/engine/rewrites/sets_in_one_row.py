@@ -13,8 +13,8 @@ from mpnn.backends.cost_model import Estimate
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
 from mpnn.graph import Graph
 from mpnn.graph.runs import Runs
-from mpnn.needs import AGGREGATES, ANYWHERE
 from mpnn.round import Result, Round
+from mpnn.round.needs import AGGREGATES, ANYWHERE
 
 
 class SetsInOneRow(Rewrite):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, scaling
-from mpnn.needs import ANYWHERE, DROPS, VALUES_OF_EDGES, WEIGHED
 from mpnn.round import Result, Round
+from mpnn.round.needs import ANYWHERE, DROPS, VALUES_OF_EDGES, WEIGHED
 
 
 class SinksAsLse(Rewrite):

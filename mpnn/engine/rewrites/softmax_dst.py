@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from mpnn.backends.cost_model import Estimate
-from mpnn.edge_tables import PerEdge, per_edge
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, scaling
 from mpnn.engine.rewrites.sinks_as_lse import scale_rows
-from mpnn.needs import ANYWHERE, DROPS, VALUES_OF_EDGES, WEIGHED, on_edges
+from mpnn.graph.edge_tables import PerEdge, per_edge
 from mpnn.round import Result, Round
+from mpnn.round.needs import ANYWHERE, DROPS, VALUES_OF_EDGES, WEIGHED, on_edges
 from mpnn.scores import Dot
 
 _REVERSED = "a softmax over destinations reverses the graph, where edge_key would be added to queries"

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
-from mpnn.needs import AGGREGATES, ANYWHERE, DROPS, NORMALIZED, VALUES_OF_EDGES, WEIGHED
 from mpnn.round import Round
+from mpnn.round.needs import AGGREGATES, ANYWHERE, DROPS, NORMALIZED, VALUES_OF_EDGES, WEIGHED
 from mpnn.scores import Role
 
 

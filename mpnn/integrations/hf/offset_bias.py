@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph
-from mpnn.edge_tables import BiasTable
+from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 
 _FAMILIES = "t5", "mt5"  # which pass the bias on without computing with it

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn import Graph, Topology, engine, validation
+from mpnn import Graph, Topology, engine
 from mpnn.graph.sharding import active
+from mpnn.round import validation
 
 TWO_SETS = (
     *("GATConv", "GATv2Conv", "GINConv", "GINEConv", "GraphConv"),

@@ -34,10 +34,10 @@ from mpnn.aggregate import Aggregator, Composed, Var, aggregator
 from mpnn.attention.typed import typed_round
 from mpnn.graphs import edges_into
 from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, stacked_graph_of, values_of
-from mpnn.maps import linear
-from mpnn.maps.rows import is_hooked, is_plain
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
+from mpnn.update.maps import linear
+from mpnn.update.rows import is_hooked, is_plain
 
 METHODS = ("propagate", "message", "aggregate", "message_and_aggregate", "update", "edge_update", "edge_updater")
 HOOKS = [

@@ -68,7 +68,7 @@ def use(model: nn.Module, *, backend: str = "auto", maps: bool = True) -> Report
         backend: "auto", or the name of a backend, for all its replaced convolutions, those of an earlier call included.
             A named backend runs, or raises an error that states the reason.
         maps: whether linear maps (`nn.Linear` and PyTorch Geometric's `Linear`, not their subclasses) run by oneDNN
-            where this is quicker than torch's product (`mpnn/maps.py`). They stay the same objects.
+            where this is quicker than torch's product (`mpnn/update/maps.py`). They stay the same objects.
 
     Returns:
         A report with `replaced`, `left`, `maps` and `restore()`.

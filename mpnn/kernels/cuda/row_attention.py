@@ -61,7 +61,7 @@ class EdgeTypes(NamedTuple):
 
 class Score(NamedTuple):
     """The plain numbers of a call. `kind` to `tanh`: the score, as in `mpnn.kernels.row_spec`; softcap 0 for none.
-    Head h of batch entry b has stream `b * streams + first_stream + h` of dropout, see `mpnn.rng`."""
+    Head h of batch entry b has stream `b * streams + first_stream + h` of dropout, see `mpnn.graph.rng`."""
 
     heads: int
     kind: int

@@ -33,7 +33,7 @@ _SMALL = Launch(0, 0, _STEP, 4, 3)  # of kernels that read each number once
 
 
 class Dropout(NamedTuple):
-    """`keys` int32 [B * H] from `mpnn.rng.keys`, the probability `p`, and what is hashed in place of the numbers of
+    """`keys` int32 [B * H] from `rng.keys`, the probability `p`, and what is hashed in place of the numbers of
     destinations and sources, int32 [N_dst] and [N_src], or None."""
 
     keys: Tensor

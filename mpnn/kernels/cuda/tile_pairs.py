@@ -139,7 +139,7 @@ def tanh(x):
 
 @triton.jit
 def mix(x):
-    """`mpnn.rng.mix` on uint32, whose shifts move zeros in."""
+    """`mpnn.graph.rng.mix` on uint32, whose shifts move zeros in."""
     x = mix_between(x ^ (x >> 16))
     return x ^ (x >> 16)
 
@@ -177,7 +177,7 @@ def hash_query(dropout_key, ids, n, count):
 
 @triton.jit
 def kept(of_query, of_key, threshold):
-    """Whether dropout keeps the pairs, `mpnn.rng.keep`; threshold is from 1 to 2**24.
+    """Whether dropout keeps the pairs, `mpnn.graph.rng.keep`; threshold is from 1 to 2**24.
 
     The last step of `mix` joins the upper half of x to the lower one, which a comparison reads only if the upper halves
     are equal. So the limit's upper half is joined instead.

@@ -3,9 +3,10 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, ops, validation
+from mpnn import Graph, MessagePassing, ops
 from mpnn.models.layers.interaction import ResidualConcat, interaction, rest_of_mlp
 from mpnn.models.saving import Model
+from mpnn.round import validation
 from mpnn.update import MLP
 
 

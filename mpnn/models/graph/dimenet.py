@@ -11,10 +11,10 @@ from mpnn import Graph, MessagePassing, ops
 from mpnn.attention import EdgeFilter
 from mpnn.graphs import line_graph
 from mpnn.graphs.explicit import edges_into
-from mpnn.maps import Linear
 from mpnn.models.layers.molecules import sum_of, vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import MLP, EdgeUpdate, Update
+from mpnn.update.maps import Linear
 
 
 class DimeNet(Model):

@@ -4,11 +4,11 @@ from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, ops
 from mpnn.graphs import edges_into
-from mpnn.maps import Linear
 from mpnn.models.layers.interaction import ResidualConcat
 from mpnn.models.layers.molecules import vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import EdgeUpdate
+from mpnn.update.maps import Linear
 
 
 class EGNN(Model):

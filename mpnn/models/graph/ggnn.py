@@ -3,10 +3,11 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, Topology, validation
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Typed
 from mpnn.models.layers.readout import GatedReadout
 from mpnn.models.saving import Model
+from mpnn.round import validation
 from mpnn.update import GRU
 
 

@@ -3,12 +3,13 @@
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mpnn import Graph, MessagePassing, Topology, ops, validation
-from mpnn.dropout import Dropout
-from mpnn.maps import Linear
+from mpnn import Graph, MessagePassing, Topology, ops
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.layers.stack import Stack
+from mpnn.round import validation
 from mpnn.update import Add
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import Linear
 
 
 class GIN(Stack):

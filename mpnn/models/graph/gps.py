@@ -6,13 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, Topology, encodings, graphs, ops, validation
+from mpnn import Graph, MessagePassing, Topology, graphs, ops
 from mpnn.attention import DotProduct
-from mpnn.dropout import Dropout
-from mpnn.maps import Linear
+from mpnn.graphs import encodings
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
+from mpnn.round import validation
 from mpnn.update import MLP, Add, PostNorm
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import Linear
 
 COMPLETE = graphs.complete()
 

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, Topology, encodings, validation
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Degree, DotProduct
-from mpnn.graphs import complete
-from mpnn.maps import Linear
+from mpnn.graphs import complete, encodings
 from mpnn.models.layers.positions import sinusoid
 from mpnn.models.saving import Model
+from mpnn.round import validation
 from mpnn.update import FeedForward, PostNorm
+from mpnn.update.maps import Linear
 
 COMPLETE = complete()
 

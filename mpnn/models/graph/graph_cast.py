@@ -2,9 +2,10 @@
 
 from torch import Tensor, nn
 
-from mpnn import Graph, validation
+from mpnn import Graph
 from mpnn.models.layers.interaction import interaction, mlp
 from mpnn.models.saving import Model
+from mpnn.round import validation
 
 
 class GraphCast(Model):

@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, ops
 from mpnn.graphs import edges_into
-from mpnn.maps import Linear
 from mpnn.models.layers.interaction import Processor, interaction
 from mpnn.update import MLP, Concat, EdgeUpdate
+from mpnn.update.maps import Linear
 
 
 class GraphNetwork(Processor):

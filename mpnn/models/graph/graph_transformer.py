@@ -5,15 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, Topology, validation
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.attention.spec import edges_by_head
 from mpnn.graphs import edges_into
-from mpnn.maps import Linear
 from mpnn.models.layers.stack import Stack
-from mpnn.round import Round
+from mpnn.round import Round, validation
 from mpnn.scores import Dot
 from mpnn.update import Update
+from mpnn.update.maps import Linear
 
 
 class GraphTransformer(Stack):

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, encodings, graphs, validation
+from mpnn import Graph, MessagePassing, graphs
 from mpnn.attention import DotProduct
-from mpnn.dropout import Dropout
-from mpnn.maps import Linear
+from mpnn.graphs import encodings
 from mpnn.models.saving import Model
 from mpnn.position import EdgeBias, Position, Table
+from mpnn.round import validation
 from mpnn.update import FeedForward, PreNorm
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import Linear
 
 
 class Graphormer(Model):

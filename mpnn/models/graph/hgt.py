@@ -10,9 +10,9 @@ from mpnn import ops
 from mpnn.attention.spec import check_integers
 from mpnn.graphs import HeteroGraph
 from mpnn.graphs.kinds import EdgeKind
-from mpnn.maps import Linear
 from mpnn.models.layers.hetero import check_kinds
 from mpnn.models.saving import Model
+from mpnn.update.maps import Linear
 
 
 class HGT(Model):

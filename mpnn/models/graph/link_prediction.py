@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from mpnn import Graph, Topology
 from mpnn.graphs import absent_edges
-from mpnn.maps import Linear
 from mpnn.models.saving import Model
+from mpnn.update.maps import Linear
 
 
 class LinkPredictor(Model):

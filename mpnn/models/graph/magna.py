@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from mpnn import Graph, Topology, validation
+from mpnn import Graph, Topology
 from mpnn.attention import Attention
-from mpnn.maps import Linear
+from mpnn.models.layers.propagation import Propagation
 from mpnn.models.layers.stack import Stack
-from mpnn.propagation import Propagation
-from mpnn.round import Round
+from mpnn.round import Round, validation
 from mpnn.scores import AdditiveScore, LeakyReLU
 from mpnn.update import FeedForward, PreNorm
+from mpnn.update.maps import Linear
 
 
 class MAGNA(Stack):

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, Topology, validation
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Gaussian
 from mpnn.graph import sharding
-from mpnn.maps import Linear
 from mpnn.models.layers.stack import Stack
+from mpnn.round import validation
 from mpnn.update import Activate
+from mpnn.update.maps import Linear
 
 
 class MoNet(Stack):

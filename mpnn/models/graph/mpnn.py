@@ -2,12 +2,13 @@
 
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, Topology, validation
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import EdgeMessage
-from mpnn.maps import Linear
 from mpnn.models.layers.readout import GatedReadout
 from mpnn.models.saving import Model
+from mpnn.round import validation
 from mpnn.update import GRU, MLP
+from mpnn.update.maps import Linear
 
 
 class MPNN(Model):

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, ops
-from mpnn.maps import Linear
 from mpnn.models.layers.molecules import RadialBasis, RadialFilter, sum_of, vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import MLP
+from mpnn.update.maps import Linear
 
 
 class PaiNN(Model):

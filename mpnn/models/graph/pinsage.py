@@ -5,9 +5,9 @@ from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing
 from mpnn.attention import EdgeWeight
-from mpnn.maps import Linear
 from mpnn.models.graph.sage import Embed
 from mpnn.models.layers.stack import Stack
+from mpnn.update.maps import Linear
 
 
 class PinSage(Stack):

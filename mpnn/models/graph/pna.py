@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, Topology, aggregate, ops, validation
+from mpnn import Graph, MessagePassing, Topology, aggregate, ops
 from mpnn.attention import EdgeMessage
-from mpnn.maps import Linear
 from mpnn.models.saving import Model
+from mpnn.round import validation
 from mpnn.update import Update
+from mpnn.update.maps import Linear
 
 
 class PNA(Model):

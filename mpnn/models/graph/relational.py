@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, Topology, validation
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Attention
 from mpnn.graphs import complete
-from mpnn.maps import Linear
 from mpnn.models.saving import Model
-from mpnn.round import Round
+from mpnn.round import Round, validation
 from mpnn.update import Activate
+from mpnn.update.maps import Linear
 
 COMPLETE = complete()
 

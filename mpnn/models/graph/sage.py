@@ -5,9 +5,9 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from mpnn import Graph, MessagePassing, Topology
-from mpnn.maps import Linear
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Concat
+from mpnn.update.maps import Linear
 
 
 class GraphSAGE(Stack):

@@ -4,10 +4,10 @@ from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing
 from mpnn.attention import EdgeFilter
-from mpnn.maps import Linear
 from mpnn.models.layers.molecules import RadialBasis, RadialFilter, ShiftedSoftplus, sum_of, vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import Add
+from mpnn.update.maps import Linear
 
 
 class SchNet(Model):

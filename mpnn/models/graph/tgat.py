@@ -6,10 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, validation
-from mpnn.encodings import TimeEncoding
+from mpnn import Graph, MessagePassing
+from mpnn.graphs.encodings import TimeEncoding
 from mpnn.models.graph.graph_transformer import HeadsOf
 from mpnn.models.saving import Model
+from mpnn.round import validation
 from mpnn.update import MLP
 
 

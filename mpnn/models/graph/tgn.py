@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mpnn import Graph, MessagePassing
-from mpnn.encodings import TimeEncoding
 from mpnn.graphs.compressed import check_nodes
+from mpnn.graphs.encodings import TimeEncoding
 from mpnn.models.saving import Model
 from mpnn.update import GRU
 

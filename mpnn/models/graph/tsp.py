@@ -16,12 +16,12 @@ from mpnn import Graph, MessagePassing
 from mpnn.attention import Attention, DotProduct
 from mpnn.decoding.cache import KVCache
 from mpnn.graphs import causal, complete, identity
-from mpnn.maps import Linear
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.saving import Model
 from mpnn.round import Round
 from mpnn.scores import Dot
 from mpnn.update import FeedForward, PostNorm
+from mpnn.update.maps import Linear
 
 LATER = ~causal() | identity()
 """Step t of a tour attends to the cities that are visited at step t or later."""

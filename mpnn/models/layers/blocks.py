@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Topology
-from mpnn.dropout import Dropout
 from mpnn.update import FeedForward, Update
+from mpnn.update.dropout import Dropout
 
 U = TypeVar("U", bound=Update)
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from mpnn import Graph, Topology, engine
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
-from mpnn.dropout import Dropout
 from mpnn.graph.sharding import active, node_numbers
-from mpnn.maps import Linear, linear
 from mpnn.models.layers.blocks import Norm, embed, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.losses import ignore_document_ends, token_loss
 from mpnn.models.layers.packing import Packing, document_lengths
 from mpnn.models.saving import Model
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import Linear, linear
 
 Bind = Callable[[Topology], Topology | Graph]
 """Maps the topology of a layer to the topology or graph of one call, as `Packing.bind` does."""

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from mpnn import Topology
 from mpnn.graphs import register
-from mpnn.maps import Linear
 from mpnn.models.layers.positions import sinusoid
+from mpnn.update.maps import Linear
 
 Size = tuple[int, int]
 """Height and width, or rows and columns."""

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from mpnn import Graph, MessagePassing, Topology, validation
-from mpnn.maps import Linear
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.models.saving import Model
+from mpnn.round import validation
 from mpnn.update import Concat, EdgeUpdate
+from mpnn.update.maps import Linear
 
 
 def interaction(

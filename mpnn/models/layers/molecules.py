@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mpnn import Graph, ops
 from mpnn.graphs import edge_vectors
-from mpnn.maps import rows
+from mpnn.update import rows
 
 
 def vectors_of(graph: Graph, positions: Tensor, cell: Tensor | None = None, pool: Graph | None = None) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, ops
-from mpnn.maps import Linear
+from mpnn.update.maps import Linear
 
 
 class GatedReadout(nn.Module):

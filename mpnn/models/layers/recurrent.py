@@ -11,10 +11,10 @@ from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs import causal, window
-from mpnn.maps import Linear
 from mpnn.message_passing import MessagePassing
 from mpnn.models.layers.blocks import Norm
 from mpnn.update import Activate, Update
+from mpnn.update.maps import Linear
 
 CAUSAL = causal()
 

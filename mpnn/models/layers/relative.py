@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from mpnn import Graph
 from mpnn.attention import DotProduct
-from mpnn.edge_tables import BiasTable, EmbeddingTable
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset, Relation
-from mpnn.maps import Linear
 from mpnn.models.layers.positions import sinusoid
 from mpnn.round import Round
 from mpnn.scores import Dot
+from mpnn.update.maps import Linear
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, Topology, validation
-from mpnn.dropout import Dropout
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.models.saving import Model
+from mpnn.round import validation
+from mpnn.update.dropout import Dropout
 
 
 class Stack(Model):

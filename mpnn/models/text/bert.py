@@ -18,11 +18,11 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.graph.sharding import active, node_numbers
 from mpnn.graphs import complete
-from mpnn.maps import Linear
 from mpnn.models.layers.blocks import Embeddings, init_bert_weights, run_layers, topology_per_layer, transformer_update
 from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.saving import Model
 from mpnn.update import PostNorm
+from mpnn.update.maps import Linear
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from torch import nn
 
 from mpnn import MessagePassing, Topology
 from mpnn.attention import AdditiveV2, Attention, DeltaRule, DotProduct, GatedLinear, Kernel, Retention, StateSpace
-from mpnn.dropout import Dropout
+from mpnn.graph.registry import unknown
 from mpnn.graphs import causal
 from mpnn.models.layers.blocks import transformer_update
 from mpnn.models.layers.decoder import Decoder, causal_topologies
-from mpnn.registry import unknown
 from mpnn.update import PostNorm, PreNorm, Update
+from mpnn.update.dropout import Dropout
 
 CAUSAL = causal()
 

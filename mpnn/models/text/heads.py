@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn.dropout import Dropout
 from mpnn.graph.sharding import active
-from mpnn.maps import Linear, linear
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.losses import IGNORED, token_loss
 from mpnn.models.saving import Model
 from mpnn.models.text.bert import Bert
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import Linear, linear
 
 
 class Head(Model):

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import Attention
 from mpnn.graphs import complete
-from mpnn.maps import Linear
 from mpnn.models.text.bert import Bert, BertConfig, update
 from mpnn.round import Round
 from mpnn.scores import Dot
+from mpnn.update.maps import Linear
 
 COMPLETE = complete()
 

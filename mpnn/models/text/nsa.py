@@ -21,11 +21,11 @@ from mpnn.attention.choice import rows_at_a_time
 from mpnn.decoding.cache import KVCache
 from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Runs
-from mpnn.maps import Linear
 from mpnn.models.layers.blocks import ACTIVATIONS, Norm
 from mpnn.models.layers.decoder import PlainDecoder
 from mpnn.models.text.llama import LlamaConfig
 from mpnn.update import GatedFeedForward, PreNorm
+from mpnn.update.maps import Linear
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ from torch.nn import functional as F
 from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.decoding.generation import check_causal
-from mpnn.dropout import Dropout
 from mpnn.graph.derive import selected
 from mpnn.graphs import chunks
 from mpnn.graphs.content import drop_self_loops
-from mpnn.maps import Linear
 from mpnn.models.layers.blocks import AxialPositions, embed, lookup, transformer_update
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.packing import Packing, require_eager, token_mask
@@ -29,6 +27,8 @@ from mpnn.models.layers.per_head import SharedKey
 from mpnn.models.saving import Model
 from mpnn.models.text.bert import EncoderOutput
 from mpnn.update import Reversible
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import Linear
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from mpnn import MessagePassing
 from mpnn.attention import AdditiveV2
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import eval_mode, generate
-from mpnn.dropout import Dropout
 from mpnn.graphs import complete
-from mpnn.maps import Linear
 from mpnn.models.layers.blocks import lookup
 from mpnn.models.layers.cross_attention import CrossAttention
 from mpnn.models.layers.losses import next_word_loss
 from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.saving import Model
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import Linear
 
 
 @dataclass(frozen=True, eq=False)

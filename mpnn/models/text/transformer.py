@@ -20,9 +20,7 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import beam_search, check_causal, eval_mode, generate
-from mpnn.dropout import Dropout
 from mpnn.graphs import causal, complete
-from mpnn.maps import linear
 from mpnn.models.layers.blocks import ACTIVATIONS, Norm, lookup, run_layers
 from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
 from mpnn.models.layers.losses import next_word_loss
@@ -30,6 +28,8 @@ from mpnn.models.layers.packing import Packing
 from mpnn.models.layers.positions import sinusoid
 from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm, PreNorm
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import linear
 
 CAUSAL, COMPLETE = causal(), complete()
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
 from mpnn.decoding.generation import eval_mode, generate
-from mpnn.dropout import Dropout
-from mpnn.maps import linear
 from mpnn.models.layers.blocks import lookup, require_batch
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.relative import RelativeDotProduct
 from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import linear
 
 Memory = Sequence[Tensor]
 """Cached states of each layer, [B, m, dim] each, with the same m for all layers."""

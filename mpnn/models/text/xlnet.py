@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, Topology
-from mpnn.dropout import Dropout
 from mpnn.graphs import batch, complete, identity, permutation
-from mpnn.maps import linear
 from mpnn.models.layers.blocks import embed, require_batch, transformer_update
 from mpnn.models.layers.losses import token_loss
 from mpnn.models.layers.relative import PositionOffset, RelativeDotProduct
 from mpnn.models.saving import Model
 from mpnn.update import PostNorm
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import linear
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.maps import Linear
 from mpnn.models.saving import Model
 from mpnn.models.vision.swin import Swin
 from mpnn.models.vision.vit import ViT
+from mpnn.update.maps import Linear
 
 
 class ImageClassifier(Model):

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import Topology
-from mpnn.maps import Linear
 from mpnn.models.layers.images import GridPositions, Size, patchify
 from mpnn.models.layers.packing import require_eager
 from mpnn.models.saving import Model
 from mpnn.models.vision.vit import PatchLayers, ViT, ViTConfig
+from mpnn.update.maps import Linear
 
 
 @dataclass(frozen=True)

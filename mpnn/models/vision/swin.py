@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct, Typed
-from mpnn.dropout import Dropout
 from mpnn.engine import build_once
 from mpnn.graph.relations import GridOffset, Taps
 from mpnn.graphs import pooling, windows
@@ -32,6 +31,7 @@ from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size,
 from mpnn.models.saving import Model
 from mpnn.position import Table
 from mpnn.update import FeedForward, PreNorm
+from mpnn.update.dropout import Dropout
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.dropout import Dropout
 from mpnn.graphs import complete
-from mpnn.maps import Linear
 from mpnn.models.layers.blocks import run_layers, transformer_update
 from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, pair, with_class_token
 from mpnn.models.layers.packing import Packing
 from mpnn.models.saving import Model
 from mpnn.update import PreNorm
+from mpnn.update.dropout import Dropout
+from mpnn.update.maps import Linear
 
 
 @dataclass(frozen=True)

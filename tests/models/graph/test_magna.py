@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mpnn import Graph, graphs
 from mpnn.models.graph.magna import MAGNA, MagnaAttention
-from mpnn.propagation import Propagation
+from mpnn.models.layers.propagation import Propagation
 
 SYSTEM = "multi-hop attention (MAGNA)"
 N, IN, DIM, HEADS, CLASSES = 17, 5, 12, 3, 4

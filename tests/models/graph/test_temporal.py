@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
 from mpnn.data import neighbor_batches
-from mpnn.encodings import TimeEncoding
+from mpnn.graphs.encodings import TimeEncoding
 from mpnn.models import TGAT, TGNMemory
 from mpnn.models.graph.graph_transformer import HeadsOf
 from mpnn.update import SelfConnection

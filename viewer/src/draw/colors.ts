@@ -1,4 +1,4 @@
-// Colors of edges and weights, for light and dark pages: those of mpnn/plot.py.
+// Colors of edges and weights, for light and dark pages: those of mpnn/view/plot.py.
 
 const dark = (): MediaQueryList => matchMedia("(prefers-color-scheme: dark)");
 

@@ -17,7 +17,7 @@ modifies it, before it is passed on. It is not a frozen dataclass, because a fro
 than a sum over a molecule takes to run.
 
 Code that visits rounds reads the class: a field that holds tensors has a role in `Round.roles`, and each field that
-differs from its default is a need (`mpnn.needs`) that a backend must serve. So a field added here is refused by every
+differs from its default is a need (`round.needs`) that a backend must serve. So a field added here is refused by every
 backend until one says that it serves it.
 """
 
@@ -31,11 +31,10 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from mpnn import rng
 from mpnn.aggregate import SUM, Aggregator, Composed
-from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, total
-from mpnn.graph import Graph
-from mpnn.needs import has_own, needs_of
+from mpnn.graph import Graph, rng
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, total
+from mpnn.round.needs import has_own, needs_of
 from mpnn.scores import PARAMETER, Role, Score, slope_of
 
 Visit = Callable[[Tensor, str, Role], Tensor]
@@ -259,7 +258,7 @@ class Round:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The features that a backend must serve to run the round, see `mpnn.needs`."""
+        """The features that a backend must serve to run the round, see `mpnn.round.needs`."""
         return needs_of(self)
 
     def edge_bias(self, biases: Iterable[PerEdge]) -> Tensor | None:
@@ -279,7 +278,7 @@ class Round:
         )
 
     def dropout_keys(self) -> Tensor | None:
-        """What dropout hashes with the ends of edges, for each batch entry and head, int32 [B * H]; see `mpnn.rng`.
+        """What dropout hashes with the ends of edges, for each batch entry and head, int32 [B * H] (`mpnn.graph.rng`).
         None if no weight is dropped."""
         if not self.dropout or not self.weighted:
             return None

@@ -1,7 +1,7 @@
 """Dropout of features, at the cost of one memory pass.
 
 On CPU, torch draws random numbers sequentially on one thread, which often takes longer than the surrounding layers.
-Here a counter-based hash decides which elements are dropped (`mpnn.rng`, as for attention weights), eight
+Here a counter-based hash decides which elements are dropped (`mpnn.graph.rng`, as for attention weights), eight
 elements at a time on all threads.
 """
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import rng
-from mpnn.graph import Graph, transforms
+from mpnn.graph import Graph, rng, transforms
 from mpnn.graph.sharding import active
 from mpnn.kernels.cpu import library
 from mpnn.kernels.feature_dropout import FeatureDropout

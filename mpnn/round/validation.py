@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.aggregate import Sum
-from mpnn.edge_tables import EmbeddingTable, PerEdge, numbers
 from mpnn.graph import Graph
 from mpnn.graph.causal import documents
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers
 from mpnn.graph.exchange import Exchange, Layer
 from mpnn.graph.topology import Topology
 from mpnn.round import NORMALIZERS, Round

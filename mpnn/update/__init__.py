@@ -10,12 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mpnn import validation as check
-from mpnn.dropout import Dropout, DropPath
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
 from mpnn.kernels import edge_sum
-from mpnn.maps import Linear, linear, rows
+from mpnn.round import validation as check
+from mpnn.update.dropout import Dropout, DropPath
+from mpnn.update.maps import Linear, linear, rows
 
 
 class Update(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from mpnn.kernels import edge_sum
-from mpnn.maps import Linear, linear
+from mpnn.update.maps import Linear, linear
 
 _OF_ROWS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LeakyReLU, nn.ELU, nn.Identity)
 

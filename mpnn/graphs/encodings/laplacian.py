@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.encodings.adjacency import adjacency, inverse_or_zero
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import not_negative
+from mpnn.graphs.encodings.adjacency import adjacency, inverse_or_zero
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

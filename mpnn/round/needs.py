@@ -15,7 +15,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from mpnn.aggregate import Composed, Max, Mean, Min, Sum, Var
-from mpnn.edge_tables import TABLES
+from mpnn.graph.edge_tables import TABLES
 from mpnn.graph.relations import Offset
 from mpnn.scores import BUILT_IN, slope_of
 

@@ -5,12 +5,12 @@ encoding is a deterministic function of the graph. Each graph of a batch (`graph
 its own. `TimeEncoding`, a module, describes times.
 """
 
-from mpnn.encodings.features import (
+from mpnn.graphs.encodings.features import (
     TimeEncoding as TimeEncoding,
     degrees as degrees,
     random_features as random_features,
 )
-from mpnn.encodings.laplacian import laplacian as laplacian
-from mpnn.encodings.shortest_paths import path_edges as path_edges, shortest_paths as shortest_paths
-from mpnn.encodings.walks import pagerank as pagerank, random_walk as random_walk
-from mpnn.encodings.weisfeiler_lehman import weisfeiler_lehman as weisfeiler_lehman
+from mpnn.graphs.encodings.laplacian import laplacian as laplacian
+from mpnn.graphs.encodings.shortest_paths import path_edges as path_edges, shortest_paths as shortest_paths
+from mpnn.graphs.encodings.walks import pagerank as pagerank, random_walk as random_walk
+from mpnn.graphs.encodings.weisfeiler_lehman import weisfeiler_lehman as weisfeiler_lehman

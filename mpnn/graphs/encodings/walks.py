@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.encodings.adjacency import adjacency, inverse_or_zero
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import not_negative
+from mpnn.graphs.encodings.adjacency import adjacency, inverse_or_zero
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

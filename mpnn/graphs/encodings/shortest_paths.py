@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.encodings.adjacency import adjacency
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import not_negative
+from mpnn.graphs.encodings.adjacency import adjacency
 
 
 def shortest_paths(graph: Graph, max_distance: int) -> Tensor:
