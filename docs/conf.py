@@ -35,7 +35,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["img/**", "_generated/.*"]
+exclude_patterns = ["img/**", "notebooks/**", "_generated/.*"]  # notebooks are written into _generated
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 # Executes the notebooks; MPNN_SITE_NOTEBOOKS=off leaves them without results, for a quick build.

@@ -243,7 +243,7 @@ def fewer_edges() -> Figure:
 
 
 def _demonstration(name: str) -> dict[str, Any]:
-    record = IMAGES.parent.parent / "results" / "demonstrations" / f"{name}.json"
+    record = IMAGES.parent.parent / "benchmarks" / "results" / "examples" / "demonstrations" / f"{name}.json"
     points: dict[str, Any] = json.loads(record.read_text())["points"]
     return points
 

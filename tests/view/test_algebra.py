@@ -15,7 +15,7 @@ from mpnn import graphs
 from mpnn.graph import reachability
 from mpnn.view.page import SCRIPT
 
-ANSWERS = Path(__file__).parents[2] / "viewer" / "test" / "cases.mjs"
+ANSWERS = Path(__file__).parents[2] / "mpnn" / "view" / "viewer" / "test" / "cases.mjs"
 NODE = shutil.which("node")
 
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs node")

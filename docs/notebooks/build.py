@@ -1,4 +1,4 @@
-"""Writes the notebooks from pages of Markdown, and runs them: `python notebooks/build.py [NAME ...]`.
+"""Writes the notebooks from pages of Markdown, and runs them: `python docs/notebooks/build.py [NAME ...]`.
 
 A page is easy to review and to edit; a notebook is easy to open and to run. Each block of Python in a page becomes a
 cell of code, and the text between two blocks a cell of text. The notebooks carry their outputs, so that they can be
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGES = (HERE.parent / "docs" / "transformers_are_graphs.md", *sorted(HERE.glob("*.md")))
+PAGES = (HERE.parent / "transformers_are_graphs.md", *sorted(HERE.glob("*.md")))
 
 
 def notebook(page: Path) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def notebook(page: Path) -> dict[str, Any]:
 
 def _from_here(page: Path, target: str) -> str:
     """A link of the page, relative to the folder of the notebooks."""
-    return target if page.parent == HERE else f"../{page.parent.name}/{target}"
+    return target if page.parent == HERE else f"../{target}"
 
 
 def _cell(number: int, kind: str, text: str) -> dict[str, Any]:

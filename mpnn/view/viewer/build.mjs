@@ -1,4 +1,4 @@
-// Bundles src/ into one JavaScript file, ../mpnn/view/static/viewer.js, or into the file that is named as an argument.
+// Bundles src/ into one JavaScript file, ../static/viewer.js, or into the file that is named as an argument.
 // The file is committed, because installing the package must not need node.
 
 import { readFile } from "node:fs/promises";
@@ -13,7 +13,7 @@ const said = BUNDLED.map((name, k) => `${name}:\n${notices[k].trim()}`).join("\n
 await build({
   absWorkingDir: new URL(".", import.meta.url).pathname,
   entryPoints: ["src/main.ts"],
-  outfile: process.argv[2] ?? "../mpnn/view/static/viewer.js",
+  outfile: process.argv[2] ?? "../static/viewer.js",
   bundle: true,
   minify: true,
   format: "esm",
