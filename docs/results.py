@@ -1,4 +1,5 @@
-"""Updates docs/results.md: writes its tables from benchmarks/results/examples/*.json, which the scripts in examples/ record.
+"""Updates docs/results.md: writes its tables from benchmarks/results/examples/*.json, which the scripts in examples/
+record.
 
 A table stands between `<!-- records: TASK; TASK -->` and `<!-- end -->`: the records whose task begins with one of
 these, and the commands that made them.

@@ -92,7 +92,7 @@ def gpu_prices() -> Prices:
 
 @cache
 def map_prices(threads: int) -> Prices | None:
-    """Nanoseconds of linear maps (`mpnn/update/maps/`): those that `mpnn tune` measured here; else the shipped ones, on a
+    """Nanoseconds of linear maps (`update/maps.py`): those that `mpnn tune` measured here; else the shipped ones, on a
     processor of the family that they were measured on; else None."""
     shipped, own = tuned.shipped()["maps"], tuned.read(threads)
     names: Prices = shipped["nanoseconds"]

@@ -45,7 +45,7 @@ def tune(seconds: float | None = None) -> Prices:
 
 
 def tune_maps(seconds: float | None = None) -> Prices:
-    """The prices of linear maps (`mpnn/update/maps/`), measured in the same way. Empty where torch has no oneDNN."""
+    """The prices of linear maps (`update/maps.py`), measured in the same way. Empty where torch has no oneDNN."""
     if onednn.why_missing() is not None:
         return {}
     threads, products = torch.get_num_threads(), [(*size, t) for size in _MAPS for t in (False, True)]

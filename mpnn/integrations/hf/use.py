@@ -107,7 +107,7 @@ def use(
             (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: in a `SentenceTransformer` or
             `CrossEncoder` of sentence-transformers, which ignore those states.
         maps: whether linear maps (`nn.Linear` and GPT-2's `Conv1D`, not their subclasses) run by oneDNN where this is
-            quicker than torch's product (`update/maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
+            quicker than torch's product (`maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
             `mpnn tune` measured it. They stay the same objects. `torch.jit.script` is refused until `restore()`.
 
     Returns:
