@@ -13,7 +13,7 @@ library was compiled, which refuse recurrences.
 
 from collections.abc import Iterable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 from math import gcd
 from typing import Any, NamedTuple
@@ -27,7 +27,8 @@ from torch.autograd import forward_ad
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.once_differentiable import are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.once_differentiable import are_differentiated, once_differentiable
+from mpnn.kernels.recurrence_again import recurrence_again
 
 ALL, PAST, FUTURE = range(3)
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of scan.h
@@ -462,65 +463,6 @@ def _blocks(ends: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 # ------------------------------------------------------------------------------------------------ in torch
-
-
-_CHUNK, _CHUNK_OF_FEATURES = 64, 32  # nodes whose pairs are in memory; with gates a feature, pairs times features
-_NO_GATE = -800.0  # its exponential is 0 in float64; with -inf a difference would be NaN
-
-
-def recurrence_again(
-    tensors: Sequence[Tensor | None], options: tuple[float, int, tuple[int, ...]], needs: Sequence[bool], upstream: Any
-) -> list[Tensor | None]:
-    """The gradients of query, key, value, log_gate, beta and state, which can be differentiated again."""
-    scale, heads, ends = options
-    return gradients_again(partial(_recurrence_by_torch, scale, heads, ends), tensors, needs[:6], upstream)
-
-
-def _recurrence_by_torch(
-    scale: float,
-    heads: int,
-    ends: tuple[int, ...],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_gate: Tensor | None,
-    beta: Tensor | None,
-    state: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """out and the last state, chunk by chunk, by operations that are differentiable again."""
-    wide = _wide(query)
-
-    def heads_first(x: Tensor) -> Tensor:
-        """x [B, N, H_kv, F] as [B, H, N, F]."""
-        return x.to(wide).repeat_interleave(heads // x.shape[2], 2).transpose(1, 2)
-
-    query, key, value = map(heads_first, (query, key, value))
-    gate = torch.zeros((), dtype=torch.float64, device=query.device).expand(*query.shape[:3], 1)
-    if log_gate is not None:
-        gate = log_gate if log_gate.dim() == 4 else log_gate[..., None]
-        gate = gate.double().clamp(min=_NO_GATE).transpose(1, 2)
-    rate = None if beta is None else beta.to(wide).transpose(1, 2)[..., None]
-    zeros = query.new_zeros(*query.shape[:2], query.shape[-1], value.shape[-1])
-    S = zeros if state is None else state.to(wide)
-    outs, first, size = [], 0, _CHUNK if gate.shape[-1] == 1 else _CHUNK_OF_FEATURES
-    for end in ends:
-        S = S if first == 0 else zeros
-        for start, stop in _steps(first, end, size):
-            q, k, v, L = (x[:, :, start:stop] for x in (query, key, value, gate))
-            L = L.cumsum(2)
-            before = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).tril()[..., None]
-            between = (L[:, :, :, None] - L[:, :, None]).masked_fill(~before, -torch.inf).exp().to(wide)
-            from_start, to_end = L.exp().to(wide), (L[:, :, -1:] - L).exp().to(wide)
-            if rate is not None:
-                b = rate[:, :, start:stop]
-                system = b * (k[:, :, :, None] * k[:, :, None] * between).sum(-1).tril(-1)
-                system = system + torch.eye(stop - start, dtype=wide, device=q.device)
-                v = torch.linalg.solve_triangular(system, b * (v - (k * from_start) @ S), upper=False)
-            weights = (q[:, :, :, None] * k[:, :, None] * between).sum(-1)
-            outs.append(scale * (weights @ v + (q * from_start) @ S))
-            S = from_start[:, :, -1, :, None] * S + (k * to_end).mT @ v
-        first = end
-    return torch.cat(outs, 2).transpose(1, 2), S
 
 
 def _scan(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: list[Block]) -> Tensor:

@@ -309,15 +309,8 @@ def safe_globals() -> list[Any]:
 
 _LAYERS = (
     "torch.nn.modules.",
-    *(
-        "mpnn.aggregate",
-        "mpnn.attention",
-        "mpnn.update.dropout",
-        "mpnn.graphs.encodings",
-        "mpnn.update.maps",
-        "mpnn.message_passing",
-    ),
-    *("mpnn.models", "mpnn.position", "mpnn.models.layers.propagation", "mpnn.scores", "mpnn.update"),
+    *("mpnn.aggregate", "mpnn.attention", "mpnn.graphs.encodings", "mpnn.message_passing", "mpnn.models"),
+    *("mpnn.position", "mpnn.scores", "mpnn.update"),
 )
 
 # ---------------------------------------------------------------------------------------------------- arguments

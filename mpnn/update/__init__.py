@@ -14,8 +14,9 @@ from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
 from mpnn.kernels import edge_sum
 from mpnn.round import validation as check
+from mpnn.update import rows
 from mpnn.update.dropout import Dropout, DropPath
-from mpnn.update.maps import Linear, linear, rows
+from mpnn.update.maps import Linear, linear
 
 
 class Update(nn.Module):

@@ -26,7 +26,7 @@ from mpnn.kernels.cuda.chunks.tiles import of_document, rows
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real, with_contiguous_rows
 from mpnn.kernels.once_differentiable import are_differentiated, once_differentiable
-from mpnn.kernels.scan import recurrence_again
+from mpnn.kernels.recurrence_again import recurrence_again
 
 _NUMBERS = 8192  # of a state in a program
 

@@ -26,7 +26,7 @@ from mpnn.kernels.cuda.chunks.tiles import rows
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
 from mpnn.kernels.once_differentiable import are_differentiated
-from mpnn.kernels.scan import recurrence_again
+from mpnn.kernels.recurrence_again import recurrence_again
 
 _ARGUMENTS = 6  # of a recurrence that are tensors
 _WIDTH_OF_64 = 64  # the least width of heads with chunks of 64 nodes
