@@ -1,5 +1,5 @@
-"""Recurrences with gates and the delta rule by operations that are differentiable any number of times: what the backward
-passes of their kernels differentiate where derivatives of higher order are asked for."""
+"""Recurrences with gates and the delta rule by operations that are differentiable any number of times: the backward
+passes of their kernels differentiate these where derivatives of higher order are asked for."""
 
 from collections.abc import Sequence
 from functools import partial
