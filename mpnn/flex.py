@@ -31,6 +31,7 @@ from mpnn.graph.arguments import at_least
 from mpnn.graph.edge_tables import BiasTable, PerEdge
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
+from mpnn.graphs.jagged import is_jagged, lengths_of, like, values_of
 from mpnn.ops import NodeBias
 from mpnn.round import validation
 from mpnn.scores import check_scale
@@ -86,6 +87,75 @@ def create_block_mask(
     return BlockMask(mask_mod, _graphs([program], B or 1, H or 1, Q_LEN, KV_LEN), program.depends_on() & {_B, _H})
 
 
+@dataclass(frozen=True, eq=False)
+class NestedBlockMask:
+    """The block masks of sequences of different lengths, one each."""
+
+    masks: list[BlockMask]
+
+
+def create_nested_block_mask(
+    mask_mod: Mod,
+    B: int | None,
+    H: int | None,
+    q_nt: Tensor,
+    kv_nt: Tensor | None = None,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    _compile: bool = False,
+) -> NestedBlockMask:
+    """The graphs of a mask_mod over jagged queries and keys [B, H, j, D], as torch's function of this name up to 2.9.
+
+    Args:
+        mask_mod: as of `create_block_mask`; q_idx and kv_idx count from the beginning of a sequence, and b is its
+            number.
+        B: no effect: there are as many sequences as the tensors have. H: the number of heads; None is 1.
+        kv_nt: default q_nt. BLOCK_SIZE, _compile: no effect.
+    """
+    lengths = zip(_sequences("q_nt", q_nt), _sequences("kv_nt", q_nt if kv_nt is None else kv_nt), strict=True)
+    sizes = [(len(q), len(kv)) for q, kv in lengths]
+    return NestedBlockMask([create_block_mask(_of_sequence(mask_mod, k), 1, H, m, n) for k, (m, n) in enumerate(sizes)])
+
+
+def _sequences(name: str, x: Tensor) -> tuple[Tensor, ...]:
+    """The sequences of a jagged tensor [B, H, j, D], [n, H, D] each."""
+    _check_device(x.device)
+    if not is_jagged(x) or x._ragged_idx != 2:
+        raise ValueError(f"{name} must be jagged, [B, H, j, D], as the other tensors are; got {list(x.shape)}")
+    return values_of(name, x.transpose(1, 2)).split(lengths_of(x))
+
+
+def _of_sequence(mod: Mod, number: int) -> Mod:
+    """A mod with the number of a sequence in the place of b."""
+
+    def shifted(*at: Any) -> Tensor:
+        *score, b, h, q_idx, kv_idx = at
+        return mod(*score, b + number, h, q_idx, kv_idx)
+
+    return shifted
+
+
+def _over_sequences(
+    qkv: tuple[Tensor, Tensor, Tensor], score_mod: Any, block_mask: Any, options: dict[str, Any]
+) -> Any:
+    """`flex_attention` of each sequence; the result and the log-sum-exp are jagged."""
+    parts = [_sequences(name, x) for name, x in zip(("query", "key", "value"), qkv, strict=True)]
+    if len({len(part) for part in parts}) > 1:
+        raise ValueError(f"query, key and value must be of as many sequences; got {[len(part) for part in parts]}")
+    masks = [None] * len(parts[0])
+    if block_mask is not None:
+        if not isinstance(block_mask, NestedBlockMask) or len(block_mask.masks) != len(masks):
+            raise ValueError(f"jagged tensors need a block_mask of create_nested_block_mask, of {len(masks)} sequences")
+        masks = block_mask.masks  # type: ignore[assignment]
+    outs, sums = [], []
+    for k, (q, key, value, mask) in enumerate(zip(*parts, masks, strict=True)):
+        mod = None if score_mod is None else _of_sequence(score_mod, k)
+        terms = (x.transpose(0, 1)[None] for x in (q, key, value))
+        out, lse = flex_attention(*terms, mod, mask, return_lse=True, **options)
+        outs.append(out[0].transpose(0, 1))
+        sums.append(lse[0].transpose(0, 1))
+    return tuple(like(torch.cat(x), qkv[0]).transpose(1, 2) for x in (outs, sums))
+
+
 @torch.compiler.disable
 def flex_attention(
     query: Tensor,
@@ -105,11 +175,12 @@ def flex_attention(
         out_i = sum_j softmax_j( score_mod(scale * <query_i, key_j>, b, h, i, j) ) value_j      over the j of the mask
 
     Args:
-        query: [B, H, N, D]. key: [B, H_kv, M, D]. value: [B, H_kv, M, D_v]. On a CPU.
+        query: [B, H, N, D]. key: [B, H_kv, M, D]. value: [B, H_kv, M, D_v]. On a CPU. All three may be jagged,
+            [B, H, j, D]: functions count from the beginning of each sequence, and b is its number.
         score_mod: a function of (score, b, h, q_idx, kv_idx). It may add functions of the last four, multiply by
             functions of (b, h, q_idx) or of (b, h, kv_idx), apply `c * tanh(score / c)` before it adds, and return -inf
             by `torch.where`. The condition is evaluated in each call; a mask_mod is not.
-        block_mask: of `create_block_mask`, here or of torch.
+        block_mask: of `create_block_mask`, here or of torch; of `create_nested_block_mask` for jagged tensors.
         scale: default 1 / sqrt(D), and 1 for a width of 0.
         enable_gqa: allows H to be a multiple of H_kv.
         return_lse: also return the log-sum-exp of the scores, [B, H, N]; -inf for a row without edges.
@@ -123,14 +194,16 @@ def flex_attention(
         ValueError: shapes do not fit together, score_mod has another form (the message names the operation), or
             `return_aux` asks for more than `lse`.
     """
+    if return_aux is not None and (return_lse or return_aux.max_scores):
+        raise ValueError("return_aux may ask for lse, not for max_scores, and goes without return_lse")
+    if is_jagged(query):
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return _asked(_over_sequences((query, key, value), score_mod, block_mask, options), return_lse, return_aux)
     for name, x in (("query", query), ("key", key), ("value", value)):
         validation.tensor(name, x)
         _check_device(x.device)
         if x.dim() != 4:
             raise ValueError(f"query, key and value must have shape [B, H, N, D]; got {list(x.shape)}")
-    if return_aux is not None and (return_lse or return_aux.max_scores):
-        raise ValueError("return_aux may ask for lse, not for max_scores, and goes without return_lse")
-    return_lse = return_lse or (return_aux is not None and return_aux.lse)
     batch, heads, *sizes = *query.shape[:3], key.shape[2]
     if len(key) != batch or key.shape[:3] != value.shape[:3]:
         shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
@@ -150,13 +223,19 @@ def flex_attention(
     if scale is not None:
         check_scale(scale)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
-    run = partial(_attend, query, key, value, form, scale, return_lse)
+    run = partial(_attend, query, key, value, form, scale, return_lse or (return_aux is not None and return_aux.lse))
     entries = [every_b] if len(found) == 1 else every_b.split(1)
     parts = [every_h] if len(found[0]) == 1 else every_h.split(1)
     rows = [[run(found[i][k], b, h) for k, h in enumerate(parts)] for i, b in enumerate(entries)]
     out, lse = (torch.cat([torch.cat([x[k] for x in row], 1) for row in rows]) for k in (0, 1))
+    return _asked((out, lse), return_lse, return_aux)
+
+
+def _asked(both: Any, return_lse: bool, return_aux: Any) -> Any:
+    """Of a result and a log-sum-exp, what a call asks for."""
+    out, lse = both
     if return_aux is not None:
-        return out, of_torch.AuxOutput(lse=lse if return_lse else None)
+        return out, of_torch.AuxOutput(lse=lse if return_aux.lse else None)
     return (out, lse) if return_lse else out
 
 

@@ -17,6 +17,7 @@ from mpnn.graph import Graph, html
 from mpnn.graph.exchange import LOCAL, Exchange, Layer
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
+from mpnn.graphs import jagged
 from mpnn.graphs.explicit import edges_into
 from mpnn.round import Round, validation
 from mpnn.update import EdgeUpdate, Update, as_update
@@ -90,7 +91,8 @@ class MessagePassing(nn.Module):
         """Runs one round of message passing.
 
         Args:
-            x: features of the destinations, [N, d] or [batch..., N, d]. The whole batch shares one graph.
+            x: features of the destinations, [N, d] or [batch..., N, d]. The whole batch shares one graph. For jagged
+                x, [B, j, d] (`torch.nested`), a topology is that of each sequence, and y is jagged.
             graph: replaces the operator's graph.
             source: features of the sources, [..., N_src, d_src], or a function that computes them from `prepare(x)`.
                 Default: `prepare(x)`.
@@ -101,10 +103,30 @@ class MessagePassing(nn.Module):
         Returns:
             y [..., N, d_out], or (y, weights), or (y, states [..., E, F] in the caller's edge order).
         """
+        if isinstance(x, Tensor) and x.layout == torch.jagged:
+            return self._over_sequences(x, graph, source, edge_attr, return_weights, cache)
         if self.gradient_checkpointing and self.training and cache is None and torch.is_grad_enabled():
             run = partial(self._forward, graph, return_weights, None)
             return self._gradient_checkpointing_func(run, x, source, edge_attr)
         return self._forward(graph, return_weights, cache, x, source, edge_attr)
+
+    @torch.compiler.disable
+    def _over_sequences(
+        self,
+        x: Tensor,
+        graph: Topology | Graph | None,
+        source: Source,
+        edge_attr: Tensor | None,
+        return_weights: bool,
+        cache: KVCache | None,
+    ) -> Any:
+        """`forward` of jagged features."""
+        if cache is not None:
+            raise ValueError("a cache holds sequences of one length; x is jagged")
+        graph = jagged.graph_of(self._graph_or_default(graph), x, source if isinstance(source, Tensor) else x)
+        source = jagged.values_of("source", source)
+        found = self(jagged.values_of("x", x), graph, source, edge_attr, return_weights)
+        return (jagged.like(found[0], x), found[1]) if isinstance(found, tuple) else jagged.like(found, x)
 
     def _forward(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -15,12 +15,14 @@ from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable, PerEdge
 from mpnn.graph.exchange import LOCAL, Given, Layer, Terms
 from mpnn.graph.sharding import active
+from mpnn.graph.topology import Topology
+from mpnn.graphs import jagged
 from mpnn.round import NodeBias as NodeBias, Round, validation
 from mpnn.scores import Dot, check_scale
 
 
 def attend(
-    graph: Graph,
+    graph: Graph | Topology,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -47,7 +49,9 @@ def attend(
     cap(l) is softcap * tanh(l / softcap) (Gemma 2), or l without softcap.
 
     Args:
-        query: [..., N_dst, H, D]. key: [..., N_src, H_kv, D]. value: [..., N_src, H_kv, D_v]; H a multiple of H_kv.
+        graph: a Graph; or for jagged features the topology of each sequence, or a Graph over all their nodes.
+        query: [..., N_dst, H, D]. key: [..., N_src, H_kv, D]. value: [..., N_src, H_kv, D_v]; H a multiple of H_kv. All
+            three may be jagged, [B, j, H, D] (`torch.nested`).
         bias: [E, H] or [E, 1] in the caller's edge order; a `BiasTable`, which holds a bias for each edge type; or a
             `NodeBias`, numbers of the two ends of an edge. A tuple of these is their sum.
         scale: default 1 / sqrt(D).
@@ -74,13 +78,19 @@ def attend(
 
     Returns:
         out [..., N_dst, H, D_v], or (out, weights), or (out, lse), or (out, state), which is float32 for 16-bit
-        features. A destination without in-neighbors gets zeros.
+        features. A destination without in-neighbors gets zeros. out and lse are jagged if query is.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together, the named backend cannot run this, or
             nodes are divided over processes and the options are not served there.
     """
-    validation.types(graph, query, key, value)
+    if validation.types(graph, query, key, value):
+        keywords = {"bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "normalize": normalize}
+        keywords |= {"dropout": dropout, "backend": backend, "log_gate": log_gate, "beta": beta, "state": state}
+        keywords |= {"return_weights": return_weights, "return_lse": return_lse, "return_state": return_state}
+        return _over_sequences(graph, (query, key, value), keywords)
+    if TYPE_CHECKING:
+        assert isinstance(graph, Graph)
     if scale is None:
         scale = max(query.shape[-1], 1) ** -0.5
     else:
@@ -127,6 +137,22 @@ def attend(
     return (out, more) if return_weights or return_lse or return_state else out
 
 
+@torch.compiler.disable
+def _over_sequences(graph: Graph | Topology, features: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Any:
+    """`attend` over jagged features: what has a number for each query is jagged, too."""
+    query, key, _ = features
+    terms = [jagged.values_of(name, x) for name, x in zip(("query", "key", "value"), features, strict=True)]
+    options |= {name: jagged.values_of(name, options[name]) for name in ("log_gate", "beta")}
+    graph = jagged.graph_of(graph, query, key)
+    if isinstance(graph, Topology):
+        graph = graph.bind(len(terms[0]), len(terms[1])).to(query.device)
+    found = attend(graph, *terms, **options)
+    if isinstance(found, Tensor):
+        return jagged.like(found, query)
+    out, more = found
+    return jagged.like(out, query), jagged.like(more, query) if options["return_lse"] else more
+
+
 # The defaults of all keywords but scale and backend: a keyword added to `attend` takes part in the comparison.
 _NO_OPTIONS = tuple(
     p.default
@@ -164,7 +190,7 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def aggregate(
-    graph: Graph,
+    graph: Graph | Topology,
     x: Tensor,
     reduce: str | Any | Callable[..., Tensor] = "sum",
     *,
@@ -174,7 +200,8 @@ def aggregate(
     """Aggregates features over in-neighbors: `out_i = reduce_j( weight_ij * x_j )`.
 
     Args:
-        x: [..., N_src, F].
+        graph: a Graph; or for jagged x the topology of each sequence, or a Graph over all its nodes.
+        x: [..., N_src, F], or jagged, [B, j, F].
         reduce: a name ("sum", "mean", "max", ...), an object with `reduce(messages, index)`, or a function of
             (messages, index). Messages are [E, batch..., 1, F]. See `mpnn.aggregate`; its `per_node` is for
             aggregators that rank messages.
@@ -185,7 +212,11 @@ def aggregate(
         [..., N_dst, F]; F is wider if the aggregator returns several numbers per feature. Destinations without
         in-neighbors get zeros. It can be differentiated any number of times, by x and weight.
     """
+    if jagged.is_jagged(x):
+        return _aggregate_sequences(graph, x, reduce, weight, backend)
     validation.graph(graph)
+    if TYPE_CHECKING:
+        assert isinstance(graph, Graph)
     _refuse_divided_nodes()
     graph = _traced(graph, x)
     validation.features("x", x, "sources", 1, graph)
@@ -202,6 +233,18 @@ def aggregate(
     dim = -1 if width > 1 else -2  # with a weight for each feature, each is a head of width 1
     round = Round(graph, x.unsqueeze(dim), bias=bias, normalize="none", reduce=aggregate)
     return engine.run(round, backend)[0].squeeze(dim)
+
+
+@torch.compiler.disable
+def _aggregate_sequences(
+    graph: Graph | Topology, x: Tensor, reduce: Any, weight: Tensor | None, backend: str
+) -> Tensor:
+    """`aggregate` over jagged features."""
+    values = jagged.values_of("x", x)
+    graph = jagged.graph_of(graph, x, x)
+    if isinstance(graph, Topology):
+        graph = graph.bind(len(values)).to(values.device)
+    return jagged.like(aggregate(graph, values, reduce, weight=weight, backend=backend), x)
 
 
 def _weight_width(weight: Tensor, num_edges: int, x: Tensor) -> int:

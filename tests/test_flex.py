@@ -262,3 +262,39 @@ def test_refusals() -> None:
         flex.create_block_mask(lambda b, h, q, kv: q - kv, 1, 1, N, N)
     with pytest.raises(ValueError, match=r"mask_mod must be a function of \(b, h, q_idx, kv_idx\) that reads no"):
         flex.create_block_mask(lambda b, h, q, kv: q if q > kv else kv, 1, 1, N, N)
+
+
+def test_sequences_of_different_lengths() -> None:
+    """Jagged tensors: functions count from the beginning of each sequence, and b is its number."""
+    lengths, others = [7, 0, 19], [7, 3, 12]
+    offsets, other_offsets = (torch.tensor([0, *torch.tensor(n).cumsum(0).tolist()]) for n in (lengths, others))
+    leaves = [torch.randn(sum(n), h, D, dtype=torch.float64) for n, h in ((lengths, H), (others, 2), (others, 2))]
+    leaves = [x.requires_grad_() for x in leaves]
+    ends = (offsets, other_offsets, other_offsets)
+    q, k, v = (
+        torch.nested.nested_tensor_from_jagged(x, at).transpose(1, 2) for x, at in zip(leaves, ends, strict=True)
+    )
+
+    def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (kv_idx - q_idx <= b) & (kv_idx % (h + 1) == 0)
+
+    def mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score + 0.1 * b * (q_idx - kv_idx) * SLOPES[h]
+
+    block_mask = flex.create_nested_block_mask(mask, None, H, q, k)
+    out, lse = flex.flex_attention(q, k, v, mod, block_mask, enable_gqa=True, return_lse=True)
+    alone = []
+    parts = [x.split(n) for x, n in zip(leaves, (lengths, others, others), strict=True)]
+    for number, terms in enumerate(zip(*parts, strict=True)):
+        own = [lambda *at, f=f, n=number: f(*at[:-4], at[-4] + n, *at[-3:]) for f in (mod, mask)]
+        alone.append(by_pairs(*(x.transpose(0, 1)[None] for x in terms), *own)[0].transpose(0, 1))
+    right, found = torch.cat(alone), out.transpose(1, 2).values()
+    torch.testing.assert_close(found, right)
+    assert out.shape == q.shape
+    assert lse.transpose(1, 2).values().shape == (sum(lengths), H)
+    for ours, theirs in zip(*(torch.autograd.grad(x.sin().sum(), leaves) for x in (found, right)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with pytest.raises(ValueError, match="need a block_mask of create_nested_block_mask, of 3 sequences"):
+        flex.flex_attention(q, k, v, mod, flex.create_block_mask(mask, 3, H, 7, 7), enable_gqa=True)
+    with pytest.raises(ValueError, match=r"query must be jagged, \[B, H, j, D\]"):
+        flex.flex_attention(*(x.transpose(1, 2) for x in (q, k, v)))

@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "attention": {"graph", "graphs", "scores", "round", "update", "position", "kernels"},
     "decoding": {"graph", "round", "attention"},
     "engine": {"graph", "graphs", "aggregate", "scores", "round", "update", "backends", "kernels"},
-    "ops": {"graph", "aggregate", "scores", "round", "engine"},
+    "ops": {"graph", "graphs", "aggregate", "scores", "round", "engine"},
     "flex": {"graph", "graphs", "ops", "scores", "round"},
     "varlen": {"graph", "ops"},
     "shim": {"graph", "graphs", "ops", "varlen"},

@@ -280,9 +280,9 @@ def documents(
             other numbers of destinations and of sources.
     """
     sizes = _lengths("lengths", lengths)
-    if inner is None and src_lengths is None:
-        return Topology.of(_documents, sizes, breaks=_ends)
     inner = complete() if inner is None else inner
+    if src_lengths is None and inner == complete():
+        return Topology.of(_documents, sizes, breaks=_ends)
     if not isinstance(inner, Topology):
         raise TypeError(f"inner must be a topology, as causal() or prefix(4); got {type(inner).__name__}")
     if inner.memory:

@@ -151,14 +151,18 @@ def _same_device(name: str, x: Tensor, round: Round) -> None:
         raise ValueError(f"{name} is on {x.device} and value on {round.value.device}; move one")
 
 
-def types(over: Any, query: Any, key: Any, value: Any) -> None:
-    """Raises TypeError unless these are a graph and three tensors. Tests all at once, as it runs in every call."""
+def types(over: Any, query: Any, key: Any, value: Any) -> bool:
+    """Whether these are a graph, or a topology, and jagged tensors. Raises TypeError unless they are these, or a graph
+    and three tensors. Tests all at once, as it runs in every call."""
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     if tensors and isinstance(over, Graph) and not (query.is_nested or key.is_nested or value.is_nested):
-        return
+        return False
+    if tensors and torch.jagged == query.layout == key.layout == value.layout and isinstance(over, (Graph, Topology)):
+        return True
     graph(over)
     for name, x in (("query", query), ("key", key), ("value", value)):
         tensor(name, x)
+    return False
 
 
 def graph(value: Any) -> None:
