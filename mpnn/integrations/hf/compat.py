@@ -28,6 +28,7 @@ try:
         prepare_padding_mask as prepare_padding_mask,
         sdpa_mask as sdpa_mask,
     )
+    from transformers.utils import output_capturing
     from transformers.utils.output_capturing import _active_collector
 except ImportError as error:
     raise ImportError(_ADVICE.format(error)) from error
@@ -109,3 +110,23 @@ def dispatches(module: nn.Module) -> bool:
 def collects_attentions() -> bool:
     """Whether the model that runs was called with `output_attentions=True`, which GPT-2 does not pass to its layers."""
     return "attentions" in (_active_collector.get() or ())
+
+
+def collected() -> set[str]:
+    """What the model that runs collects from its layers, such as "hidden_states"."""
+    outputs = _active_collector.get()
+    return set() if outputs is None else {name for name in outputs if not name.startswith("_")}
+
+
+def has_only_idle_hooks(module: nn.Module, collects: str = "") -> bool:
+    """Whether all hooks of a module's forward pass are those by which transformers collects outputs, none of them
+    hidden states unless `collects` says so. They stay at a module from the first call that collects something, and do
+    nothing in other calls."""
+    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+        code = getattr(hook, "__code__", None)
+        if code is None or hook.__module__ != output_capturing.__name__:
+            return False
+        cells = dict(zip(code.co_freevars, hook.__closure__ or (), strict=True))
+        if "key" not in cells or cells["key"].cell_contents in {"hidden_states"} - {collects}:
+            return False
+    return True

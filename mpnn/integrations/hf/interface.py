@@ -34,7 +34,7 @@ _FIRST_QUERY: ContextVar[int] = ContextVar("first query", default=0)
 """The decoder's position of the first query in the latest call of its self-attention in this thread, which comes before
 the cross-attention of each layer. The mask of cross-attention does not say it."""
 
-_HARMLESS = frozenset({
+HARMLESS = frozenset({
     "cache_position", "deterministic", "logits_to_keep", "max_length_k", "max_length_q",
     "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_ids", "return_dict",
     "shift_labels", "sliding_window", "token_type_ids", "use_cache",
@@ -47,7 +47,7 @@ _NEEDS_GRAPH = frozenset({
 })  # fmt: skip
 """Keywords of what torch's kernel for whole texts does not compute."""
 
-_KNOWN = _HARMLESS.union(_NEEDS_GRAPH, packing.NAMES, {"scaling", "is_causal", "position_bias"})
+_KNOWN = HARMLESS.union(_NEEDS_GRAPH, packing.NAMES, {"scaling", "is_causal", "position_bias"})
 
 _REFUSED = {"cache": "runs over a paged cache"}
 
@@ -70,6 +70,11 @@ def record(visit: Callable[..., None], *, weights: bool = True) -> Iterator[None
         yield
     finally:
         _RECORDER.reset(token)
+
+
+def is_recorded() -> bool:
+    """Whether a call runs in a block of `record`."""
+    return _RECORDER.get() is not None
 
 
 def attend(
@@ -210,14 +215,14 @@ def _read_mask(call: _Call, mask: Mask | Tensor | None) -> tuple[Mask, Tensor | 
     if indices is not None and isinstance(mask, Tensor) and limits:
         indices, mask, is_causal = _allowed(indices, mask[..., : call.sizes[2]]), None, False
     chooses = indices is not None or options.get("block_indices") is not None
-    texts = _texts(mask, options, call.sizes[:2])
+    texts = texts_of(mask, options, call.sizes[:2])
     if texts is not None and (why := refusal(module, chooses)):
         raise ValueError(f"{why}; pass them as a batch, padded")
     mask, bias = _mask_and_bias(module, mask, call.bias, is_causal, call.sizes)
     return mask if texts is None else mask.within(texts), indices, bias
 
 
-def _texts(mask: Any, options: dict[str, Any], shape: tuple[int, int]) -> packing.Packing | None:
+def texts_of(mask: Any, options: dict[str, Any], shape: tuple[int, int]) -> packing.Packing | None:
     """The packed texts of a layer: those of its mask, also where checkpointing computes it again, or of the pass."""
     if isinstance(mask, Mask) and mask.texts is not None:
         return mask.texts
@@ -236,7 +241,7 @@ def _without_graph(
         return None
     if torch.compiler.is_compiling():
         return _in_program(module, query, key, value, mask, options)
-    if _RECORDER.get() is not None or compat.collects_attentions():
+    if is_recorded() or compat.collects_attentions():
         return None
     by_offset = options.get("position_bias")
     if by_offset is not None and type(by_offset) is not OffsetBias:
@@ -245,7 +250,7 @@ def _without_graph(
         by_offset = None
     if mask is None:
         mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
-    texts = _texts(mask, options, (query.shape[0], query.shape[2]))
+    texts = texts_of(mask, options, (query.shape[0], query.shape[2]))
     if texts is not None:
         return _packed(module, query, key, value, mask, texts, options)
     pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 
 from mpnn.graph.runs import Ints
 from mpnn.integrations.hf import compat
+from mpnn.kernels.encoder_layer import Documents
 
 NAMES = "seq_idx", "cu_seq_lens_q", "cu_seqlens", "cu_seq_lens_k"
 """The keywords that say where texts begin."""
@@ -87,6 +88,11 @@ class Packing:
                 f"{self.lengths}; pass them in a batch of one row"
             )
         return positions
+
+    @cached_property
+    def documents(self) -> Documents:
+        """The texts as compiled layers take them."""
+        return Documents(self.lengths)
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Packing):

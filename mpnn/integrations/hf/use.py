@@ -16,7 +16,7 @@ from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
 from mpnn.graphs.parse import text_of as written
 from mpnn.integrations import maps as linear_maps
-from mpnn.integrations.hf import compat, packing, ranks, recurrences
+from mpnn.integrations.hf import compat, encoder_layers, packing, ranks, recurrences
 from mpnn.integrations.hf.builders import bound
 from mpnn.integrations.hf.closures import parse
 from mpnn.integrations.hf.compat import PretrainedConfig
@@ -68,6 +68,8 @@ class Handle:
         recurrent = filter(recurrences.runs_here, self.model.modules())
         kinds += Counter((type(layer).__name__, "causal(), as a recurrence") for layer in recurrent)
         lines = [f"{count} x {kind} over {text}" for (kind, text), count in kinds.items()]
+        whole = sum(map(encoder_layers.runs_here, self.model.modules())) if self._undo else 0
+        lines += [f"whole layers by one compiled call each: {whole}"] if whole else []
         lines += [f"{self.maps} linear maps by the quicker of torch and oneDNN"] if self.maps else []
         return f"Handle of {type(self.model).__name__}: " + ("; ".join(lines) or "nothing is changed")
 
@@ -83,9 +85,10 @@ def use(
     causal: bool = True,
     unpad: bool | None = None,
     maps: bool = True,
+    layers: bool = True,
 ) -> Handle:
-    """Runs the attention layers of a transformers model by `mpnn.ops.attend`, and its linear maps by the quicker
-    product, in place.
+    """Runs the attention layers of a transformers model by `mpnn.ops.attend`, its linear maps by the quicker product,
+    and whole layers of encoders by one compiled call, in place.
 
     Args:
         model: any model whose attention layers dispatch through transformers' `AttentionInterface`, a Longformer,
@@ -109,6 +112,10 @@ def use(
         maps: whether linear maps (`nn.Linear` and GPT-2's `Conv1D`, not their subclasses) run by oneDNN where this is
             quicker than torch's product (`maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
             `mpnn tune` measured it. They stay the same objects. `torch.jit.script` is refused until `restore()`.
+        layers: whether whole layers of encoders (BERT, RoBERTa, DistilBERT, ALBERT, ViT, CLIP's and BART's encoders and
+            others with their parts) run by one compiled call each, in inference in float32 on a CPU, over their own
+            masks. The first call packs their weights, which takes as much memory again. Calls that need more run as
+            before: gradients, hooks on a layer's modules, `output_attentions`, autocast, a topology.
 
     Returns:
         A handle, which lists the changed layers and whose `restore()` undoes the change. A saved model loads without
@@ -161,6 +168,8 @@ def use(
             taken = linear_maps.use(model)
             handle._undo += taken
             handle.maps = len(taken)
+        if layers:
+            handle._undo += encoder_layers.use(model)
     except BaseException:
         handle.restore()
         raise
@@ -425,12 +434,13 @@ def from_hf(
     causal: bool = True,
     unpad: bool | None = None,
     maps: bool = True,
+    layers: bool = True,
 ) -> Any:
     """A copy of a transformers model whose attention layers run here: the same class, call, weights and outputs.
 
     Args:
         hf_model: the model, which stays as it is.
-        graph, causal, unpad, maps: as for `use`, which changes a model in place.
+        graph, causal, unpad, maps, layers: as for `use`, which changes a model in place.
 
     Raises:
         TypeError: if `hf_model` is no model of transformers.
@@ -440,4 +450,4 @@ def from_hf(
         raise TypeError(f"from_hf takes a model of transformers, such as BertModel; got {type(hf_model).__name__}")
     if meta := [name for name, weight in hf_model.named_parameters() if weight.is_meta]:
         raise ValueError(f"from_hf takes weights that are there; {meta[0]} is on the meta device. Load them before")
-    return use(copy.deepcopy(hf_model), graph, causal=causal, unpad=unpad, maps=maps).model
+    return use(copy.deepcopy(hf_model), graph, causal=causal, unpad=unpad, maps=maps, layers=layers).model

@@ -1,6 +1,7 @@
 // All CPU kernels as one library, without C++'s standard library. Built by hatch_build.py, loaded by library.py.
 #include "simd.h"
 #include "delta_rule.cpp"
+#include "encoder_layer.cpp"
 #include "feature_dropout.cpp"
 #include "feature_gates.cpp"
 #include "products.cpp"

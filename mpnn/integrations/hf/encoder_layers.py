@@ -1,0 +1,452 @@
+"""Whole layers of encoders by one compiled call each, in place (`mpnn/kernels/encoder_layer.py`).
+
+A layer keeps its class: its instance gets another `forward`, an object that runs the kernel where this computes what
+the class would, and the class's own code in all other calls. A layer is recognized by the names of its maps and norms,
+and is taken only if both ways give the same numbers for a few tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from functools import lru_cache, partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
+
+from mpnn.graph.sharding import active
+from mpnn.integrations.hf import compat, interface, packing
+from mpnn.integrations.hf.closures import Sizes
+from mpnn.integrations.hf.masks import Mask
+from mpnn.kernels.cpu import library
+from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights
+
+_version = Tensor._version.__get__  # type: ignore[attr-defined]
+
+_SHORT = 512  # rows of a call up to which a layer computes the later ones of its stack
+TRIED = 7  # tokens for which a layer is compared with its class
+_CLOSE = 1e-4  # of the largest number
+
+
+class _Names(NamedTuple):
+    """Where a layer has its parts."""
+
+    attention: str  # the module that dispatches
+    maps: tuple[str, ...]  # queries, keys, values, output, to hidden columns, back
+    activation: str
+    norms: tuple[str, str]  # of attention, of the feed-forward network
+
+
+def _names(attention: str, maps: str, hidden: str, norms: str) -> _Names:
+    """`maps`: queries, keys, values and output; `hidden`: the map, the activation and the map of the network."""
+    up, activation, down = hidden.split()
+    of_attention, of_network = norms.split()
+    return _Names(attention, (*maps.split(), up, down), activation, (of_attention, of_network))
+
+
+_FAMILIES = (
+    # BERT, RoBERTa, XLM-RoBERTa, ELECTRA, ...
+    _names(
+        "attention.self",
+        "attention.self.query attention.self.key attention.self.value attention.output.dense",
+        "intermediate.dense intermediate.intermediate_act_fn output.dense",
+        "attention.output.LayerNorm output.LayerNorm",
+    ),
+    # DistilBERT
+    _names(
+        "attention",
+        "attention.q_lin attention.k_lin attention.v_lin attention.out_lin",
+        "ffn.lin1 ffn.activation ffn.lin2",
+        "sa_layer_norm output_layer_norm",
+    ),
+    # ALBERT
+    _names(
+        "attention",
+        "attention.query attention.key attention.value attention.dense",
+        "ffn activation ffn_output",
+        "attention.LayerNorm full_layer_layer_norm",
+    ),
+    # ViT, DeiT
+    _names(
+        "attention",
+        "attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
+        "mlp.fc1 mlp.activation_fn mlp.fc2",
+        "layernorm_before layernorm_after",
+    ),
+    # CLIP, SigLIP
+    _names(
+        "self_attn",
+        "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj",
+        "mlp.fc1 mlp.activation_fn mlp.fc2",
+        "layer_norm1 layer_norm2",
+    ),
+    # the encoders of BART and Whisper
+    _names(
+        "self_attn",
+        "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj",
+        "fc1 activation_fn fc2",
+        "self_attn_layer_norm final_layer_norm",
+    ),
+)
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+}
+
+
+def use(model: nn.Module) -> list[Callable[[], None]]:
+    """Lets the layers of encoders in a model run by the kernel; returns what undoes it, for each layer."""
+    if library.why_missing() is not None:
+        return []
+    found = ((module, _find(module)) for module in model.modules())
+    undo = [_take(module, names) for module, names in found if names is not None]
+    for stack in model.modules():
+        layers = list(stack) if isinstance(stack, nn.ModuleList) else []
+        if layers and all(map(runs_here, layers)):
+            for number, layer in enumerate(layers):
+                _LATER[layer] = [weakref.ref(later) for later in layers[number + 1 :]]
+    return undo
+
+
+def runs_here(module: nn.Module) -> bool:
+    """Whether the kernel may run this layer."""
+    return isinstance(vars(module).get("forward"), Forward)
+
+
+def _find(module: nn.Module) -> _Names | None:
+    """Where a layer has its parts; None if it is no such layer, or has a `forward` of its own."""
+    if "forward" in vars(module):
+        return None
+    return next((names for names in _FAMILIES if _matches(module, names)), None)
+
+
+def _matches(module: nn.Module, names: _Names) -> bool:
+    """Whether a layer has these maps, norms and attention, and no other weights."""
+    parts = [_get(module, name) for name in (*names.maps, *names.norms)]
+    kinds = [nn.Linear] * len(names.maps) + [nn.LayerNorm] * len(names.norms)
+    if [type(part) for part in parts] != kinds or not compat.dispatches(_get(module, names.attention)):
+        return False
+    owned = {id(parameter) for part in parts for parameter in part.parameters()}
+    return owned == {id(parameter) for parameter in module.parameters()}
+
+
+def _get(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+def _take(module: nn.Module, names: _Names) -> partial[None]:
+    module.forward = Forward(module, names)
+    return partial(_restore, module, module.forward)
+
+
+def _restore(module: nn.Module, forward: Forward) -> None:
+    if vars(module).get("forward") is forward:  # else another library has wrapped it
+        del module.forward
+
+
+class _Ahead(threading.local):
+    """The states that a layer computed for later ones of its stack in this thread, for short inputs: for each, the
+    layer, its input, the version of this tensor and the mask, and its output. Between two layers Python's own objects
+    leave the caches, so that its checks take longer than those of all layers at once."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[Forward, Tensor, int, Any, Tensor]] = []
+
+
+_AHEAD = _Ahead()
+_LATER: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
+"""The layers behind each layer of a stack. A copy of a single layer must not copy them."""
+
+
+class Forward:
+    """`forward` of one layer: the kernel's, or its class's. It is an object, not a closure, so that copies of the layer
+    compute with their own weights, and a process that unpickles the layer imports this module."""
+
+    computes_the_same = True
+
+    def __init__(self, module: nn.Module, names: _Names) -> None:
+        self.module, self.names = module, names
+        self._parts: _Parts | None = None
+        self._refused = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Packed weights are neither copied nor saved."""
+        return vars(self) | {"_parts": None}
+
+    def __call__(self, hidden_states: Any, attention_mask: Any = None, *args: Any, **options: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            if _AHEAD.results and (out := self._computed_ahead(hidden_states, attention_mask)) is not None:
+                return out
+            if self._may_run(hidden_states, args, options):
+                out = self._run(hidden_states, attention_mask, options)
+                if out is not None:
+                    return out
+        return type(self.module).forward(self.module, hidden_states, attention_mask, *args, **options)
+
+    def _computed_ahead(self, x: Any, mask: Any) -> Tensor | None:
+        """The output for the states that the layer before has just returned."""
+        layer, known, version, known_mask, out = _AHEAD.results.pop(0)
+        if layer is self and known is x and known_mask is mask and _version_of(x) == version:
+            return out
+        _AHEAD.results.clear()
+        return None
+
+    def _may_run(self, x: Any, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """Whether a call asks for what the kernel computes, in the modes that are on, and its layer is as it was."""
+        if type(x) is not Tensor or x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 3 or not x.numel():
+            return False
+        if any(value is not None for value in args) or _is_special(x):
+            return False
+        for name, value in options.items():
+            if (
+                value is not None
+                and value is not False
+                and name not in interface.HARMLESS
+                and name not in packing.NAMES
+            ):
+                return False
+        return self._is_ready() and not (torch.is_grad_enabled() and self._needs_gradients(x))
+
+    def _is_ready(self) -> bool:
+        if self._refused:
+            return False
+        if self._parts is None or not self._parts.are_unchanged():
+            self._parts = _Parts.of(self.module, self.names)
+        return self._parts is not None
+
+    def _needs_gradients(self, x: Tensor) -> bool:
+        return self._parts is None or self._parts.need_gradients(x)
+
+    def _run(self, x: Tensor, mask: Any, options: dict[str, Any]) -> Tensor | None:
+        parts = self._parts
+        assert parts is not None
+        documents = _documents(parts.attention, mask, options, (x.shape[0], x.shape[1]))
+        kernel = None if documents is None else self._kernel()
+        if documents is None or kernel is None:
+            return None
+        later = self._later_kernels(x) if documents.rows <= _SHORT else []
+        first = out = kernel(x.contiguous(), documents)
+        for forward, kernel in later:
+            following = kernel(out, documents)
+            _AHEAD.results.append((forward, out, _version_of(out), mask, following))
+            out = following
+        return first
+
+    def _later_kernels(self, x: Tensor) -> list[tuple[Forward, EncoderLayer]]:
+        """The layers of the stack behind this one up to the first that does not run by its kernel, or is hooked."""
+        kernels: list[tuple[Forward, EncoderLayer]] = []
+        for later in _LATER.get(self.module, ()):
+            module = later()
+            forward = None if module is None else vars(module).get("forward")
+            if module is None or type(forward) is not Forward:
+                break
+            if not compat.has_only_idle_hooks(module, "hidden_states"):
+                break
+            if not forward._is_ready() or (torch.is_grad_enabled() and forward._needs_gradients(x)):
+                break
+            kernel = forward._kernel()
+            if kernel is None:
+                break
+            kernels.append((forward, kernel))
+        return kernels
+
+    def _kernel(self) -> EncoderLayer | None:
+        """The kernel with the packed weights of the layer; None if it does not compute the same."""
+        parts = self._parts
+        assert parts is not None
+        if parts.layer is None:
+            parts.layer = self._build(parts)
+            self._refused = parts.layer is None
+        return parts.layer
+
+    def _build(self, parts: _Parts) -> EncoderLayer | None:
+        """The kernel with this layer's weights, if it computes what the class does."""
+        activation = _activation(_get(self.module, self.names.activation))
+        if activation is None:
+            return None
+        x = torch.randn(1, TRIED, parts.width, generator=torch.Generator().manual_seed(0))
+        mask = Mask(1, Sizes(TRIED, TRIED), (None, None))
+        with torch.no_grad(), packing.within(None):
+            expected = type(self.module).forward(self.module, x, mask)
+        if not isinstance(expected, Tensor):
+            return None
+        for pre_norm in (False, True):
+            try:
+                layer = EncoderLayer(parts.form(activation, pre_norm), parts.weights())
+            except ValueError:  # there is no kernel for these sizes
+                return None
+            difference = (layer(x, Documents([TRIED])) - expected).abs().max()
+            if difference <= _CLOSE * expected.abs().max():
+                return layer
+        return None
+
+
+def _version_of(x: Tensor) -> int:
+    return -1 if x.is_inference() else x._version
+
+
+def _is_special(x: Tensor) -> bool:
+    """Whether the modes that are on, or the tensor, ask for more than its numbers."""
+    return (
+        torch.is_autocast_enabled("cpu")
+        or bool(torch._C._get_tracing_state())
+        or torch._C._are_functorch_transforms_active()
+        or bool(torch._C._len_torch_dispatch_stack())
+        or bool(torch._C._len_torch_function_stack())
+        or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None)
+        or x.is_neg()
+        or active() is not None
+        or interface.is_recorded()
+        or bool(_has_any_global_hook())
+    )
+
+
+class _Parts:
+    """The modules and tensors of a layer as the kernel reads them, to be compared with what the layer has later."""
+
+    def __init__(self, module: nn.Module, names: _Names) -> None:
+        self.module, self.names = module, names
+        self.attention = _get(module, names.attention)
+        self.activation = _get(module, names.activation)
+        self.maps: list[nn.Linear] = [_get(module, name) for name in names.maps]
+        self.norms: list[nn.LayerNorm] = [_get(module, name) for name in names.norms]
+        inner = list(module.modules())
+        parameters = [part._parameters for part in (*self.maps, *self.norms)]
+        self._tensors = [t for owner in parameters for t in owner.values() if t is not None]
+        self._inner = inner[1:]
+        self._own = [vars(part) for part in self._inner]
+        self._hooks = [hooks for part in self._inner for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        # Modules and parameters by name. The numbers of objects stay theirs while this object refers to them.
+        self._owners = [*(part._modules for part in inner), *parameters]
+        self._ids = self._read_ids()
+        self._versions: list[int] = []
+        self.layer: EncoderLayer | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, names: _Names) -> _Parts | None:
+        """None if a part is missing or was replaced, or has weights that the kernel does not read."""
+        if not _matches(module, names):
+            return None
+        parts = cls(module, names)
+        if not parts._are_plain():
+            return None
+        parts._versions = parts._read_versions()
+        return parts if parts.are_unchanged() else None
+
+    @property
+    def width(self) -> int:
+        return self.maps[0].in_features
+
+    def form(self, activation: str, pre_norm: bool) -> Form:
+        names = "attention_head_size", "head_dim"
+        head_width = next((size for name in names if (size := getattr(self.attention, name, None))), self.width)
+        scale = getattr(self.attention, "scaling", None)
+        return Form(
+            width=self.width,
+            heads=self.width // int(head_width),
+            hidden=self.maps[4].out_features,
+            activation=activation,
+            pre_norm=pre_norm,
+            epsilons=(self.norms[0].eps, self.norms[1].eps),
+            scale=head_width**-0.5 if scale is None else float(scale),
+        )
+
+    def weights(self) -> Weights:
+        return Weights(
+            tuple(map.weight for map in self.maps),
+            tuple(map.bias for map in self.maps),
+            tuple(norm.weight for norm in self.norms),
+            tuple(norm.bias for norm in self.norms),
+        )
+
+    def need_gradients(self, x: Tensor) -> bool:
+        return x.requires_grad or any(t.requires_grad for t in self._tensors)
+
+    def are_unchanged(self) -> bool:
+        """Whether the layer has the modules and weights that it had, and a call of its modules does what their classes
+        do, in inference, by this library."""
+        if self.attention.config.__dict__.get(compat.INTERNAL) != interface.NAME or self.module.training:
+            return False
+        if interface.graph_of(self.attention) is not None or not compat.collected() <= {"hidden_states"}:
+            return False
+        for own in self._own:
+            if own["training"] or ("forward" in own and not getattr(own["forward"], "computes_the_same", False)):
+                return False
+        if any(self._hooks) and not all(map(compat.has_only_idle_hooks, self._inner)):
+            return False
+        if self._read_ids() != self._ids or _get(self.module, self.names.activation) is not self.activation:
+            return False
+        return self._read_versions() == self._versions
+
+    def _read_ids(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self._owners))))
+
+    def _read_versions(self) -> list[int]:
+        """What changes with the numbers of the weights, but for changes through `.data`."""
+        return [*map(Tensor.data_ptr, self._tensors), *map(_version, self._tensors)]
+
+    def _are_plain(self) -> bool:
+        """Whether the weights have the shapes of a layer, and the kernel can read them."""
+        width, hidden = self.width, self.maps[4].out_features
+        shapes = [(width, width)] * 4 + [(hidden, width), (width, hidden)]
+        return (
+            [tuple(map.weight.shape) for map in self.maps] == shapes
+            and all(norm.normalized_shape == (width,) for norm in self.norms)
+            and all(map(_is_readable, self._tensors))
+        )
+
+
+def _is_readable(weight: Tensor) -> bool:
+    return (
+        type(weight) is nn.Parameter
+        and weight.dtype is torch.float32
+        and weight.is_cpu
+        and weight.layout is torch.strided
+        and weight.is_contiguous()
+        and not (weight.is_inference() or weight.is_neg())
+    )
+
+
+def _activation(function: Any) -> str | None:
+    """The name of an activation, by its values; None if the kernel does not have it."""
+    x = torch.linspace(-9, 9, 181)
+    if isinstance(function, nn.Module) and any(True for _ in chain(function.parameters(), function.buffers())):
+        return None
+    with torch.no_grad():
+        values = function(x)
+        return next((name for name, known in _ACTIVATIONS.items() if _are_close(values, known(x))), None)
+
+
+def _are_close(values: Tensor, expected: Tensor) -> bool:
+    return bool(((values - expected).abs() <= 1e-6 * (1 + expected.abs())).all())
+
+
+def _documents(attention: nn.Module, mask: Any, options: dict[str, Any], shape: tuple[int, int]) -> Documents | None:
+    """The texts within which a layer attends; None if it attends otherwise."""
+    if mask is not None and type(mask) is not Mask:
+        return None
+    if mask is None and getattr(attention, "is_causal", True):
+        return None
+    texts = interface.texts_of(mask, options, shape)
+    if texts is not None:
+        complete = mask is None or mask.is_causal_or_complete() is False
+        return texts.documents if complete else None
+    return _whole(*shape) if mask is None else mask.documents(*shape)
+
+
+@lru_cache(maxsize=64)
+def _whole(rows: int, tokens: int) -> Documents:
+    return Documents([tokens] * rows)

@@ -1,0 +1,249 @@
+// Products with weights that are packed once, in panels of two vectors of columns.
+//
+// A panel [depth][COLUMNS] lies in the L1 cache while the rows of a block pass by, STEP at a time, whose sums stay in
+// registers; meanwhile each tile of rows asks for a part of the next panel. A sum of a row has the same order of
+// additions in every tile, so its bits depend neither on the rows beside it nor on how rows are shared by threads.
+#pragma once
+#include "products.h"
+
+namespace panels {
+
+constexpr int LANES = VECTOR_BYTES / sizeof(float), COLUMNS = 2 * LANES;
+typedef vec<float, LANES> V;
+
+constexpr int64_t MAX_DEPTH = (24 << 10) / (COLUMNS * sizeof(float));  // of a panel: 24 KB
+
+constexpr int64_t LEAST_DEPTH = 64;  // below, to store sums takes too large a share
+
+// The depth of panels for maps between these widths: the largest divisor of both. 0: there is none that is worth it.
+inline int64_t depth_of(int64_t width, int64_t hidden) {
+  for (int64_t depth = MAX_DEPTH; depth >= LEAST_DEPTH; depth -= COLUMNS)
+    if (width % depth == 0 && hidden % depth == 0) return depth;
+  return 0;
+}
+
+enum Activation { IDENTITY, GELU, GELU_TANH, RELU, QUICK_GELU, SILU };
+
+// What becomes of sums: activation(sums + what is there + bias) + add, in this order. What is large beside the products
+// is added last, or each of them would be rounded to its size.
+struct Finish {
+  bool more;          // adds what is there
+  const float *bias;  // [columns], or null
+  int64_t activation;
+  const float *add;   // [rows, add_row], or null
+  int64_t add_row;
+  const float *scale;  // a factor of each row, or null
+};
+
+struct Tile {
+  const float *a;  // [rows, depth]
+  int64_t a_row;
+  const float *b;  // [depth, COLUMNS]
+  int64_t b_row, depth;
+  float *c;
+  int64_t c_row;
+  const char *ahead;  // what to ask for
+  Finish finish;
+};
+
+// x / 2 (1 + erf(x / sqrt 2)) with erf as a rational function up to |x| = 5.44, where it is 1 but for 6e-8; the error of
+// this fit is 1.4e-8.
+INLINE V gelu(V x) {
+  constexpr float END = 5.4447222f;
+  V z = x > END ? splat<float, LANES>(END) : x;
+  z = z < -END ? splat<float, LANES>(-END) : z;
+  const V s = z * z;
+  V p = s * 4.658637263e-08f + 1.262524107e-05f, q = s * 1.210368423e-06f + 7.159521556e-05f;
+  p = p * s + 3.247411299e-04f, q = q * s + 1.848135784e-03f;
+  p = p * s + 9.277241745e-03f, q = q * s + 2.828247517e-02f;
+  p = p * s + 6.643267651e-02f, q = q * s + 2.499274498e-01f;
+  p = p * s + 7.978845494e-01f, q = q * s + 1.0f;
+  const V half = x * 0.5f;
+  return half * (z * p / q) + half;
+}
+
+template <int ACTIVATION> INLINE V activated(V x) {
+  if constexpr (ACTIVATION == GELU) return gelu(x);
+  if constexpr (ACTIVATION == GELU_TANH) return x * 0.5f * (1 + tanh<float, LANES>((x + x * x * x * 0.044715f) * 0.7978845608f));
+  if constexpr (ACTIVATION == RELU) return x < 0 ? V{} : x;  // NaN passes
+  if constexpr (ACTIVATION == QUICK_GELU) return x * sigmoid<float, LANES>(x * 1.702f);
+  if constexpr (ACTIVATION == SILU) return x * sigmoid<float, LANES>(x);
+  return x;
+}
+
+// Stores sums [rows, COLUMNS]. One function for all tiles, so that a row has the same bits in each of them.
+template <int ACTIVATION> NOINLINE void store_finished(const float *sums, const Tile &t, int rows) {
+  const Finish f = t.finish;
+  for (int r = 0; r < rows; r++, sums += COLUMNS)
+    UNROLL for (int n = 0; n < 2; n++) {
+      V s = ::load<float, LANES>(sums + n * LANES);
+      float *to = t.c + r * t.c_row + n * LANES;
+      if (f.more) s += ::load<float, LANES>(to);
+      if (f.bias) s += ::load<float, LANES>(f.bias + n * LANES);
+      s = activated<ACTIVATION>(s);
+      if (f.add) s += ::load<float, LANES>(f.add + r * f.add_row + n * LANES);
+      if (f.scale) s *= f.scale[r];
+      ::store<float, LANES>(to, s);
+    }
+}
+
+static void store_finished(const float *sums, const Tile &t, int rows) {
+  switch (t.finish.activation) {
+    case GELU: return store_finished<GELU>(sums, t, rows);
+    case GELU_TANH: return store_finished<GELU_TANH>(sums, t, rows);
+    case RELU: return store_finished<RELU>(sums, t, rows);
+    case QUICK_GELU: return store_finished<QUICK_GELU>(sums, t, rows);
+    case SILU: return store_finished<SILU>(sums, t, rows);
+  }
+  store_finished<IDENTITY>(sums, t, rows);
+}
+
+#if defined(__x86_64__)
+// In assembly: clang otherwise loads the broadcasts of many rows ahead, has no registers for them and spills them.
+#define BROADCAST(to, from) asm volatile("vbroadcastss %1, %0" : "=v"(to) : "m"(from))
+#define ADD_PRODUCT(sum, a, b) asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b))
+#else
+#define BROADCAST(to, from) to = splat<float, LANES>(from)
+#define ADD_PRODUCT(sum, a, b) sum += (a) * (b)
+#endif
+
+// One step of depth: the sums of R rows take the product of a number of each row with a row of the panel.
+template <int R> INLINE void add_products(V (&c)[R][2], const float *const (&a)[(R + 2) / 3], int64_t a_row, const float *b, int k) {
+  const V b0 = *(const V *)b, b1 = *(const V *)(b + LANES);
+  UNROLL for (int r = 0; r < R; r++) {
+    V x;
+    BROADCAST(x, a[r / 3][r % 3 * a_row + k]);
+    ADD_PRODUCT(c[r][0], x, b0);
+    ADD_PRODUCT(c[r][1], x, b1);
+  }
+}
+
+// A tile of R rows, which asks for LINES cache lines in four steps of depth.
+template <int R, int LINES> NOINLINE void tile(const Tile &t) {
+  V c[R][2];
+  UNROLL for (int r = 0; r < R; r++) c[r][0] = c[r][1] = V{};
+  const int64_t a_row = t.a_row, b_row = t.b_row;
+  const float *a[(R + 2) / 3], *b = t.b;
+  UNROLL for (int g = 0; g < (R + 2) / 3; g++) a[g] = t.a + 3 * g * a_row;
+  const char *ahead = t.ahead;
+  int64_t k = 0;
+  for (; k + 4 <= t.depth; k += 4) {
+    UNROLL for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + 64 * line, 0, 3);
+    ahead += 64 * LINES;
+    UNROLL for (int step = 0; step < 4; step++, b += b_row) add_products<R>(c, a, a_row, b, step);
+    UNROLL for (int g = 0; g < (R + 2) / 3; g++) a[g] += 4;
+  }
+  for (; k < t.depth; k++, b += b_row) {
+    add_products<R>(c, a, a_row, b, 0);
+    UNROLL for (int g = 0; g < (R + 2) / 3; g++) a[g]++;
+  }
+  const Finish &f = t.finish;
+  if (f.bias || f.activation || f.add || f.scale) {
+    float sums[R * COLUMNS];
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int n = 0; n < 2; n++) ::store<float, LANES>(sums + r * COLUMNS + n * LANES, c[r][n]);
+    return store_finished(sums, t, R);
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int n = 0; n < 2; n++) {
+      float *to = t.c + r * t.c_row + n * LANES;
+      ::store<float, LANES>(to, f.more ? c[r][n] + ::load<float, LANES>(to) : c[r][n]);
+    }
+}
+
+template <int LINES, int R = STEP> INLINE void tile_of(int64_t rows, const Tile &t) {
+  if constexpr (R > 0) {
+    if (rows == R) return tile<R, LINES>(t);
+    return tile_of<LINES, R - 1>(rows, t);
+  }
+}
+
+// The rows of the next tile, where all are about alike.
+INLINE int64_t next_rows(int64_t left) { return divide_up(left, divide_up(left, STEP)); }
+
+// A weight [width, depth], packed as [depth / panel_depth][width / COLUMNS][panel_depth][COLUMNS].
+struct Weight {
+  float *data;
+  int64_t width, depth, panel_depth;
+  float *panel(int64_t k, int64_t p) const { return data + k * width + p * panel_depth * COLUMNS; }
+};
+
+// Calls `visit(numbers, packed)` for each vector of eight packed columns of a panel, whose rows [COLUMNS, depth] of the
+// weight are `row` apart.
+template <class F> INLINE void each_vector(const Weight &weight, const float *from, int64_t row, int64_t p, F visit) {
+  for (int64_t k = 0; k < weight.depth; k += 8) {
+    float *to = weight.panel(k / weight.panel_depth * weight.panel_depth, p) + k % weight.panel_depth * COLUMNS;
+    for (int c = 0; c < COLUMNS; c += 8) {
+      vec<float, 8> x[8];
+      UNROLL for (int i = 0; i < 8; i++) x[i] = ::load<float, 8>(from + (c + i) * row + k);
+      transpose<float>(x);
+      UNROLL for (int i = 0; i < 8; i++) visit(x[i], to + i * COLUMNS + c);
+    }
+  }
+}
+
+inline void pack(const Weight &weight, const float *from, int64_t row, int64_t p) {
+  each_vector(weight, from, row, p, [](vec<float, 8> x, float *to) { ::store<float, 8>(to, x); });
+}
+
+// Whether the numbers of a panel have the same bits as those of the weight.
+inline bool is_packed(const Weight &weight, const float *from, int64_t row, int64_t p) {
+  vec<int32_t, 8> differ{};
+  each_vector(weight, from, row, p, [&](vec<float, 8> x, const float *to) {
+    differ |= (vec<int32_t, 8>)x ^ (vec<int32_t, 8>)::load<float, 8>(to);
+  });
+  int32_t any = 0;
+  for (int i = 0; i < 8; i++) any |= differ[i];
+  return !any;
+}
+
+// Where a product goes: column n of row r at data[r * row + n], or, in groups of so many panels,
+// data[n / group * group_stride + r * row + n % group].
+struct Target {
+  float *data;
+  int64_t row, group = 0, group_stride = 0;
+  float *panel(int64_t p) const {
+    return group ? data + p / group * group_stride + p % group * COLUMNS : data + p * COLUMNS;
+  }
+};
+
+// Panels [p0, p1) of the products of rows with one slice of a weight's depth, from k on.
+inline void slice(const float *a, int64_t a_row, const Weight &weight, int64_t k, int64_t rows, int64_t p0, int64_t p1,
+                  const Target &target, const Finish &finish) {
+  constexpr int LINE = 64, LINES = COLUMNS * sizeof(float) / LINE;
+  const int64_t depth = weight.panel_depth, tiles = divide_up(rows, STEP);
+  for (int64_t p = p0; p < p1; p++) {
+    const char *next = (const char *)(weight.panel(k, p) + depth * COLUMNS);
+    Tile t{a, a_row, weight.panel(k, p), COLUMNS, depth, target.panel(p), target.row, next, finish};
+    if (finish.bias) t.finish.bias += p * COLUMNS;
+    if (finish.add) t.finish.add += p * COLUMNS;
+    int64_t asked = 0;  // lines of the next panel
+    for (int64_t left = rows; left > 0;) {
+      const int64_t n = next_rows(left);
+      t.ahead = next + asked * LINE;
+      // With one or two rows there is no time to ask ahead. The tiles of a panel ask for all of the next one.
+      int64_t lines = rows < 3 || asked >= LINES * depth ? 0 : LINES * (tiles > 3 ? 1 : tiles > 1 ? 2 : 4);
+      if (lines == 0) tile_of<0>(n, t);
+      else if (lines == LINES) tile_of<LINES>(n, t);
+      else if (lines == 2 * LINES) tile_of<2 * LINES>(n, t);
+      else tile_of<4 * LINES>(n, t);
+      asked += lines * (depth / 4);
+      left -= n;
+      t.a += n * a_row, t.c += n * t.c_row;
+      if (finish.add) t.finish.add += n * finish.add_row;
+    }
+  }
+}
+
+// Panels [p0, p1) of the products of rows with a weight, in slices of its depth.
+inline void product(const float *a, int64_t a_row, const Weight &weight, int64_t rows, int64_t p0, int64_t p1,
+                    const Target &target, const Finish &finish) {
+  for (int64_t k = 0; k < weight.depth; k += weight.panel_depth) {
+    Finish part{};
+    if (k + weight.panel_depth == weight.depth) part = finish;
+    part.more = k > 0;
+    slice(a + k, a_row, weight, k, rows, p0, p1, target, part);
+  }
+}
+
+}  // namespace panels

@@ -1,0 +1,153 @@
+"""A transformer layer in one call, with weights that are packed once; float32 on CPU, without gradients.
+
+`mpnn/kernels/cpu/encoder_layer.cpp` states the formulas and computes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_double, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpnn.kernels.cpu import library, threads
+from mpnn.kernels.cpu.library import address, fields
+
+ACTIVATIONS = "identity", "gelu", "gelu_tanh", "relu", "quick_gelu", "silu"
+"""In the order of `panels::Activation`."""
+
+_NO_MEMORY, _OUTDATED = 1, 2
+_MAPS = c_void_p * 6
+
+
+class _Parameters(Structure):
+    """`struct EncoderLayer` of encoder_layer.cpp, which describes the fields."""
+
+    _fields_ = (
+        *fields(c_int64, "width heads hidden pre_norm activation"),
+        *fields(c_double, "scale"),
+        *fields(c_double * 2, "epsilon"),
+        *fields(_MAPS, "weight bias"),
+        *fields(c_void_p * 2, "norm_weight norm_bias"),
+        *fields(c_void_p, "packed"),
+        *fields(c_int64, "calls"),
+        *fields(c_void_p, "x y documents"),
+        *fields(c_int64, "count"),
+    )
+
+
+class Documents:
+    """The documents of a batch, one behind the other: the number of rows of each, and the keys that its rows attend
+    to, `keys` of them from the row `first_key` of the document on.
+
+    Raises:
+        ValueError: if a document has no keys, or keys that are not among its rows.
+    """
+
+    def __init__(self, rows: Sequence[int], first_key: Sequence[int] | None = None, keys: Sequence[int] | None = None):
+        lengths = np.asarray(rows, np.int64)
+        self.count, self.rows = len(lengths), int(lengths.sum())
+        self._table: NDArray[np.int64] = np.empty((len(lengths), 4), np.int64)
+        self._table[:, 0] = np.cumsum(lengths) - lengths
+        self._table[:, 1] = lengths
+        self._table[:, 2] = 0 if first_key is None else first_key
+        self._table[:, 3] = lengths if keys is None else keys
+        if self.count and (self._table[:, 2:].sum(1) > lengths).any():
+            raise ValueError("the keys of a document must be among its rows")
+        if self.count and self._table[:, 3].min() < 1:
+            raise ValueError("a document must have at least one key")
+        self.address = self._table.ctypes.data
+
+
+@dataclass(frozen=True)
+class Form:
+    """The sizes of a layer, and what it computes. epsilons: of the norm of attention and of the feed-forward network."""
+
+    width: int
+    heads: int
+    hidden: int
+    activation: str
+    pre_norm: bool
+    epsilons: tuple[float, float]
+    scale: float
+
+
+class Weights(NamedTuple):
+    """The maps of queries, keys, values, output, to hidden columns and back, [out, in]; their biases; the weights and
+    the biases of both norms. All are float32 and contiguous, on the CPU; each bias, and each of a norm, may be None."""
+
+    maps: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+    norm_weights: tuple[Tensor | None, ...]
+    norm_biases: tuple[Tensor | None, ...]
+
+
+class EncoderLayer:
+    """A layer with packed copies of its weights, which take as much memory as the weights.
+
+    Raises:
+        ValueError: if there is no kernel for these sizes.
+    """
+
+    def __init__(self, form: Form, weights: Weights) -> None:
+        p = _Parameters(form.width, form.heads, form.hidden, form.pre_norm, ACTIVATIONS.index(form.activation))
+        p.scale, p.epsilon = form.scale, (c_double * 2)(*form.epsilons)
+        count = _function("numbers")(ctypes.addressof(p))
+        if not count:
+            raise ValueError(f"there is no kernel for a layer of these sizes: {form}")
+        self._p, self._weights = p, weights
+        self._packed = torch.empty(count)
+        p.packed = address(self._packed)
+        self._pack()
+
+    def _pack(self) -> None:
+        p, (maps, biases, norm_weights, norm_biases) = self._p, self._weights
+        p.weight, p.bias = _MAPS(*map(address, maps)), _MAPS(*map(address, biases))
+        p.norm_weight, p.norm_bias = (
+            (c_void_p * 2)(*map(address, norm_weights)),
+            (c_void_p * 2)(*map(address, norm_biases)),
+        )
+        _function("pack")(ctypes.addressof(p), *_crew())
+
+    def __call__(self, x: Tensor, documents: Documents) -> Tensor:
+        """The states [..., width] of rows x [..., width], contiguous, which are those of the documents.
+
+        Weights that have changed since they were packed are packed again. A change is seen where numbers differ that
+        this call compares: in proportion to its work, and others in each call.
+
+        Raises:
+            ValueError: if x has other rows than the documents, or another width than the layer.
+            MemoryError: if there was no memory for intermediate results.
+        """
+        p, y = _Parameters.from_buffer_copy(self._p), torch.empty_like(x)
+        self._p.calls += 1
+        p.x, p.y, p.documents, p.count = address(x), address(y), documents.address, documents.count
+        if x.shape[-1] != p.width or x.numel() != documents.rows * p.width:
+            raise ValueError(f"x must hold {documents.rows} rows of {p.width} numbers; got {list(x.shape)}")
+        while (status := _function("run")(ctypes.addressof(p), *_crew())) == _OUTDATED:
+            self._pack()
+        if status == _NO_MEMORY:
+            raise MemoryError("no memory for the intermediate results of a layer")
+        return y
+
+
+def _crew() -> tuple[int | None, bool, int]:
+    """torch's threads, as the kernels take them."""
+    count = torch.get_num_threads()
+    team = threads.team() if count > 1 else None
+    return (None, False, 1) if team is None else (team.address, team.forks, count)
+
+
+@cache
+def _function(name: str) -> Any:
+    function = library._load()[f"encoder_layer_{name}"]
+    function.restype = c_int64
+    function.argtypes = [c_void_p] if name == "numbers" else [c_void_p, c_void_p, c_int64, c_int64]
+    return function

@@ -1,0 +1,304 @@
+"""Whole layers of encoders by one compiled call, in place, against the same models of transformers."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+transformers = pytest.importorskip("transformers")
+
+import mpnn.hf  # noqa: E402
+from mpnn.integrations.hf import encoder_layers, interface  # noqa: E402
+from mpnn.kernels.cpu import library  # noqa: E402
+from mpnn.kernels.encoder_layer import EncoderLayer  # noqa: E402
+
+pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="there are no compiled kernels")
+
+TEXT = {
+    "vocab_size": 60, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+IMAGE = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
+    "patch_size": 8,
+}  # fmt: skip
+BART = {
+    "vocab_size": 60, "d_model": 64, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
+}  # fmt: skip
+DISTILBERT = {"vocab_size": 60, "dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 2}
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**TEXT)),
+    "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**TEXT | {"pad_token_id": 1})),
+    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**TEXT, embedding_size=32)),
+    "albert": lambda: transformers.AlbertModel(
+        transformers.AlbertConfig(**TEXT, embedding_size=32, hidden_act="gelu_new")
+    ),
+    "distilbert": lambda: transformers.DistilBertModel(transformers.DistilBertConfig(**DISTILBERT)),
+    "bart": lambda: transformers.BartModel(transformers.BartConfig(**BART)).encoder,
+    "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**IMAGE)),
+    "clip": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**IMAGE)),
+    "siglip": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGE)),
+}
+
+LENGTHS = torch.tensor([[17], [5], [11], [1]])
+RIGHT = (torch.arange(17) < LENGTHS).long()
+IDS = torch.randint(3, 60, (4, 17), generator=torch.Generator().manual_seed(1)) * RIGHT
+PIXELS = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+INPUTS = {"input_ids": IDS, "attention_mask": RIGHT}
+
+
+def pair(name: str, **options: Any) -> tuple[Any, Any]:
+    """A model of transformers, and a copy of it in place. Weights of norms are not 1, and biases are not 0."""
+    torch.manual_seed(0)
+    hf_model = MODELS[name]().eval()
+    for weight in hf_model.parameters():
+        if weight.dim() == 1:
+            nn.init.normal_(weight, float(weight.detach().mean()), 0.1)
+    ours = copy.deepcopy(hf_model)
+    mpnn.hf.use(ours, **options)
+    return hf_model, ours
+
+
+def inputs_of(model: Any) -> dict[str, Tensor]:
+    return {"pixel_values": PIXELS} if model.main_input_name == "pixel_values" else INPUTS
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows for which the kernel ran, but for the few tokens of its own check."""
+    rows: list[int] = []
+    run = EncoderLayer.__call__
+
+    def counted(self: EncoderLayer, x: Tensor, documents: Any) -> Tensor:
+        if documents.rows != encoder_layers.TRIED:
+            rows.append(documents.rows)
+        return run(self, x, documents)
+
+    monkeypatch.setattr(EncoderLayer, "__call__", counted)
+    return rows
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_states(name: str, calls: list[int]) -> None:
+    hf_model, ours = pair(name)
+    inputs = inputs_of(hf_model)
+    with torch.no_grad():
+        expected, found = (m(**inputs, output_hidden_states=True) for m in (hf_model, ours))
+        assert len(calls) == 2
+        for a, b in zip(expected.hidden_states, found.hidden_states, strict=True):
+            torch.testing.assert_close(b, a, rtol=0, atol=3e-6)
+        again = ours(**inputs)
+    assert len(calls) == 4
+    assert again[0].equal(found[0])
+
+
+@pytest.mark.parametrize("unpad", [False, True])
+def test_bits_of_a_text_depend_neither_on_padding_nor_on_company(unpad: bool, calls: list[int]) -> None:
+    _, ours = pair("bert", unpad=unpad)
+    with torch.no_grad():
+        states = ours(**INPUTS).last_hidden_state
+        left = ours(IDS.flip(1), RIGHT.flip(1), position_ids=torch.arange(17).flip(0).expand(4, -1)).last_hidden_state
+        for text, n, padded, mirrored in zip(IDS, LENGTHS.flatten(), states, left.flip(1), strict=True):
+            alone = ours(text[None, :n]).last_hidden_state[0]
+            assert padded[:n].equal(alone)
+            reverse = ours(text[None, :n].flip(1), position_ids=torch.arange(int(n)).flip(0)[None])
+            assert mirrored[:n].flip(0).equal(reverse.last_hidden_state[0])
+    tokens = int(RIGHT.sum()) if unpad else IDS.numel()
+    assert calls[:4] == [tokens] * 4
+
+
+def layer_of(model: Any) -> Any:
+    return model.encoder.layer[0]
+
+
+class Twice(nn.Linear):
+    """Stands for an adapter."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def hook(model: Any) -> None:
+    layer_of(model).intermediate.register_forward_hook(lambda module, inputs, out: out * 1.5)
+
+
+def pre_hook(model: Any) -> None:
+    layer_of(model).output.dense.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 1.5,))
+
+
+def replace(model: Any) -> None:
+    old = layer_of(model).attention.self.value
+    new = Twice(64, 64)
+    new.load_state_dict(old.state_dict())
+    layer_of(model).attention.self.value = new
+
+
+def wrap(model: Any) -> None:
+    dense = layer_of(model).output.dense
+    dense.forward = lambda x: 2 * nn.Linear.forward(dense, x)
+
+
+def activate(model: Any) -> None:
+    layer_of(model).intermediate.intermediate_act_fn = nn.Softplus()
+
+
+def rename(model: Any) -> None:
+    value = layer_of(model).attention.self.value
+    value.weight = nn.Parameter(value.weight * 2)
+
+
+def move(model: Any) -> None:
+    model.load_state_dict({name: 1.01 * weight for name, weight in model.state_dict().items()}, assign=True)
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "a hook": (hook, False),
+    "a hook before": (pre_hook, False),
+    "another module": (replace, False),
+    "a forward of its own": (wrap, False),
+    "another activation": (activate, False),
+    "another parameter": (rename, True),
+    "weights in place": (lambda model: layer_of(model).intermediate.dense.weight.mul_(2), True),
+    "weights by .data": (lambda model: layer_of(model).output.dense.weight.data.mul_(2), True),
+    "a bias by .data": (lambda model: layer_of(model).output.LayerNorm.bias.data.add_(1), True),
+    "other memory": (move, True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_layer_that_changes_after_a_call(change: str, calls: list[int]) -> None:
+    """It runs as transformers' does, by the kernel with the new weights, or by its class where it is another layer."""
+    models = pair("bert")
+    make, is_layer = CHANGES[change]
+    with torch.no_grad():
+        before = models[1](**INPUTS)[0]
+        for model in models:
+            make(model)
+        calls.clear()
+        expected, found = (model(**INPUTS)[0] for model in models)
+    assert len(calls) == (2 if is_layer else 1)
+    assert not torch.allclose(found, before, atol=1e-3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+
+
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "a mode of functions": lambda: torch.overrides.BaseTorchFunctionMode(),
+    "a record": lambda: interface.record(lambda graph, weights: None),
+    "a hook of all modules": lambda: register_module_forward_hook(lambda module, inputs, out: None),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_modes_run_as_before(context: str, calls: list[int]) -> None:
+    hf_model, ours = pair("bert")
+    entered = CONTEXTS[context]()
+    with torch.no_grad():
+        with entered if hasattr(entered, "__enter__") else nullcontext():
+            expected, found = (m(**INPUTS)[0] for m in (hf_model, ours))
+        if hasattr(entered, "remove"):
+            entered.remove()
+    assert not calls
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-2 if context == "autocast" else 3e-6)
+
+
+def test_gradients_training_and_attentions_run_as_before(calls: list[int]) -> None:
+    hf_model, ours = pair("bert")
+    for model in (hf_model, ours):
+        (model(**INPUTS).last_hidden_state * RIGHT[..., None]).square().sum().backward()
+    for a, b in zip(hf_model.parameters(), ours.parameters(), strict=True):
+        if a.grad is not None:
+            torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        ours.train()
+        assert not ours(**INPUTS)[0].equal(ours(**INPUTS)[0])
+        ours.eval()
+        assert ours(**INPUTS, output_attentions=True).attentions[0].shape == (4, 2, 17, 17)
+        assert not calls
+        ours(**INPUTS)
+        assert len(calls) == 2, "the hooks that collected attentions stay, and do nothing"
+        expected = ours.double()(**INPUTS)[0]
+        torch.testing.assert_close(expected, hf_model.double()(**INPUTS)[0], rtol=0, atol=1e-12)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("options", [{"graph": "window(2)"}, {"layers": False}], ids=str)
+def test_topologies_and_the_switch(options: dict[str, Any], calls: list[int]) -> None:
+    _, ours = pair("bert", **options)
+    with torch.no_grad():
+        ours(**INPUTS)
+    assert not calls
+
+
+def test_masks_that_are_no_documents_run_as_before(calls: list[int]) -> None:
+    hf_model, ours = pair("bert")
+    between, empty = RIGHT.clone(), RIGHT.clone()
+    between[0, 5] = empty[3] = 0
+    for mask in (between, empty):
+        with torch.no_grad():
+            expected, found = (m(IDS, mask)[0] for m in (hf_model, ours))
+        torch.testing.assert_close(found[mask == 1], expected[mask == 1], rtol=0, atol=3e-6)
+    assert not calls
+
+
+def test_copies_pickles_and_restore(calls: list[int]) -> None:
+    hf_model, ours = pair("bert")
+    with torch.no_grad():
+        out = ours(**INPUTS)[0]
+        assert len(pickle.dumps(ours)) < 1.1 * len(pickle.dumps(hf_model)) + 20_000, "packed weights are not saved"
+        for model in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+            calls.clear()
+            assert model(**INPUTS)[0].equal(out)
+            assert len(calls) == 2
+            layer_of(model).output.dense.weight.zero_()
+            assert not model(**INPUTS)[0].equal(out)
+            assert ours(**INPUTS)[0].equal(out)
+        handle = mpnn.hf.use(copy.deepcopy(hf_model))
+        assert "whole layers by one compiled call each: 2" in repr(handle)
+        restored = handle.restore()
+        assert not any("forward" in vars(module) for module in restored.modules())
+        assert restored(**INPUTS)[0].equal(hf_model(**INPUTS)[0])
+
+
+def halve(layer: nn.Module, inputs: Any, out: Tensor) -> None:
+    out.mul_(0.5)
+
+
+def test_states_that_change_between_layers(calls: list[int]) -> None:
+    """For short inputs, a layer computes the later ones, whose results count only for the states that it returned."""
+    hooks: list[Callable[[Any, Any, Any], Any]] = [
+        lambda layer, inputs, out: out * 0.5,
+        halve,
+    ]
+    for function in hooks:
+        hf_model, ours = pair("bert")
+        with torch.no_grad():
+            expected = hf_model(**INPUTS)[0]
+            handles = [model.encoder.layer[0].register_forward_hook(function) for model in (hf_model, ours)]
+            hooked, found = (model(**INPUTS)[0] for model in (hf_model, ours))
+            torch.testing.assert_close(found, hooked, rtol=0, atol=3e-6)
+            assert not torch.allclose(hooked, expected, atol=1e-2)
+            for handle in handles:
+                handle.remove()
+            torch.testing.assert_close(ours(**INPUTS)[0], expected, rtol=0, atol=3e-6)
+            first, second = ours.encoder.layer
+            states = ours.embeddings(IDS)
+            for model_states in (states, first(states), 2 * first(states)):
+                alone = copy.deepcopy(second)(model_states)
+                assert second(model_states).equal(alone)
+    assert calls
+
+
+def test_inference_mode() -> None:
+    hf_model, ours = pair("vit")
+    with torch.inference_mode():
+        expected, found = (model(PIXELS)[0] for model in (hf_model, ours))
+        torch.testing.assert_close(found, expected, rtol=0, atol=3e-6)
