@@ -68,7 +68,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Form:
-    """The sizes of a layer, and what it computes. epsilons: of the norm of attention and of the feed-forward network."""
+    """The sizes of a layer, and what it computes. epsilons: of the norms of attention and of the network."""
 
     width: int
     heads: int
@@ -89,6 +89,20 @@ class Weights(NamedTuple):
     norm_biases: tuple[Tensor | None, ...]
 
 
+def has_kernel(form: Form) -> bool:
+    """Whether there is a kernel for a layer of these sizes."""
+    return _numbers(_sizes(form)) > 0
+
+
+def _numbers(p: _Parameters) -> int:
+    """The number of floats of the packed weights; 0 if there is no kernel."""
+    return int(_function("numbers")(ctypes.addressof(p)))
+
+
+def _sizes(form: Form) -> _Parameters:
+    return _Parameters(form.width, form.heads, form.hidden, form.pre_norm, ACTIVATIONS.index(form.activation))
+
+
 class EncoderLayer:
     """A layer with packed copies of its weights, which take as much memory as the weights.
 
@@ -97,9 +111,9 @@ class EncoderLayer:
     """
 
     def __init__(self, form: Form, weights: Weights) -> None:
-        p = _Parameters(form.width, form.heads, form.hidden, form.pre_norm, ACTIVATIONS.index(form.activation))
+        p = _sizes(form)
         p.scale, p.epsilon = form.scale, (c_double * 2)(*form.epsilons)
-        count = _function("numbers")(ctypes.addressof(p))
+        count = _numbers(p)
         if not count:
             raise ValueError(f"there is no kernel for a layer of these sizes: {form}")
         self._p, self._weights = p, weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -25,8 +25,9 @@ from mpnn.integrations.hf import compat, interface, packing
 from mpnn.integrations.hf.closures import Sizes
 from mpnn.integrations.hf.masks import Mask
 from mpnn.kernels.cpu import library
-from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights
+from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights, has_kernel
 
+_values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
 _version = Tensor._version.__get__  # type: ignore[attr-defined]
 
 _SHORT = 512  # rows of a call up to which a layer computes the later ones of its stack
@@ -110,7 +111,7 @@ def use(model: nn.Module) -> list[Callable[[], None]]:
     if library.why_missing() is not None:
         return []
     found = ((module, _find(module)) for module in model.modules())
-    undo = [_take(module, names) for module, names in found if names is not None]
+    undo: list[Callable[[], None]] = [_take(module, names) for module, names in found if names is not None]
     for stack in model.modules():
         layers = list(stack) if isinstance(stack, nn.ModuleList) else []
         if layers and all(map(runs_here, layers)):
@@ -125,10 +126,14 @@ def runs_here(module: nn.Module) -> bool:
 
 
 def _find(module: nn.Module) -> _Names | None:
-    """Where a layer has its parts; None if it is no such layer, or has a `forward` of its own."""
+    """Where a layer has its parts; None if it is no such layer, has a `forward` of its own or a topology, or there is
+    no kernel for its sizes."""
     if "forward" in vars(module):
         return None
-    return next((names for names in _FAMILIES if _matches(module, names)), None)
+    names = next((names for names in _FAMILIES if _matches(module, names)), None)
+    if names is None or interface.graph_of(_get(module, names.attention)) is not None:
+        return None
+    return names if has_kernel(_Parts(module, names).form("identity", False)) else None
 
 
 def _matches(module: nn.Module, names: _Names) -> bool:
@@ -330,7 +335,7 @@ class _Parts:
         self._own = [vars(part) for part in self._inner]
         self._hooks = [hooks for part in self._inner for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         # Modules and parameters by name. The numbers of objects stay theirs while this object refers to them.
-        self._owners = [*(part._modules for part in inner), *parameters]
+        self._owners: list[dict[str, Any]] = [*(part._modules for part in inner), *parameters]
         self._ids = self._read_ids()
         self._versions: list[int] = []
         self.layer: EncoderLayer | None = None
@@ -392,7 +397,7 @@ class _Parts:
         return self._read_versions() == self._versions
 
     def _read_ids(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._owners))))
+        return list(map(id, chain.from_iterable(map(_values, self._owners))))
 
     def _read_versions(self) -> list[int]:
         """What changes with the numbers of the weights, but for changes through `.data`."""
