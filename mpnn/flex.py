@@ -119,7 +119,7 @@ def create_nested_block_mask(
 def _sequences(name: str, x: Tensor) -> tuple[Tensor, ...]:
     """The sequences of a jagged tensor [B, H, j, D], [n, H, D] each."""
     _check_device(x.device)
-    if not is_jagged(x) or x._ragged_idx != 2:
+    if not is_jagged(x) or x._ragged_idx != 2:  # type: ignore[attr-defined]  # of jagged tensors alone
         raise ValueError(f"{name} must be jagged, [B, H, j, D], as the other tensors are; got {list(x.shape)}")
     return values_of(name, x.transpose(1, 2)).split(lengths_of(x))
 

@@ -14,6 +14,7 @@ Arguments that only concern kernels (max_seqlen, deterministic, num_splits) have
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +115,8 @@ def flash_attn_varlen_func(
     Raises:
         ValueError, TypeError: as `flash_attn_func`, or cu_seqlens do not ascend from 0 to the number of tokens.
     """
-    lengths_q, lengths_k = _lengths("cu_seqlens_q", cu_seqlens_q), _lengths("cu_seqlens_k", cu_seqlens_k)
+    lengths_q = _lengths("cu_seqlens_q", cu_seqlens_q)
+    lengths_k = lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths("cu_seqlens_k", cu_seqlens_k)
     if block_table is not None:
         k, v = (_paged(name, x, block_table, lengths_k) for name, x in (("k", k), ("v", v)))
     _check_dims("[T, H, D]", q=q, k=k, v=v)
@@ -354,7 +356,7 @@ def spans(
         left, right: a negative number is no limit.
         src_starts: where the keys of each document begin; by default one document follows the other.
     """
-    starts = np.cumsum([0, *src_lengths[:-1]]).tolist() if src_starts is None else src_starts
+    starts = accumulate(src_lengths[:-1], initial=0) if src_starts is None else src_starts
     args = (tuple(lengths), tuple(starts), tuple(src_lengths), tuple(shifts), max(left, -1), max(right, -1))
     return Topology.of(_spans, *args, breaks=_span_breaks)
 
@@ -461,11 +463,11 @@ def _lengths(name: str, cu_seqlens: Any) -> list[int]:
     ends = cu_seqlens.tolist()
     if not ends or ends[0] != 0:
         raise ValueError(f"{name} must begin with 0; got {ends[:8]}: it holds cumulative lengths, [batch_size + 1]")
-    lengths = np.diff(ends)
-    if (lengths < 0).any():
-        k = int((lengths < 0).argmax())
+    lengths = [end - begin for begin, end in pairwise(ends)]
+    if lengths and min(lengths) < 0:
+        k = next(k for k, n in enumerate(lengths) if n < 0)
         raise ValueError(f"{name} must ascend; sequence {k} would begin at {ends[k]} and end at {ends[k + 1]}")
-    return [int(n) for n in lengths]
+    return lengths
 
 
 def _check_total(name: str, lengths: Sequence[int], of: str, x: Tensor) -> None:

@@ -213,3 +213,16 @@ def test_the_core_runs_with_no_extra_installed() -> None:
         "print(json.dumps({'shape': list(out.shape), 'pooled': pooled[:, 0].tolist()}))"
     )
     assert found == {"shape": [2, 5, 8], "pooled": [2.0, 3.0, 3.0, 3.0, 2.0]}
+
+
+def test_extras_that_texts_name_exist() -> None:
+    """An error that says `pip install 'mpnn[hf]'` names an extra of pyproject.toml, and extras name one another."""
+    folder = ROOT.parent
+    extras = set(
+        re.findall(r"^(\w+) = \[", (folder / "pyproject.toml").read_text().split("optional-dependencies")[1], re.M)
+    )
+    pages = [*ROOT.rglob("*.py"), *(folder / "docs").rglob("*.md"), folder / "README.md", folder / "pyproject.toml"]
+    named = {
+        name for page in pages for text in re.findall(r"mpnn\[([\w,]+)\]", page.read_text()) for name in text.split(",")
+    }
+    assert {"cli", "parquet", "scatter", "train"} <= named <= extras
