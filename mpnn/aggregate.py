@@ -186,21 +186,58 @@ class PowerMean(nn.Module):
         return torch.where(nonempty, safe ** (1 / p), torch.zeros_like(mean))
 
 
-class Median:
-    """Elementwise median, the lower of the two middle values, NaN where any value is NaN (as `torch.median`)."""
+class Quantile:
+    """Elementwise quantile q of the messages, NaN where any value is NaN (as `torch.quantile`).
+
+    Of d sorted messages it is the one at (d - 1) q, counted from 0. Between two messages it is interpolated linearly,
+    or is the lower one with `lower`. The gradient goes to these messages.
+    """
+
+    def __init__(self, q: float, lower: bool = False) -> None:
+        if not 0 <= q <= 1:
+            raise ValueError(f"q must lie between 0, the minimum, and 1, the maximum; got {q!r}")
+        self.q, self.lower = float(q), lower
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        out = messages.new_zeros(index.num_dst, *messages.shape[1:])
-        nonempty = index.degree > 0
-        if not bool(nonempty.any()):
-            return out + 0 * messages.sum(0)
-        by_value = messages.detach().argsort(dim=0, stable=True)
-        by_row = index.plain[by_value].argsort(dim=0, stable=True)
-        order = by_value.gather(0, by_row)
-        middle = (index.ptr[:-1] + (index.degree - 1) // 2)[nonempty]
-        out = out.index_put((nonempty.nonzero().squeeze(1),), messages.gather(0, order[middle]))
-        nan = segment_sum(messages.isnan().to(out.dtype), index) > 0
-        return out.masked_fill(nan, torch.nan)
+        out = messages.new_zeros(index.num_dst, *messages.shape[1:]) + 0 * messages[:0].sum(0)
+        for nodes, rows in _rows_by_length(index):
+            degree = index.degree[nodes]
+            place = (degree - 1).double() * self.q
+            below = place.floor().long()
+            inside = rows >= 0
+            padded = messages.index_select(0, rows.clamp(min=0).flatten()).unflatten(0, rows.shape)
+            hidden = ~inside.view(*rows.shape, *[1] * (messages.dim() - 1))
+            ordered = padded.masked_fill(hidden, torch.inf).sort(1).values  # NaN comes last
+            picked = ordered[torch.arange(len(nodes), device=nodes.device), below]
+            if not self.lower:
+                above = (below + 1).minimum(degree - 1)
+                share = _per_row(place - below, picked)
+                picked = picked.lerp(ordered[torch.arange(len(nodes), device=nodes.device), above], share)
+            nan = (padded.isnan() & ~hidden).any(1)
+            out = out.index_copy(0, nodes, picked.masked_fill(nan, torch.nan))
+        return out
+
+
+def _rows_by_length(index: Index) -> list[tuple[Tensor, Tensor]]:
+    """The destinations with messages, by length: their numbers [n], and the numbers of their messages [n, length], -1
+    behind the last. Lengths are powers of 2, so that a row is less than half empty."""
+    groups, degree = [], index.degree
+    length = 1
+    while bool((degree > length // 2).any()):
+        nodes = ((degree > length // 2) & (degree <= length)).nonzero().squeeze(1)
+        if len(nodes):
+            place = torch.arange(length, device=degree.device)
+            rows = index.ptr[nodes, None] + place
+            groups.append((nodes, rows.masked_fill(place >= degree[nodes, None], -1)))
+        length *= 2
+    return groups
+
+
+class Median(Quantile):
+    """Elementwise median, the lower of the two middle values, NaN where any value is NaN (as `torch.median`)."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5, lower=True)
 
 
 class PNA(Composed, nn.Module):
@@ -411,6 +448,62 @@ def segment_softmax(scores: Tensor, index: Index) -> Tensor:
     exp, sums, _ = _exponentials(scores, index)
     sums = sums.masked_fill(sums == 0, 1.0)
     return (exp / sums.index_select(0, index.plain)).to(scores.dtype)
+
+
+def segment_sparsemax(scores: Tensor, index: Index) -> Tensor:
+    """The projection of the scores of each destination on the simplex, over dim 0 (Martins and Astudillo 2016,
+    arXiv:1602.02068): `max(s_e - t, 0)`, where t makes the sum 1."""
+    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    inside = _support(wide, index, _sparsemax_support)
+    count = segment_sum(inside.to(wide.dtype), index).clamp(min=1.0)
+    kept = wide.masked_fill(~inside, 0.0)
+    threshold = (segment_sum(kept, index) - 1.0) / count
+    return (kept - threshold.index_select(0, index.plain)).masked_fill(~inside, 0.0).to(scores.dtype)
+
+
+def segment_entmax15(scores: Tensor, index: Index) -> Tensor:
+    """1.5-entmax of the scores of each destination, over dim 0 (Peters et al. 2019, arXiv:1905.05702):
+    `max(s_e / 2 - t, 0)^2`, where t makes the sum 1. Between softmax and sparsemax."""
+    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    wide = wide / 2
+    inside = _support(wide, index, _entmax_support)
+    count = segment_sum(inside.to(wide.dtype), index).clamp(min=1.0)
+    kept = wide.masked_fill(~inside, 0.0)
+    mean = segment_sum(kept, index) / count
+    centered = (kept - mean.index_select(0, index.plain)).masked_fill(~inside, 0.0)
+    spread = segment_sum(centered.square(), index)
+    below = ((1.0 - spread) / count).clamp(min=torch.finfo(wide.dtype).tiny).sqrt()
+    return (centered + below.index_select(0, index.plain)).masked_fill(~inside, 0.0).square().to(scores.dtype)
+
+
+@torch.no_grad()
+def _support(scores: Tensor, index: Index, of_sorted: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Which edges have a weight above 0. `of_sorted(z, k)`: whether the k-th of the sorted scores z has."""
+    inside = torch.zeros_like(scores, dtype=torch.bool)
+    for _, rows in _rows_by_length(index):
+        padded = scores.index_select(0, rows.clamp(min=0).flatten()).unflatten(0, rows.shape)
+        shape = *rows.shape, *[1] * (scores.dim() - 1)
+        padded = padded.masked_fill((rows < 0).view(shape), -torch.inf)
+        ordered, order = padded.sort(1, descending=True)
+        shifted = ordered - ordered[:, :1]  # the result does not depend on what all have in common
+        k = torch.arange(1, rows.shape[1] + 1, dtype=scores.dtype, device=scores.device)
+        k = k.view(1, -1, *[1] * (scores.dim() - 1))
+        found = of_sorted(shifted.masked_fill(shifted.isinf(), torch.finfo(scores.dtype).min / 1e6), k)
+        found = torch.zeros_like(found).scatter(1, order, found & ordered.isfinite())
+        inside[rows[rows >= 0]] = found[rows >= 0]
+    return inside
+
+
+def _sparsemax_support(z: Tensor, k: Tensor) -> Tensor:
+    return 1 + k * z > z.cumsum(1)
+
+
+def _entmax_support(z: Tensor, k: Tensor) -> Tensor:
+    near = z.clamp(min=-2.0)  # farther ones are outside, and their squares would overflow
+    mean, squares = near.cumsum(1) / k, near.square().cumsum(1) / k
+    threshold = mean - ((1 - k * (squares - mean.square())) / k).clamp(min=0.0).sqrt()
+    # A prefix of the sorted scores: from the first one on that is outside, all are.
+    return ((near >= threshold) & (z > -2.0)).to(torch.int8).cummin(1).values.bool()
 
 
 def _exponentials(scores: Tensor, index: Index) -> tuple[Tensor, Tensor, Tensor]:

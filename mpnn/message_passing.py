@@ -278,7 +278,7 @@ class MessagePassing(nn.Module):
     def _edge_scale(self, round: Round) -> float:
         """The factor that keeps the expectation of a message while edges are dropped: 1 / (1 - p) for a sum whose
         weights are not normalized, which grows with the number of edges."""
-        balanced = round.weighted and round.normalize in ("softmax", "softmax_dst")
+        balanced = round.weighted and round.normalize not in ("sigmoid", "none")
         balanced = balanced or (self.attention is not None and self.attention.balanced)
         drops = self.training and self.edge_dropout and not balanced and type(self.aggregate) is Sum
         return 1 / (1 - self.edge_dropout) if drops else 1.0

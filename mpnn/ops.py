@@ -40,11 +40,14 @@ def attend(
     beta: Tensor | None = None,
     state: Tensor | None = None,
     return_state: bool = False,
+    reduce: str | Any | Callable[..., Tensor] = "sum",
+    mix_logits: Tensor | None = None,
+    mix_weights: Tensor | None = None,
 ) -> Any:
     """Dot-product attention along the edges of a graph (Vaswani et al. 2017, eq. 1, over any graph).
 
         w_ij = softmax_j( cap(scale * <query_i, key_j>) + bias_ij )   over the in-neighbors j of i
-        out_i = sum_j w_ij * value_j
+        out_i = sum_j w_ij * value_j                                  or another aggregate of w_ij * value_j
 
     cap(l) is softcap * tanh(l / softcap) (Gemma 2), or l without softcap.
 
@@ -59,7 +62,8 @@ def attend(
         sinks: [H], the logit of one more source of each destination, whose value is 0 (gpt-oss; Xiao et al. 2023,
             arXiv:2309.17453): the weights of a row add up to less than 1. For normalize="softmax".
         normalize: "softmax"; "softmax_dst", over the destinations of each source (slot attention, Locatello et al.
-            2020, arXiv:2006.15055); "sigmoid" or "none".
+            2020, arXiv:2006.15055); "sigmoid" or "none"; "sparsemax" (Martins and Astudillo 2016, arXiv:1602.02068) or
+            "entmax15" (Peters et al. 2019, arXiv:1905.05702), which give sources of low logits the weight 0.
         dropout: probability that a weight is dropped; the mask is drawn from torch's default generator.
         backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
         return_weights: also return the weights before dropout, [..., E, H] in the caller's edge order.
@@ -72,13 +76,17 @@ def attend(
             beta times what its key does not read from the state yet. state [..., H, D, D_v]: the sum of key^T value
             before the first node, which a later call continues; return_state returns it after the last node. Heads may
             share queries as they share keys.
+        reduce: how the weighted values of a destination are aggregated: a name ("max", "std", ...), an object with
+            `reduce(messages, index)`, or a function of (messages, index). Messages are [E, ..., H, D_v].
+        mix_logits, mix_weights: [H, H], maps of the heads of each edge: of its logits, biases included, before they are
+            normalized, and of its weights (talking heads, Shazeer et al. 2020, arXiv:2003.02436).
 
     Within `mpnn.distributed.sharded`, the graph is the whole graph, and query, key and value are those of this
     process's nodes; or the graph is a part, `partition(graph).shard()`.
 
     Returns:
-        out [..., N_dst, H, D_v], or (out, weights), or (out, lse), or (out, state), which is float32 for 16-bit
-        features. A destination without in-neighbors gets zeros. out and lse are jagged if query is.
+        out [..., N_dst, H, D_v] (wider for an aggregator of several numbers), or (out, weights), or (out, lse), or
+        (out, state), which is float32 for 16-bit features. A destination without in-neighbors gets zeros.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together, the named backend cannot run this, or
@@ -96,14 +104,18 @@ def attend(
     else:
         check_scale(scale)
     of_recurrence = (log_gate, beta, state, return_state)
-    options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence)
+    of_heads = (mix_logits, mix_weights)
+    options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence, reduce, *of_heads)
     divides = not torch.compiler.is_compiling() and (active() is not None or graph.exchange is not LOCAL)
     is_plain = options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling()
     if is_plain and not divides and not graph.stack:
         return dispatch.attend(graph, query, key, value, float(scale), backend)
-    for name, x in (("log_gate", log_gate), ("beta", beta), ("state", state)):
+    maps = (("mix_logits", mix_logits), ("mix_weights", mix_weights))
+    for name, x in (("log_gate", log_gate), ("beta", beta), ("state", state), *maps):
         if x is not None:
             validation.tensor(name, x)
+
+    aggregate = SUM if type(reduce) is str and reduce == "sum" else _aggregator(reduce)
 
     def build(query: Tensor, key: Tensor, value: Tensor, graph: Graph) -> Round:
         return Round(
@@ -113,7 +125,7 @@ def attend(
             bias=() if bias is None else cast(Any, bias if type(bias) is tuple else (bias,)),
             normalize=normalize,
             dropout=dropout,
-            reduce=SUM,
+            reduce=aggregate,
             return_weights=return_weights,
             return_lse=return_lse,
             sinks=sinks,
@@ -121,11 +133,16 @@ def attend(
             beta=beta,
             state=state,
             return_state=return_state,
+            mix_logits=mix_logits,
+            mix_weights=mix_weights,
         )
 
     if divides:
-        unserved = (return_weights, return_lse, *of_recurrence)
-        if unserved != (False, False, None, None, None, False) or type(bias) not in (type(None), BiasTable):
+        unserved = (return_weights, return_lse, *of_recurrence, aggregate is not SUM, mix_logits, mix_weights)
+        if unserved != (False, False, None, None, None, False, False, None, None) or type(bias) not in (
+            type(None),
+            BiasTable,
+        ):
             raise ValueError(
                 "over a part of a graph, attend takes a bias by edge type (BiasTable), scale, softcap, sinks, "
                 "normalize, dropout and backend; call it outside of mpnn.distributed.sharded for other options"

@@ -83,8 +83,8 @@ ATTEND_VALUES: dict[str, tuple[dict[str, object], str]] = {
         "a table by edge type needs a graph with edge types",
     ),
     "normalizer": (
-        {"normalize": "sparsemax"},
-        "there is no normalizer 'sparsemax'; there are softmax, softmax_dst, sigmoid, none",
+        {"normalize": "hardmax"},
+        "there is no normalizer 'hardmax'; there are softmax, softmax_dst, sigmoid, none",
     ),
     "dropout": ({"dropout": 1.0}, "dropout must lie in [0, 1); got 1.0"),
     "backend": ({"backend": "flash"}, "there is no backend 'flash'; there are auto, dense, "),

@@ -26,7 +26,7 @@ class DotProduct(KeyValue):
         position: a relative position from `mpnn.position`, or several.
         kv_heads: heads of keys and values, which divide `heads` (grouped queries, Ainslie et al. 2023).
         source_dim, query_dim: widths of the sources' and the destinations' features. Default: `dim`.
-        normalize: "softmax", "softmax_dst", "sigmoid" or "none"; see `mpnn.ops.attend`.
+        normalize: "softmax", "softmax_dst", "sigmoid", "none", "sparsemax" or "entmax15"; see `mpnn.ops.attend`.
         softcap: logits become `softcap * tanh(logit / softcap)` (Gemma 2).
         head_dim: width D of a head. Default: `dim / heads`.
         scale: factor of the inner products. Default: 1 / sqrt(D).

@@ -21,7 +21,7 @@ class Attention(nn.Module, ABC):
     that are already computed are passed as a bias, [..., E, H] in the caller's edge order.
 
     Attributes:
-        normalize: "softmax", "softmax_dst", "sigmoid" or "none"; see `mpnn.ops.attend`.
+        normalize: "softmax", "softmax_dst", "sigmoid", "none", "sparsemax" or "entmax15"; see `mpnn.ops.attend`.
         dropout: probability that a weight is dropped in training.
         balanced: whether the weights already account for the in-degree without a normalizer, as GCN's do.
         depends_on: what features of the round depend on, which decides whether nodes are divided over processes

@@ -10,7 +10,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from mpnn.aggregate import Index, Mean, Sum, segment_logsumexp, segment_softmax
+from mpnn import rng
+from mpnn.aggregate import Index, Mean, Sum, segment_entmax15, segment_logsumexp, segment_softmax, segment_sparsemax
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
 from mpnn.graph import rng
 from mpnn.graph.causal import documents
@@ -29,7 +30,8 @@ SERVES = (
     FLOATS | DEVICES | NORMALIZED | AGGREGATES
     | on_edges("bias") | on_edges("edge_key") | on_edges("edge_value") | on_edges("edge")
     | {"no score", "Dot", "AdditiveScore", "AdditiveV2Score", "own score", "own activation", "softcap",
-       "softmax_dst", "bias by nodes", "log_gate", "beta", "state", "return_state",
+       "softmax_dst", "sparsemax", "entmax15", "mix_logits", "mix_weights",
+       "bias by nodes", "log_gate", "beta", "state", "return_state",
        "sinks", "dropout", "head_ids", "node_ids", "return_weights", "return_lse", "weights and lse",
        "keep_accumulate_dtype", "aggregate of parts",
        "own aggregate", "explicit graph", "gradient"}
@@ -101,7 +103,7 @@ def run(round: Round, kernels: Kernels | None = None) -> Result:
         return _recurrence(round, csr)
     index = round.graph.cached("edge list index", lambda: Index.of(csr.row, csr.ptr))
     logits = _sum_of_logits(round, csr, kernels)
-    weights = None if logits is None else _weights(logits, round, index)
+    weights = None if logits is None else normalized(logits, round, index)
     dropped = weights if weights is None or not round.dropout else _dropout(weights, round, csr)
     if kernels is not None and dropped is not None and type(round.reduce) is Sum and round.edge_value is None:
         out = kernels.sums(dropped, round, csr)
@@ -201,8 +203,17 @@ def _sum_of_logits(round: Round, csr: CSR, kernels: Kernels | None) -> Tensor | 
     return total(terms)
 
 
+def normalized(logits: Tensor, round: Round, index: Index) -> Tensor:
+    """The weights of edges by their logits, both [E, ..., H] in CSR order."""
+    if round.mix_logits is not None:
+        logits = logits.expand(len(logits), *round.batch, round.heads) @ round.mix_logits.to(logits.dtype).mT
+    weights = _weights(logits, round, index)
+    if round.mix_weights is None:
+        return weights
+    return weights.expand(len(logits), *round.batch, round.heads) @ round.mix_weights.to(weights.dtype).mT
+
+
 def _weights(logits: Tensor, round: Round, index: Index) -> Tensor:
-    """Normalized weights, [E, ..., H] in CSR order."""
     if round.sinks is not None:
         logits = logits.expand(len(logits), *round.batch, round.heads)
         return _softmax_with_sinks(logits, index, round.sinks)
@@ -211,6 +222,10 @@ def _weights(logits: Tensor, round: Round, index: Index) -> Tensor:
     if round.normalize == "softmax_dst":
         csr = round.graph.csr  # its edges are not sorted by source, which a softmax does not need
         return segment_softmax(logits, Index.of(csr.col, round.graph.csc.ptr))
+    if round.normalize == "sparsemax":
+        return segment_sparsemax(logits, index)
+    if round.normalize == "entmax15":
+        return segment_entmax15(logits, index)
     return logits.sigmoid() if round.normalize == "sigmoid" else logits
 
 

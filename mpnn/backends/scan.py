@@ -6,9 +6,11 @@ most 256 wide, of at most 32 bits, and its documents have 16 nodes or more on av
 decoding does.
 
 Without a score, a weight for each head and offset over `causal() & window(radius)` is a short convolution
-(`mpnn.kernels.short_convolution`): the sum of a few shifted products.
+(`mpnn.kernels.short_convolution`): the sum of a few shifted products. Without weights, sums, means, extremes and
+variances over `causal()` or `causal() & documents(...)` are running ones (`mpnn.kernels.prefixes`).
 """
 
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from math import lcm
 from typing import cast
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
 from mpnn.graph.causal import convolution, documents
@@ -26,8 +29,10 @@ from mpnn.graph.relations import Offset
 from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
+from mpnn.kernels.prefixes import prefix_maxima, prefix_means, prefix_minima, prefix_sums, prefix_variances
 from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, in_chunks, linear_attention, recurrence
 from mpnn.kernels.short_convolution import short_convolution
+from mpnn.needs import AGGREGATES, DEVICES, FLOATS
 from mpnn.round import Result, Round
 from mpnn.round.needs import DEVICES, FLOATS
 from mpnn.scores import Dot
@@ -43,6 +48,7 @@ _RECURRENCES = frozenset({"log_gate", "beta", "state", "return_state"})
 SERVES = (  # on CPU and CUDA, with a score or without; `serves` is exact
     FLOATS | DEVICES | _RECURRENCES | {"Dot", "no score", "bias by Offset", "unnormalized", "sum", "gradient"}
 )
+_PREFIXES = FLOATS | AGGREGATES | {"cpu", "no score", "unnormalized", "gradient", "keep_accumulate_dtype"}
 _WEIGHTS = "it needs dot products as weights, without a normalizer or softcap"
 _SINGLE = "it never computes single weights, so it cannot drop or return them"
 REASONS = {
@@ -53,6 +59,8 @@ REASONS = {
 
 
 def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
+    if _is_of_prefixes(round):
+        return _PREFIXES, {"explicit graph": REASONS["explicit graph"]}
     served = SERVES - {"no score", "bias by Offset"} if round.score is not None or not round.bias else SERVES - {"Dot"}
     if round.value.device.type in ("cpu", "cuda"):
         return served, REASONS
@@ -63,6 +71,10 @@ def refusal(round: Round) -> str | None:
     if round.recurrent:
         on_gpu = round.value.device.type == "cuda"
         return unavailable(round.value, round.tensors) if on_gpu else library.why_missing()
+    if _is_of_prefixes(round):
+        lengths = documents(round.graph)
+        few = lengths is not None and len(lengths) * _MIN_ROWS <= round.graph.num_dst
+        return None if few else "running sums without weights are those of causal(), or of long documents in it"
     if round.score is None:
         return _why_no_convolution(round)
     if _blocks(round.graph) is None:
@@ -72,6 +84,10 @@ def refusal(round: Round) -> str | None:
 
 def counts(round: Round) -> dict[str, float]:
     """Products of the states and of the logits within chunks, components moved, and blocks."""
+    if _is_of_prefixes(round):
+        kind = "compared" if type(round.reduce) in (Max, Min) else "summed"
+        passes = 3.0 if type(round.reduce) is Var else 1.0
+        return both_ways({"call": 1.0, f"{kind} number": passes * round.value.numel()}, round.needs_grad)
     if (found := _convolution(round)) is not None:
         numbers = float(round.value.numel()) * (found[0] + 1)
         return both_ways({"call": 1.0, "shifted number": numbers}, round.needs_grad)
@@ -118,6 +134,8 @@ def _steps(round: Round, deep: int, wide: int) -> dict[str, float]:
 def run(round: Round) -> Result:
     if round.recurrent:
         return _run_recurrence(round)
+    if _is_of_prefixes(round):
+        return _run_prefixes(round)
     if (found := _convolution(round)) is not None:
         return _run_convolution(round, *found)
     score, value, blocks = round.score, round.value, _blocks(round.graph)
@@ -147,6 +165,25 @@ def _run_recurrence(round: Round) -> Result:
     )
     last = last.view(*round.batch, *last.shape[1:])
     return Result(out.view(*round.batch, *out.shape[1:]), state=last if round.return_state else None)
+
+
+_OF_PREFIXES: dict[type, Callable[[Tensor], Tensor]] = {
+    Sum: prefix_sums, Mean: prefix_means, Max: prefix_maxima, Min: prefix_minima, Var: prefix_variances
+}  # fmt: skip
+
+
+def _is_of_prefixes(round: Round) -> bool:
+    """Whether this aggregates values alone."""
+    return not round.weighted and round.edge_value is None and not round.recurrent
+
+
+def _run_prefixes(round: Round) -> Result:
+    """Nodes first, so that running sums add rows to rows."""
+    of_prefixes = _OF_PREFIXES[type(round.reduce)]
+    x = round.value.to(round.accumulate_dtype).movedim(-3, 0)
+    parts = [of_prefixes(part) for part in x.flatten(1).split(documents(round.graph) or [0])]
+    out = torch.cat(parts).view(x.shape).movedim(0, -3)
+    return Result(out.to(round.result_dtype))
 
 
 def _convolution(round: Round) -> tuple[int, list[int]] | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mpnn.backends import registered
+from mpnn.engine import slowness
 from mpnn.engine.choice import TRANSFORMED, Choice, choose
 from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
 from mpnn.graph import Graph
@@ -88,6 +89,8 @@ def planned(round: Round, backend: str) -> Planned:
     if round.value.is_meta:
         raise ValueError("tensors on the device meta hold no numbers; move the graph and the features elsewhere")
     choice = choose(round, backend)
+    if backend == "auto" and slowness.estimated(choice):
+        slowness.warn(round, choose(round, backend, estimated=True))
     by: Any = choice.by
     direct = by.direct(round) if hasattr(by, "direct") else None
     return Planned(needed, choice, round.value.device.type, direct)

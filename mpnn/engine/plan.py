@@ -7,6 +7,7 @@ from inspect import signature
 from typing import Any
 
 from mpnn.backends import Backend, registered
+from mpnn.engine import slowness
 from mpnn.engine.choice import Choice, Refused as Refused, choose as choose, refusal as refusal
 from mpnn.engine.rewrites.prepare import as_planned, lower_score
 from mpnn.graph import html
@@ -31,7 +32,8 @@ class Candidate:
 @dataclass(frozen=True, repr=False)
 class Plan:
     """The chosen backend and all candidates, the fastest first. `rewrites`: those that the chosen one runs. `maps`:
-    which products compute the linear maps of the operator, if there is one."""
+    which products compute the linear maps of the operator, if there is one. `slow`: why the round is slow, and what
+    would make it fast."""
 
     backend: str
     candidates: tuple[Candidate, ...]
@@ -39,6 +41,7 @@ class Plan:
     work: str
     maps: str = ""
     rewrites: str = ""
+    slow: str = ""
 
     @property
     def _shown(self) -> list[Candidate]:
@@ -55,6 +58,8 @@ class Plan:
                 lines.append(f"  {c.name:<{width}} {_seconds(c.seconds):>8}  {_bytes(c.bytes):>8}  {note}")
             else:
                 lines.append(f"  {c.name:<{width}} {'-':>8}  {'-':>8}  no: {c.reason}")
+        if self.slow:
+            lines.append(f"slow    it {self.slow}")
         if self.maps:
             lines.append(f"maps    {self.maps}")
         return "\n".join(lines)
@@ -81,7 +86,8 @@ def plan(round: Round, backend: str = "auto") -> Plan:
     candidates = [first, *(_alone(b, round) for b in registered() if chosen.name != b.NAME)]
     candidates.sort(key=lambda c: c.seconds)
     graph, work = _describe_graph(round), _describe_work(round)
-    return Plan(chosen.name, tuple(candidates), graph, work, rewrites=first.rewrites)
+    slow = slowness.sentence(round, chosen) if backend == "auto" else ""
+    return Plan(chosen.name, tuple(candidates), graph, work, rewrites=first.rewrites, slow=slow)
 
 
 def _alone(backend: Backend, round: Round) -> Candidate:

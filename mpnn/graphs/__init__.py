@@ -48,6 +48,7 @@ from mpnn.graphs.image import (
 )
 from mpnn.graphs.kinds import HeteroGraph as HeteroGraph
 from mpnn.graphs.kinds_sampling import HeteroSample as HeteroSample, sample as sample
+from mpnn.graphs.listed import as_topology as as_topology, listed as listed
 from mpnn.graphs.mesh import icosphere as icosphere, icosphere_points as icosphere_points
 from mpnn.graphs.parse import parse as parse, register as register
 from mpnn.graphs.relational import from_tables as from_tables

@@ -56,6 +56,8 @@ def gradients_again(
     """
     if any(need and not (x is not None and x.requires_grad) for x, need in zip(tensors, needs, strict=False)):
         _refuse()  # What was saved is a copy, to which no gradient would flow.
+    if any(need and not (x is not None and x.requires_grad) for x, need in zip(tensors, needs, strict=False)):
+        _refuse()  # What was saved is a copy, to which no gradient would flow.
     with torch.enable_grad():
         # A view of each, because one tensor may be passed as several inputs.
         views = [x if x is None else x.view_as(x) for x in tensors]

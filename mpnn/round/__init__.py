@@ -38,7 +38,7 @@ from mpnn.round.needs import has_own, needs_of
 from mpnn.scores import PARAMETER, Role, Score, slope_of
 
 Visit = Callable[[Tensor, str, Role], Tensor]
-NORMALIZERS = ("softmax", "softmax_dst", "sigmoid", "none")
+NORMALIZERS = ("softmax", "softmax_dst", "sigmoid", "none", "sparsemax", "entmax15")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,10 @@ class Round:
             constructor moves the numbers of a `NodeBias` to dst_bias and src_bias.
         dst_bias, src_bias: [..., N_dst, H or 1] and [..., N_src, H or 1], added to the logits of the edges of a node.
         edge_value: vectors added to the values of an edge, [..., E, H, D] or a table.
-        normalize: "softmax" over the in-neighbors, "softmax_dst" over the destinations of each source, "sigmoid" or
-            "none".
+        normalize: "softmax" over the in-neighbors, "softmax_dst" over the destinations of each source, "sigmoid",
+            "none", or "sparsemax" and "entmax15" over the in-neighbors, of which some get the weight 0.
+        mix_logits, mix_weights: [H, H], maps of the heads of each edge's logits, biases included, and of its weights
+            (talking heads).
         dropout: the probability that a weight is dropped. seed: int64 scalar; drawn when the round runs, unless set.
         reduce: an `Aggregator`; None for a sum.
         return_weights: return the weights before dropout, [..., E, H]. return_lse: return the log-sum-exp of each
@@ -122,6 +124,8 @@ class Round:
     src_bias: Tensor | None = None
     head_ids: tuple[int, int] | None = None
     keep_accumulate_dtype: bool = False
+    mix_logits: Tensor | None = None
+    mix_weights: Tensor | None = None
 
     roles: ClassVar = {
         "value": Role("src", grouped=True),
@@ -134,6 +138,8 @@ class Round:
         "beta": Role("dst", vectors=False),
         "state": PARAMETER,
         "seed": Role("none"),
+        "mix_logits": PARAMETER,
+        "mix_weights": PARAMETER,
     }
 
     def __post_init__(self) -> None:

@@ -62,6 +62,10 @@ SENTENCES = {
     "softmax": "it does not normalize by softmax",
     "softmax_dst": "it does not normalize over the destinations of a source",
     "sigmoid": "it does not normalize by sigmoid",
+    "sparsemax": "it does not normalize by sparsemax",
+    "entmax15": "it does not normalize by 1.5-entmax",
+    "mix_logits": "it computes heads apart, and mix_logits mixes their logits",
+    "mix_weights": "it computes heads apart, and mix_weights mixes their weights",
     "unnormalized": "it does not support scores that are not normalized",
     "softcap": "it does not support softcap",
     **{need: f"it does not support {need}"

@@ -46,6 +46,14 @@ def round(round: Round) -> None:
         raise TypeError(f"seed must be an int64 scalar tensor, or None; got {seed!r}")
     if ids is not None and not 0 <= ids[0] <= ids[0] + round.heads <= ids[1]:
         raise ValueError(f"head_ids must be the first of {round.heads} heads and the number of all; got {ids}")
+    for name in ("mix_logits", "mix_weights"):
+        if (mix := getattr(round, name)) is not None:
+            _beside_value(name, mix, round)
+            if not round.weighted or mix.shape != (round.heads, round.heads):
+                raise ValueError(
+                    f"{name} must be a map of the {round.heads} heads of weighted edges, [{round.heads}, "
+                    f"{round.heads}]; got {list(mix.shape)}"
+                )
     if round.score is not None:
         score(round.score)
     of_nodes, of_edges = _features(round)
@@ -123,7 +131,8 @@ def _fits(name: str, x: Tensor | None, shape: tuple[int, ...], last: tuple[tuple
 
 def lse(round: Round) -> None:
     """Raises ValueError unless the round has logits, of a softmax, and returns nothing else with them."""
-    if round.normalize != "softmax" or not round.weighted or type(round.reduce) is not Sum:
+    mixes = round.mix_logits is not None or round.mix_weights is not None
+    if round.normalize != "softmax" or not round.weighted or type(round.reduce) is not Sum or mixes:
         raise ValueError("return_lse needs a sum weighted by a softmax, whose logits it adds up")
     if round.return_weights or round.sinks is not None:
         other = "return_weights" if round.return_weights else "sinks"

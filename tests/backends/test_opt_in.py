@@ -219,7 +219,12 @@ def test_the_short_way_of_attend_compares_every_keyword() -> None:
     assert len(ops._NO_OPTIONS) == len(keywords - {"scale", "backend"})
     recurrent = {"log_gate": torch.zeros(N, HEADS), "beta": torch.ones(N, HEADS), "return_state": True}
     recurrent |= {"state": torch.zeros(HEADS, WIDTH, V.shape[-1])}
-    for name in keywords - {"scale", "backend", "bias", "sinks", "softcap", "normalize", "dropout", *recurrent}:
+    of_heads = {"mix_logits", "mix_weights"}
+    for name in of_heads:
+        assert not ops.attend(GRAPH, Q, K, V, **{name: torch.ones(HEADS, HEADS)}).equal(ops.attend(GRAPH, Q, K, V))
+    assert not ops.attend(GRAPH, Q, K, V, reduce="max").equal(ops.attend(GRAPH, Q, K, V))
+    others = {"scale", "backend", "bias", "sinks", "softcap", "normalize", "dropout", "reduce"}
+    for name in keywords - others - of_heads - recurrent.keys():
         assert isinstance(ops.attend(GRAPH, Q, K, V, **{name: True}), tuple)
     for name, x in recurrent.items():
         with pytest.raises(ValueError, match="log_gate, beta and states go with sums"):

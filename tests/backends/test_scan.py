@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import MessagePassing, engine, explain, graphs
+from mpnn import MessagePassing, engine, explain, graphs, ops
 from mpnn.aggregate import Max
 from mpnn.attention import Kernel
 from mpnn.backends import edge_list, scan
@@ -79,7 +79,7 @@ def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> N
         ({"dropout": 0.1}, "never computes single weights"),
         ({"return_weights": True}, "never computes single weights"),
         ({"reduce": Max()}, "it cannot aggregate messages by max"),
-        ({"score": None}, "computes attention by a score, and there is none"),
+        ({"score": None}, "running sums without weights are those of causal()"),
         ({"bias": (torch.zeros(1, 1),)}, "does not support bias per edge"),
         ({"edge_value": torch.zeros(1, 4, 7)}, "does not support edge_value per edge"),
         ({"graph": graphs.window(2).bind(37)}, "each row must have the same sources as the row before"),
@@ -116,3 +116,40 @@ def test_the_plan_of_training_over_few_nodes(batch: int, nodes: int, heads: int,
     x, gate = torch.randn(batch, nodes, heads, width).requires_grad_(), -torch.rand(batch, nodes, heads, 1)
     gated = Round(graphs.causal().bind(nodes), x, Dot(x, x, 1.0), normalize="none", log_gate=gate)
     assert {choose(gated).name} == {name}
+
+
+# ------------------------------------------------------------------------------------------------ without weights
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "var", "std", "pna"])
+@pytest.mark.parametrize("lengths", [None, [20, 1, 19, 24]], ids=["causal", "documents"])
+def test_aggregates_of_prefixes(reduce: str, lengths: list[int] | None) -> None:
+    topology = graphs.causal() if lengths is None else graphs.causal() & graphs.documents(lengths)
+    graph = topology.bind(64)
+    for x in (torch.randn(2, 64, 3, dtype=torch.float64), torch.randint(0, 4, (64, 3)).double()):  # the second has ties
+        x = x.requires_grad_()
+
+        def derivatives(backend: str, x: Tensor = x) -> list[Tensor]:
+            out = ops.aggregate(graph, x, reduce, backend=backend)
+            (first,) = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+            return [out, first, *torch.autograd.grad(first.square().sum(), x)]
+
+        torch.testing.assert_close(derivatives("scan"), derivatives("edge_list"), rtol=1e-8, atol=1e-8)
+    low = torch.randn(64, 3).bfloat16()
+    torch.testing.assert_close(
+        ops.aggregate(graph, low, reduce, backend="scan").float(),
+        ops.aggregate(graph, low.float(), reduce),
+        rtol=1e-2,
+        atol=1e-2,
+    )
+
+
+def test_other_graphs_and_a_large_common_part_of_variances() -> None:
+    x = torch.randn(64, 3)
+    for topology in (graphs.window(2), graphs.prefix(3), graphs.causal() & graphs.documents([4] * 16)):
+        with pytest.raises(ValueError, match="running sums without weights are those of causal"):
+            ops.aggregate(topology.bind(64), x, backend="scan")
+    graph, offset = graphs.causal().bind(64), 1e4
+    expected = ops.aggregate(graph, x.double(), "var", backend="edge_list")
+    found = ops.aggregate(graph, (x + offset).double().float(), "var", backend="scan")
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=5e-3)  # x + offset is rounded by 5e-4

@@ -1,10 +1,13 @@
 """The plan: what is chosen, why not the others, and what is printed."""
 
+import warnings
+
 import pytest
 import torch
 
 import mpnn
 from mpnn import MessagePassing, engine, explain, graphs
+from mpnn.aggregate import Index, segment_sum
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
 from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan, refusal as why_not
@@ -188,3 +191,28 @@ def test_features_that_need_gradients_are_planned_for_apart() -> None:
     assert without not in others
     with torch.no_grad():
         assert signature(value, table=plain) not in [without, *others]
+
+
+def test_what_is_slow_says_so_once_and_explain_always(capsys: pytest.CaptureFixture[str]) -> None:
+    from mpnn.engine import slowness
+
+    slowness._said.clear()
+    graph = graphs.from_edges(torch.randint(0, 4096, (2, 1 << 16)), 4096)
+    x = torch.randn(4096, 64, requires_grad=True)
+
+    def own(messages: torch.Tensor, index: Index) -> torch.Tensor:
+        return segment_sum(messages, index)
+
+    op = MessagePassing(graph, own, None, None)
+    with pytest.warns(slowness.SlowRound, match=r"times the time of a kernel.*`combine`, `identity` and `gradient`"):
+        op(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MessagePassing(graphs.window(16), own, None, None)(x)
+        MessagePassing(graph, "max", None, None)(x)
+        MessagePassing(graphs.window(1), own, None, None)(x[:50])
+    assert "slow    it runs as plain torch on edge lists" in str(explain(op, x))
+    assert explain(MessagePassing(graph, "max", None, None), x).slow == ""
+    capsys.readouterr()
+    small = graphs.window(1)
+    assert explain(MessagePassing(small, "max", None, None), x).slow == ""

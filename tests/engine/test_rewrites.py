@@ -243,6 +243,7 @@ def examples() -> dict[str, Round]:
         "mean as sum": Round(graph, x, score, reduce=Mean()),
         "weights, then their aggregate": Round(graph, x, score, reduce=Max()),
         "softmax over destinations by two over sources": Round(graph, x, score, normalize="softmax_dst"),
+        "logits, weights by torch, their aggregate": Round(graph, x, score, normalize="sparsemax"),
         "sinks by lse": Round(graph, x, score, sinks=torch.zeros(2)),
         "features in float32": Round(graph, x.half(), Dot(x.half(), x.half(), 0.5), keep_accumulate_dtype=True),
     }

@@ -20,6 +20,7 @@ from mpnn.aggregate import (
     Max,
     Median,
     PowerMean,
+    Quantile,
     Softmax,
     Std,
     Sum,
@@ -401,3 +402,21 @@ def test_messages_have_the_shape_that_is_documented() -> None:
     ops.aggregate(graph, torch.rand(2, 3, 5, 7), own)
     MessagePassing(graph, own, None, DotProduct(8, 2))(torch.rand(3, 5, 8))
     assert shapes == [(13, 1, 7), (13, 2, 3, 1, 7), (13, 3, 2, 4)]
+
+
+@pytest.mark.parametrize("q", [0.0, 0.25, 0.5, 0.9, 1.0])
+def test_quantiles_are_those_of_torch(q: float) -> None:
+    graph = graphs.from_edges(torch.randint(0, 9, (2, 60)), 9)
+    x = torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
+    src, dst = graph.edge_index
+    out = ops.aggregate(graph, x, Quantile(q))
+    for i in range(9):
+        messages = x[:, src[dst == i]]
+        expected = messages.quantile(q, 1) if messages.shape[1] else torch.zeros(2, 3, dtype=x.dtype)
+        torch.testing.assert_close(out[:, i], expected)
+    assert torch.autograd.gradcheck(lambda x: ops.aggregate(graph, x, Quantile(q)), x)
+
+
+def test_a_quantile_lies_between_the_extremes() -> None:
+    with pytest.raises(ValueError, match="between 0, the minimum, and 1"):
+        Quantile(1.5)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mpnn import graphs, ops
+from mpnn.aggregate import segment_sum
 
 
 def test_sinks_are_one_more_source_with_value_zero() -> None:
@@ -63,3 +64,18 @@ def test_a_scale_made_of_a_size_that_a_program_does_not_know_yet():
     for width in (4, 6):
         x = torch.randn(3, 2, width)
         torch.testing.assert_close(program(x), halved(x))
+
+
+@pytest.mark.parametrize("reduce", ["max", "std", "median", "softmax", "pna", lambda m, i: segment_sum(m * m, i)])
+def test_attend_with_any_aggregator(reduce: Any) -> None:
+    graph = graphs.window(2).bind(9)
+    features = [torch.randn(2, 9, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    options: dict[str, Any] = {"reduce": reduce, "softcap": 2.0, "sinks": torch.zeros(4, dtype=torch.float64)}
+
+    def run(backend: str) -> list[torch.Tensor]:
+        out, weights = ops.attend(graph, *features, return_weights=True, backend=backend, **options)
+        return [out, weights, *torch.autograd.grad(out.sin().sum(), features)]
+
+    torch.testing.assert_close(run("auto"), run("edge_list"))
+    options["reduce"] = "sum"
+    assert not torch.allclose(run("auto")[0], ops.attend(graph, *features, reduce="max"))

@@ -13,11 +13,12 @@ from mpnn.engine.rewrites.rewrite import Rewrite
 from mpnn.engine.rewrites.sets_in_one_row import SetsInOneRow
 from mpnn.engine.rewrites.sinks_as_lse import SinksAsLse
 from mpnn.engine.rewrites.softmax_dst import SoftmaxOverDestinations
+from mpnn.engine.rewrites.weights_between import WeightsBetween
 from mpnn.engine.rewrites.wide_features import WideFeatures
 
 __all__ = ["REWRITES", "Rewrite"]
 
 REWRITES: tuple[Rewrite, ...] = (
     FoldStacked(), SetsInOneRow(), ComposedInParts(), MeanAsSum(), AggregatorInTwoRounds(), SoftmaxOverDestinations(),
-    SinksAsLse(), WideFeatures(),
+    SinksAsLse(), WeightsBetween(), WideFeatures(),
 )  # fmt: skip

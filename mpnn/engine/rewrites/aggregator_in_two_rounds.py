@@ -44,7 +44,7 @@ class AggregatorInTwoRounds(Rewrite):
         first = round.with_fields(value=narrow, reduce=SUM, dropout=0.0, return_weights=True)
         first = first.with_fields(keep_accumulate_dtype=True)
         weights = cast(Tensor, run(first).weights)
-        kept = run.compute(_dropped, weights, round) if round.dropout else weights
+        kept = run.compute(dropped, weights, round) if round.dropout else weights
         last = Round(round.graph, value, bias=(kept,), normalize="none", reduce=round.reduce)
 
         def finish(result: Result) -> Result:
@@ -53,7 +53,7 @@ class AggregatorInTwoRounds(Rewrite):
         return last.with_fields(keep_accumulate_dtype=round.keep_accumulate_dtype), finish
 
 
-def _dropped(weights: Tensor, round: Round) -> Tensor:
+def dropped(weights: Tensor, round: Round) -> Tensor:
     """The weights [..., E, H] after dropout, which drops the same edges as kernels do."""
     assert round.seed is not None
     src, dst = round.graph.ends

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from mpnn.graph import Graph
 from mpnn.graph.topology import Topology
+from mpnn.graphs.listed import as_topology, most_nodes
 from mpnn.graphs.parse import text_of as written
 from mpnn.integrations import maps as linear_maps
 from mpnn.integrations.hf import compat, encoder_layers, packing, ranks, recurrences
@@ -24,7 +25,7 @@ from mpnn.integrations.hf.interface import NAME, ROLES, must_be_causal, refusal,
 from mpnn.integrations.hf.offset_bias import by_offset
 from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
-Graphs = str | Topology | Mapping[Any, Any] | Callable[[int], str | Topology | None]
+Graphs = str | Topology | Graph | Mapping[Any, Any] | Callable[[int], str | Topology | Graph | None]
 
 NATIVE = "longformer", "big_bird", "reformer", "xlnet", "openai-gpt"
 """Families whose attention does not dispatch; `native.py` has classes for their layers."""
@@ -97,7 +98,8 @@ def use(
         graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), also where an
             earlier call or a checkpoint gave it a topology (`model.config.mpnn_graph` keeps that one); or a topology
             that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
-            topology or its text, such as "causal() & window(256)"; a dictionary from layer types (of
+            topology or its text, such as "causal() & window(256)"; a `Graph` of the tokens (its edges become
+            `graphs.listed(...)`; a shorter text has the edges among its tokens); a dictionary from layer types (of
             `config.layer_types`) or layer numbers to these; or a function of the layer's number. For an
             encoder-decoder: a dictionary with some of the keys "encoder", "decoder" and "cross"; the destinations of
             "cross" are the decoder's tokens, its sources the encoder's. For a model of several towers, such as CLIP or
@@ -209,7 +211,7 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
     said = f"{len(readers)} of the {len(layers)} attention layers of {name} read the graph; {others} cannot"
     if not readers and any(getattr(config, "mpnn_graph", None) for config in _configs(model)):
         raise ValueError(f"{said}. Call mpnn.hf.use on the part of the model whose tokens have this graph")
-    if others and isinstance(graph, (str, Topology)):
+    if others and isinstance(graph, (str, Topology, Graph)):
         warnings.warn(said, stacklevel=3)
 
 
@@ -250,11 +252,12 @@ def _is_causal(layer: Any) -> bool:
 
 
 def _try(topology: Topology, is_causal: bool) -> None:
+    tokens = most_nodes(topology) or _TRIED
     try:
-        topology.bind(_TRIED)
+        topology.bind(tokens)
     except ValueError:  # it takes one length only, and is tried over the tokens that come
         return
-    bound(topology, _TRIED, is_causal)
+    bound(topology, tokens, is_causal)
 
 
 def _attributes(config: PretrainedConfig) -> dict[str, Any]:
@@ -393,6 +396,7 @@ def _text_by_role(graph: Graphs, model: PreTrainedModel) -> dict[str, str]:
 
 def _text(graph: Graphs, config: PretrainedConfig) -> str | dict[str, str]:
     """The graph as `config.mpnn_graph` stores it: text, or text by layer type or number."""
+    graph = as_topology(graph)
     if isinstance(graph, (str, Topology)):
         return _written(graph)
     if callable(graph):
@@ -411,12 +415,12 @@ def _text(graph: Graphs, config: PretrainedConfig) -> str | dict[str, str]:
 
 
 def _described(other: Any) -> str:
-    advice = "; a Graph has a size: pass the topology that it was bound from" if isinstance(other, Graph) else ""
-    return f"{type(other).__name__}{advice}"
+    return type(other).__name__
 
 
-def _written(topology: str | Topology) -> str:
+def _written(topology: str | Topology | Graph) -> str:
     """A topology as text that can be read back."""
+    topology = as_topology(topology)
     if isinstance(topology, str):
         parse(topology)
         return topology

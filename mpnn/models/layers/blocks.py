@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mpnn import Topology
+from mpnn import Graph, Topology
+from mpnn.dropout import Dropout
+from mpnn.graphs import as_topology
 from mpnn.update import FeedForward, Update
 from mpnn.update.dropout import Dropout
 
@@ -155,15 +157,21 @@ def require_batch(tokens: Tensor) -> None:
         raise ValueError(f"tokens must be a batch of sentences, [batch, length]; got shape {list(tokens.shape)}")
 
 
-def topology_per_layer(graph: Topology | Sequence[Topology], layers: int) -> Sequence[Topology]:
+AnyGraph = Topology | Graph
+"""A rule, or the edges of a graph; see `mpnn.graphs.as_topology`."""
+
+
+def topology_per_layer(graph: AnyGraph | Sequence[AnyGraph], layers: int) -> Sequence[Topology]:
     """Returns one topology per layer, from one for all layers or one per layer."""
+    graph = as_topology(graph)
     if isinstance(graph, Topology):
         return [graph] * layers
-    if not isinstance(graph, Sequence) or not all(isinstance(topology, Topology) for topology in graph):
-        raise TypeError(f"graph must be a Topology, such as window(16), or one per layer; got {graph!r}")
-    if len(graph) != layers:
-        raise ValueError(f"graph must be one topology, or one for each of {layers} layers; got {len(graph)}")
-    return graph
+    given = [as_topology(topology) for topology in graph] if isinstance(graph, Sequence) else []
+    if not given or not all(isinstance(topology, Topology) for topology in given):
+        raise TypeError(f"graph must be a Topology, such as window(16), a Graph, or one per layer; got {graph!r}")
+    if len(given) != layers:
+        raise ValueError(f"graph must be one topology, or one for each of {layers} layers; got {len(given)}")
+    return given
 
 
 def run_layers(

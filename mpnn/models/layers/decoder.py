@@ -12,7 +12,9 @@ from mpnn import Graph, Topology, engine
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.graph.sharding import active, node_numbers
-from mpnn.models.layers.blocks import Norm, embed, lookup, run_layers, topology_per_layer
+from mpnn.graphs.listed import most_nodes
+from mpnn.maps import Linear, linear
+from mpnn.models.layers.blocks import AnyGraph, Norm, embed, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.losses import ignore_document_ends, token_loss
 from mpnn.models.layers.packing import Packing, document_lengths
 from mpnn.models.saving import Model
@@ -68,8 +70,8 @@ class Decoder(Model):
             cache: keys and values of the preceding tokens. `tokens` then holds the tokens that follow them.
             graph: replaces the graph of every layer in this call. A topology, or a graph of N nodes.
             lengths: lengths of the documents packed in every row, each at most `context`; they sum to N. Positions
-                restart in each document, and no token attends to another document. If `graph` is also given, it must be
-                a topology and applies to each document.
+                restart in each document, and no token attends to another document. If `graph` is also given, it applies
+                to each document.
 
         Returns:
             float [B, N, vocabulary].
@@ -200,9 +202,11 @@ class PlainDecoder(Decoder):
                 nn.init.normal_(module.weight, std=0.02)  # as GPT-2
 
 
-def causal_topologies(graph: Topology | Sequence[Topology], layers: int, context: int) -> Sequence[Topology]:
-    """Returns one topology per layer. Raises ValueError if a node attends to a later one, over `context` nodes."""
+def causal_topologies(graph: AnyGraph | Sequence[AnyGraph], layers: int, context: int) -> Sequence[Topology]:
+    """Returns one topology per layer. Raises ValueError if a node attends to a later one, over `context` nodes or all
+    nodes of a graph."""
     graphs = topology_per_layer(graph, layers)
     for topology in set(graphs):
-        check_causal(topology, context)
+        most = most_nodes(topology)
+        check_causal(topology, context if most is None else min(context, most))
     return graphs

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Topology
-from mpnn.graphs import register
+from mpnn import Graph, Topology
+from mpnn.graphs import as_topology, register
+from mpnn.maps import Linear
 from mpnn.models.layers.positions import sinusoid
 from mpnn.update.maps import Linear
 
@@ -37,13 +38,13 @@ class ImageOutput:
 
 
 @register
-def with_class_token(patches: Topology) -> Topology:
+def with_class_token(patches: Topology | Graph) -> Topology:
     """Adds a class token as node 0. It attends to all nodes, and all nodes attend to it. Node i of `patches` becomes
     node i + 1.
 
     `with_class_token(complete())` has the same edges as `complete()`.
     """
-    return Topology.of(_with_class_token, patches)
+    return Topology.of(_with_class_token, as_topology(patches))
 
 
 def _with_class_token(i: Any, num_src: int, patches: Topology) -> Iterable[tuple[Any, Any]]:

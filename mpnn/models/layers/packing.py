@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from mpnn import Graph, Topology, engine
 from mpnn.graph import sharding
 from mpnn.graph.bind_cache import cached_graph
-from mpnn.graphs import batch, complete
+from mpnn.graphs import as_topology, batch, complete
 from mpnn.models.layers.blocks import require_batch
 
 
@@ -78,10 +78,14 @@ class Packing:
     def bind(self, topology: Topology | Graph | None) -> Topology | Graph:
         """Returns the graph of the topology over each sentence separately, with nodes numbered as in packed features.
 
-        Distances are counted in tokens: padding inside a sentence does not count. While the call is traced, a topology
-        without padding is returned unchanged and bound when sizes are known."""
+        Distances are counted in tokens: padding inside a sentence does not count. Node k of a `Graph` is the k-th token
+        of each sentence. While the call is traced, a topology without padding is returned unchanged and bound when
+        sizes are known."""
+        if isinstance(topology, Graph) and topology.stack:
+            return self._stacked(topology)
+        topology = as_topology(topology)
         if not isinstance(topology, Topology):
-            raise TypeError(f"sentences of any length need a Topology, such as window(16); got {topology!r}")
+            raise TypeError(f"sentences need a Topology, such as window(16), or a Graph; got {topology!r}")
         device = self.token_mask.device
         if self.documents is not None:
             return engine.build_once(_union_on_device, topology, self.documents, device)
@@ -91,6 +95,24 @@ class Packing:
         if length is None:
             return _union_on_device(topology, self.lengths, device)
         return sharding.bind(topology, length, length).to(device)
+
+    def _stacked(self, graph: Graph) -> Graph:
+        """A graph that differs by sentence and head, over sentences without padding."""
+        if self.index is not None or self.documents is not None or graph.num_dst != self.token_mask.shape[1]:
+            raise ValueError(
+                f"{graph} differs by item and head, and needs rows of {graph.num_dst} tokens, without padding"
+            )
+        return graph.to(self.token_mask.device)
+
+    @staticmethod
+    def each(graphs: Sequence[Topology | Graph], token_mask: Tensor) -> "tuple[Packing, Graph]":
+        """Returns the packing of a batch whose sentences have a graph each, and the union of these graphs. Node k of a
+        graph is the k-th token of its sentence. token_mask: bool [B, N]."""
+        packing = Packing.of(token_mask, separate=True)
+        if len(graphs) != len(packing.lengths):
+            raise ValueError(f"expected a graph for each of {len(packing.lengths)} sentences; got {len(graphs)} graphs")
+        parts = [as_topology(graph).bind(n) for graph, n in zip(graphs, packing.lengths, strict=True)]
+        return packing, batch(parts or [complete().bind(0)]).to(token_mask.device)
 
     def bind_each(self, graphs: Sequence[Graph]) -> Graph:
         """Returns the union of one graph per sentence, each over N or more positions, without the nodes at padding.

@@ -18,7 +18,15 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.graph.sharding import active, node_numbers
 from mpnn.graphs import complete
-from mpnn.models.layers.blocks import Embeddings, init_bert_weights, run_layers, topology_per_layer, transformer_update
+from mpnn.maps import Linear
+from mpnn.models.layers.blocks import (
+    AnyGraph,
+    Embeddings,
+    init_bert_weights,
+    run_layers,
+    topology_per_layer,
+    transformer_update,
+)
 from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.saving import Model
 from mpnn.update import PostNorm
@@ -76,12 +84,13 @@ class Bert(Model):
 
     Args:
         config: sizes and options.
-        graph: topology of the attention: one for all layers, or one per layer; default: complete().
+        graph: topology of the attention, or a `Graph` of tokens: one for all layers, or one per layer; default:
+            complete().
         pooler: whether to add a linear map and tanh on the first token of each sentence.
     """
 
     def __init__(
-        self, config: BertConfig, graph: Topology | Sequence[Topology] | None = None, *, pooler: bool = True
+        self, config: BertConfig, graph: AnyGraph | Sequence[AnyGraph] | None = None, *, pooler: bool = True
     ) -> None:
         super().__init__()
         dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
@@ -124,7 +133,7 @@ class Bert(Model):
         positions: Tensor | None = None,
         *,
         padding_mask: Tensor | None = None,
-        graph: Topology | None = None,
+        graph: AnyGraph | Sequence[AnyGraph] | None = None,
         lengths: Sequence[int] | None = None,
         return_weights: bool = False,
     ) -> EncoderOutput:
@@ -136,7 +145,8 @@ class Bert(Model):
             positions: int64 [B, N], rows of the position table; default: counted from `config.first_position`.
             padding_mask: bool [B, N], True at padding; default: no padding. Padding is not computed and not attended
                 to.
-            graph: replaces the topology of every layer in this call.
+            graph: replaces the topology of every layer in this call: a topology or a graph for all sentences, or a list
+                with one for each sentence. Node k of a graph is the k-th token of its sentence.
             lengths: lengths of the documents packed in every row; they sum to N. Positions restart in each document,
                 and no token attends to another document. `pooled` then has one vector per document,
                 [B, documents, dim]. Cannot be combined with `padding_mask`.
@@ -146,13 +156,21 @@ class Bert(Model):
             ValueError: if both `padding_mask` and `lengths` are given, or if nodes are divided over processes
                 (`mpnn.distributed`) and `after_pad` needs `positions`.
         """
-        if padding_mask is None or lengths is not None:
+        each: Any = None
+        if isinstance(graph, Sequence):
+            if lengths is not None:
+                raise ValueError("a list of graphs has one for each sentence, and lengths pack several in a row")
+            packing, each = Packing.each(graph, token_mask(tokens, padding_mask))
+        elif padding_mask is None or lengths is not None:
             packing = Packing.of_tokens(tokens, padding_mask, lengths)
         else:
             packing = self.packing(token_mask(tokens, padding_mask))
         if positions is None and packing.documents is not None:
             positions = torch.cat([self.positions(part) for part in tokens.split(packing.documents, 1)], 1)
-        graphs = self.graphs(packing) if graph is None else [packing.bind(graph)] * len(self.layers)
+        if graph is None:
+            return self.encode(packing, self.graphs(packing), tokens, types, positions, return_weights)
+        bound = each if isinstance(graph, Sequence) else packing.bind(graph)
+        graphs = [bound] * len(self.layers)
         return self.encode(packing, graphs, tokens, types, positions, return_weights)
 
     def encode(

@@ -13,7 +13,7 @@ from torch import nn
 
 from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
-from mpnn.models.layers.blocks import transformer_update
+from mpnn.models.layers.blocks import AnyGraph, transformer_update
 from mpnn.models.text.gpt import CAUSAL, CausalTransformer, GPTConfig
 from mpnn.update import MLP, DeepNorm
 
@@ -55,7 +55,7 @@ class DeepNet(CausalTransformer):
         graph: as for `CausalTransformer`.
     """
 
-    def __init__(self, config: GPTConfig, graph: Topology = CAUSAL) -> None:
+    def __init__(self, config: GPTConfig, graph: AnyGraph = CAUSAL) -> None:
         super().__init__(replace(config, norm_first=False), graph)
 
     @staticmethod

@@ -17,7 +17,7 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import AdditiveV2, Attention, DeltaRule, DotProduct, GatedLinear, Kernel, Retention, StateSpace
 from mpnn.graph.registry import unknown
 from mpnn.graphs import causal
-from mpnn.models.layers.blocks import transformer_update
+from mpnn.models.layers.blocks import AnyGraph, transformer_update
 from mpnn.models.layers.decoder import Decoder, causal_topologies
 from mpnn.update import PostNorm, PreNorm, Update
 from mpnn.update.dropout import Dropout
@@ -56,13 +56,14 @@ class CausalTransformer(Decoder):
 
     Args:
         config: sizes and options.
-        graph: topology of the attention, for every length up to `config.context`: one for all layers, or one per layer.
+        graph: topology of the attention, for every length up to `config.context`, or a `Graph` of that many nodes or
+            fewer: one for all layers, or one per layer. A prefix of the nodes of a graph has the edges among them.
 
     Raises:
         ValueError: if a node attends to a later one when a topology is bound to `config.context` nodes.
     """
 
-    def __init__(self, config: GPTConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
+    def __init__(self, config: GPTConfig, graph: AnyGraph | Sequence[AnyGraph] = CAUSAL) -> None:
         super().__init__()
         graphs = causal_topologies(graph, config.layers, config.context)
         dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
@@ -106,7 +107,7 @@ class GPT(CausalTransformer):
         dim: width of the model.
         heads: number of heads; must divide `dim`.
         layers: number of layers.
-        graph: topology of the attention, for every length up to `context`.
+        graph: topology of the attention, for every length up to `context`, or a `Graph`: one, or one per layer.
         context: number of learned positions, which is the maximum sequence length.
         dropout: of embeddings, attention weights, and the outputs of attention and feed-forward network.
         attention: a name in `ATTENTIONS`. Only "dot" and "additive" have dropout of attention weights: the others
@@ -124,7 +125,7 @@ class GPT(CausalTransformer):
         dim: int,
         heads: int,
         layers: int,
-        graph: Topology = CAUSAL,
+        graph: AnyGraph | Sequence[AnyGraph] = CAUSAL,
         *,
         context: int = 256,
         dropout: float = 0.0,

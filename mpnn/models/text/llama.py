@@ -16,7 +16,7 @@ from torch import nn
 from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.graphs import causal
-from mpnn.models.layers.blocks import ACTIVATIONS
+from mpnn.models.layers.blocks import ACTIVATIONS, AnyGraph
 from mpnn.models.layers.decoder import PlainDecoder, causal_topologies
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.update import GatedFeedForward, PreNorm
@@ -76,7 +76,7 @@ class Llama(PlainDecoder):
         ValueError: if a node attends to a later one when a topology is bound to `config.context` nodes.
     """
 
-    def __init__(self, config: LlamaConfig, graph: Topology | Sequence[Topology] = CAUSAL) -> None:
+    def __init__(self, config: LlamaConfig, graph: AnyGraph | Sequence[AnyGraph] = CAUSAL) -> None:
         dim, norm = config.dim, partial(nn.RMSNorm, eps=config.eps)
 
         def layer(topology: Topology) -> MessagePassing:

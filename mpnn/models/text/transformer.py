@@ -19,12 +19,15 @@ from torch import Tensor, nn
 from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.decoding.cache import KVCache
-from mpnn.decoding.generation import beam_search, check_causal, eval_mode, generate
+from mpnn.decoding.generation import beam_search, eval_mode, generate
+from mpnn.dropout import Dropout
 from mpnn.graphs import causal, complete
-from mpnn.models.layers.blocks import ACTIVATIONS, Norm, lookup, run_layers
+from mpnn.maps import linear
+from mpnn.models.layers.blocks import ACTIVATIONS, AnyGraph, Norm, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
+from mpnn.models.layers.decoder import causal_topologies
 from mpnn.models.layers.losses import next_word_loss
-from mpnn.models.layers.packing import Packing
+from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.layers.positions import sinusoid
 from mpnn.models.saving import Model
 from mpnn.update import FeedForward, PostNorm, PreNorm
@@ -79,20 +82,19 @@ class Transformer(Model):
 
     Args:
         config: sizes and options.
-        graph: topology of the encoder's self-attention.
-        target_graph: topology of the decoder's self-attention.
+        graph: topology of the encoder's self-attention, or a `Graph` of words.
+        target_graph: topology of the decoder's self-attention, or a `Graph` of words.
 
     Raises:
         ValueError: if a word attends to a later one when `target_graph` is bound to `config.context` words.
     """
 
     def __init__(
-        self, config: TransformerConfig, graph: Topology | None = None, target_graph: Topology | None = None
+        self, config: TransformerConfig, graph: AnyGraph | None = None, target_graph: AnyGraph | None = None
     ) -> None:
         super().__init__()
-        graph = COMPLETE if graph is None else graph
-        target_graph = CAUSAL if target_graph is None else target_graph
-        check_causal(target_graph, config.context)
+        (graph,) = topology_per_layer(COMPLETE if graph is None else graph, 1)
+        (target_graph,) = causal_topologies(CAUSAL if target_graph is None else target_graph, 1, config.context)
         norm = partial(nn.LayerNorm, eps=config.eps)
 
         def attend(topology: Topology, *, ffn: bool) -> MessagePassing:
@@ -135,6 +137,7 @@ class Transformer(Model):
         target_padding_mask: Tensor | None = None,
         source_lengths: Sequence[int] | None = None,
         target_lengths: Sequence[int] | None = None,
+        graph: AnyGraph | Sequence[AnyGraph] | None = None,
     ) -> Tensor:
         """Returns the logits of the word after each target word.
 
@@ -146,11 +149,13 @@ class Transformer(Model):
             source_lengths, target_lengths: lengths of the sentences packed in every row. They sum to N and M, and both
                 have the same number of entries. Target sentence k attends to source sentence k only, and the result is
                 the same as for separate rows. Cannot be combined with padding masks.
+            graph: replaces the topology of the encoder in this call: one for all sentences, or a list with one for
+                each.
 
         Returns:
             float [B, M, target vocabulary]; zeros at padding.
         """
-        memory = self.encode(source, padding_mask=source_padding_mask, lengths=source_lengths)
+        memory = self.encode(source, padding_mask=source_padding_mask, lengths=source_lengths, graph=graph)
         decoded = self.decode(target, memory, padding_mask=target_padding_mask, lengths=target_lengths)
         return self.logits(decoded.last)
 
@@ -164,6 +169,7 @@ class Transformer(Model):
         *,
         padding_mask: Tensor | None = None,
         lengths: Sequence[int] | None = None,
+        graph: AnyGraph | Sequence[AnyGraph] | None = None,
         return_weights: bool = False,
     ) -> StackOutput:
         """Runs the encoder.
@@ -172,10 +178,17 @@ class Transformer(Model):
             source: int64 [B, N], or vectors [B, N, dim] that replace the token embeddings.
             padding_mask: bool [B, N], True at padding; default: no padding.
             lengths: lengths of the sentences packed in every row.
+            graph: replaces the topology of every layer: one for all sentences, or a list with one for each.
             return_weights: also return the attention weights of every layer.
         """
-        packing = Packing.of_tokens(source, padding_mask, lengths)
-        graphs = [packing.bind(layer.graph) for layer in self.encoder if isinstance(layer, MessagePassing)]
+        layers = [layer for layer in self.encoder if isinstance(layer, MessagePassing)]
+        graphs: list[Any]
+        if isinstance(graph, Sequence):
+            packing, union = Packing.each(graph, token_mask(source, padding_mask))
+            graphs = [union] * len(layers)
+        else:
+            packing = Packing.of_tokens(source, padding_mask, lengths)
+            graphs = [packing.bind(layer.graph if graph is None else graph) for layer in layers]
         x, weights = run_layers(self.encoder, graphs, self.source(source, packing), return_weights=return_weights)
         return StackOutput(self.encoder_norm(x), packing, tuple(map(packing.unpack_weights, weights, graphs)))
 

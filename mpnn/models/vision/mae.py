@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Topology
+from mpnn import Graph, Topology
+from mpnn.maps import Linear
 from mpnn.models.layers.images import GridPositions, Size, patchify
 from mpnn.models.layers.packing import require_eager
 from mpnn.models.saving import Model
@@ -69,7 +70,7 @@ class MAE(Model):
         graph: topology over the patches, for encoder and decoder; default: complete.
     """
 
-    def __init__(self, config: MAEConfig, graph: Topology | None = None) -> None:
+    def __init__(self, config: MAEConfig, graph: Topology | Graph | None = None) -> None:
         super().__init__()
         self.config = config
         self.encoder = ViT(config, graph)
@@ -97,7 +98,7 @@ class MAE(Model):
 class PixelDecoder(nn.Module):
     """Layers over all patches that map an encoder's output to pixels. Masked patches enter as a learned mask token."""
 
-    def __init__(self, config: MAEConfig, graph: Topology | None = None) -> None:
+    def __init__(self, config: MAEConfig, graph: Topology | Graph | None = None) -> None:
         super().__init__()
         decoder, grid = config.decoder, config.grid
         self.to_dim = Linear(config.dim, decoder.dim)

@@ -6,6 +6,7 @@ aggregate  "sum"                                   m_i  = W_O || _h sum_j w_ij W
 update     PreNorm(dim, FeedForward(dim))          z    = x + m,  y = z + ffn(norm'(z))             (eq. 2, 3)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,11 +68,11 @@ class ViT(Model):
 
     Args:
         config: the configuration.
-        graph: topology over the patches; default: complete.
+        graph: topology over the patches, or a `Graph` of them; default: complete.
         pooler: width of a linear layer with tanh on the class token; 0 for none.
     """
 
-    def __init__(self, config: ViTConfig, graph: Topology | None = None, *, pooler: int = 0) -> None:
+    def __init__(self, config: ViTConfig, graph: Topology | Graph | None = None, *, pooler: int = 0) -> None:
         super().__init__()
         dim = config.dim
         self.config, self.width = config, pooler or dim
@@ -88,6 +89,7 @@ class ViT(Model):
         images: Tensor,
         node_mask: Tensor | None = None,
         *,
+        graph: Topology | Graph | Sequence[Topology | Graph] | None = None,
         stretch: bool = False,
         return_weights: bool = False,
     ) -> ImageOutput:
@@ -97,6 +99,8 @@ class ViT(Model):
             images: [B, channels, H, W].
             node_mask: bool [B, 1 + N], True at nodes to compute; default: all. Other nodes are removed from the graph,
                 and their outputs are zeros.
+            graph: replaces the topology over the patches in this call: one for all images, or a list with one for each,
+                such as `[graphs.knn(p, 8) for p in model.patches(images)]`.
             stretch: whether positions are interpolated to images of another size.
             return_weights: whether to return the attention weights.
 
@@ -106,7 +110,7 @@ class ViT(Model):
         x = self.patches(images)
         x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
         x = self.dropout(x + self.positions(self.patches.grid(images), stretch=stretch))
-        x, weights = self.layers(x, node_mask, return_weights=return_weights)
+        x, weights = self.layers(x, node_mask, graph, return_weights=return_weights)
         last = self.norm(x)
         if node_mask is not None:
             last = last * node_mask[..., None]
@@ -117,19 +121,24 @@ class ViT(Model):
 class PatchLayers(nn.ModuleList):
     """Pre-norm transformer layers over a class token and patches."""
 
-    def __init__(self, config: ViTConfig, graph: Topology | None) -> None:
+    def __init__(self, config: ViTConfig, graph: Topology | Graph | None) -> None:
         super().__init__()
         self.graph = with_class_token(complete() if graph is None else graph)
         self.extend(self._layer(config) for _ in range(config.layers))
 
     def forward(
-        self, x: Tensor, node_mask: Tensor | None = None, *, return_weights: bool = False
+        self,
+        x: Tensor,
+        node_mask: Tensor | None = None,
+        graph: Topology | Graph | Sequence[Topology | Graph] | None = None,
+        *,
+        return_weights: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """x [B, 1 + N, dim] -> the same shape, and the weights of each layer [B, H, 1 + N, 1 + N]. Outputs are zeros
-        where `node_mask` (bool [B, 1 + N], default: all) is False."""
-        packing, graph = self._packed(x, node_mask)
-        x, edge_weights = run_layers(self, [graph] * len(self), packing.pack(x), return_weights=return_weights)
-        weights = tuple(packing.unpack_weights(w, graph) for w in edge_weights)
+        where `node_mask` (bool [B, 1 + N], default: all) is False. `graph` replaces that over the patches."""
+        packing, bound = self._packed(x, node_mask, graph)
+        x, edge_weights = run_layers(self, [bound] * len(self), packing.pack(x), return_weights=return_weights)
+        weights = tuple(packing.unpack_weights(w, bound) for w in edge_weights)
         return packing.unpack(x), weights if return_weights else None
 
     def _layer(self, config: ViTConfig) -> MessagePassing:
@@ -137,18 +146,25 @@ class PatchLayers(nn.ModuleList):
         attention = DotProduct(config.dim, config.heads, dropout=config.attention_dropout)
         return MessagePassing(self.graph, "sum", update, attention)
 
-    def _packed(self, x: Tensor, node_mask: Tensor | None) -> tuple[Packing, Topology | Graph]:
+    def _packed(
+        self, x: Tensor, node_mask: Tensor | None, graph: Topology | Graph | Sequence[Topology | Graph] | None
+    ) -> tuple[Packing, Topology | Graph]:
         """The packing of the remaining nodes and the graph over them.
 
         A complete graph is bound to all images at once. Other graphs differ between images after nodes are removed, so
         they are bound image by image.
         """
+        if isinstance(graph, Sequence):
+            mask = x.new_ones(x.shape[:2], dtype=torch.bool) if node_mask is None else node_mask
+            packing = Packing.of(mask, separate=True)
+            return packing, packing.bind_each([with_class_token(one).bind(mask.shape[1]) for one in graph])
+        topology = self.graph if graph is None else with_class_token(graph)
         if node_mask is None:
             packing = Packing.of_tokens(x)
-            return packing, packing.bind(self.graph)
-        graph = self.graph.bind(node_mask.shape[1])
-        if graph.runs.is_complete:
+            return packing, packing.bind(topology)
+        whole = topology.bind(node_mask.shape[1])
+        if whole.runs.is_complete:
             packing = Packing.of(node_mask)
             return packing, packing.bind(complete())
         packing = Packing.of(node_mask, separate=True)
-        return packing, packing.bind_each([graph] * len(node_mask))
+        return packing, packing.bind_each([whole] * len(node_mask))
