@@ -10,7 +10,6 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from mpnn import rng
 from mpnn.aggregate import Index, Mean, Sum, segment_entmax15, segment_logsumexp, segment_softmax, segment_sparsemax
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
 from mpnn.graph import rng

@@ -32,9 +32,8 @@ from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.prefixes import prefix_maxima, prefix_means, prefix_minima, prefix_sums, prefix_variances
 from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, in_chunks, linear_attention, recurrence
 from mpnn.kernels.short_convolution import short_convolution
-from mpnn.needs import AGGREGATES, DEVICES, FLOATS
 from mpnn.round import Result, Round
-from mpnn.round.needs import DEVICES, FLOATS
+from mpnn.round.needs import AGGREGATES, DEVICES, FLOATS
 from mpnn.scores import Dot
 
 NAME = "scan"

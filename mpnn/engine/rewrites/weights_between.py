@@ -16,8 +16,8 @@ from mpnn.backends.cost_model import Estimate
 from mpnn.backends.edge_list import normalized
 from mpnn.engine.rewrites.aggregator_in_two_rounds import dropped
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
-from mpnn.needs import AGGREGATES, ANYWHERE, DROPS, NORMALIZED, WEIGHED
 from mpnn.round import Result, Round
+from mpnn.round.needs import AGGREGATES, ANYWHERE, DROPS, NORMALIZED, WEIGHED
 
 _SPARSE = ("sparsemax", "entmax15")
 _PASSES = 20.0  # over E x H numbers: a sort, running sums, sums of rows

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, Topology
-from mpnn.dropout import Dropout
 from mpnn.graphs import as_topology
 from mpnn.update import FeedForward, Update
 from mpnn.update.dropout import Dropout

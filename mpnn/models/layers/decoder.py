@@ -13,7 +13,6 @@ from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import check_causal, check_continuation, eval_mode, generate
 from mpnn.graph.sharding import active, node_numbers
 from mpnn.graphs.listed import most_nodes
-from mpnn.maps import Linear, linear
 from mpnn.models.layers.blocks import AnyGraph, Norm, embed, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.losses import ignore_document_ends, token_loss
 from mpnn.models.layers.packing import Packing, document_lengths

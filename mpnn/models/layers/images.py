@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from mpnn import Graph, Topology
 from mpnn.graphs import as_topology, register
-from mpnn.maps import Linear
 from mpnn.models.layers.positions import sinusoid
 from mpnn.update.maps import Linear
 

@@ -18,7 +18,6 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.graph.sharding import active, node_numbers
 from mpnn.graphs import complete
-from mpnn.maps import Linear
 from mpnn.models.layers.blocks import (
     AnyGraph,
     Embeddings,

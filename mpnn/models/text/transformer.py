@@ -20,9 +20,7 @@ from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import beam_search, eval_mode, generate
-from mpnn.dropout import Dropout
 from mpnn.graphs import causal, complete
-from mpnn.maps import linear
 from mpnn.models.layers.blocks import ACTIVATIONS, AnyGraph, Norm, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
 from mpnn.models.layers.decoder import causal_topologies

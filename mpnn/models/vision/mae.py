@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import Graph, Topology
-from mpnn.maps import Linear
 from mpnn.models.layers.images import GridPositions, Size, patchify
 from mpnn.models.layers.packing import require_eager
 from mpnn.models.saving import Model
