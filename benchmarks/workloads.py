@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import molecules, rollouts, whole_models
+from benchmarks import encoders, molecules, rollouts, whole_models
 from benchmarks.contest import FORWARD, OURS, STEP, Bar, Case, Contest, Entry
 from benchmarks.irregular import citations
 from benchmarks.peers import unless_missing
@@ -76,6 +76,7 @@ def cases(scale: Scale) -> Iterator[Case]:
     yield from molecules.cases(scale.batch)
     yield from rollouts.cases(small=scale is SMALL)
     yield from whole_models.cases(small=scale is SMALL)
+    yield from encoders.cases(small=scale is SMALL)
 
 
 # ------------------------------------------------------------------------------------------------ graphs

@@ -1,0 +1,129 @@
+"""A BERT of MiniLM's shape in place, beside transformers and ONNX Runtime, the usual way to run it on a CPU.
+
+Weights are random. ONNX Runtime runs the exported model after its own optimizer's fusions; it needs `pip install
+onnxruntime onnx onnxscript`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.contest import FORWARD, OURS, Bar, Case, Contest, Entry, Missing
+from benchmarks.truth import Agreement
+
+TRANSFORMERS, ONNX = "transformers, sdpa", "ONNX Runtime"
+INPUTS = (1, 16, False), (1, 128, False), (32, 16, False), (32, 128, False), (8, 512, False), (32, 128, True)
+"""Texts, their tokens, and whether the texts have other lengths and are padded."""
+
+
+def cases(small: bool) -> Iterator[Case]:
+    for texts, tokens, padded in ((2, 8, True),) if small else INPUTS:
+        title = f"MiniLM's shape, {texts} x {tokens} tokens{', padded' if padded else ''}"
+        yield Case("workload", title, partial(_contest, texts, tokens, padded, small), (FORWARD,))
+
+
+def _contest(texts: int, tokens: int, padded: bool, small: bool) -> Contest:
+    import mpnn.hf
+
+    peer = _model(small)
+    ours = copy.deepcopy(peer)
+    mpnn.hf.use(ours, unpad=True)
+    ids = torch.randint(5, 1000, (texts, tokens))
+    lengths = torch.randint(min(8, tokens), tokens + 1, (texts, 1)) if padded else torch.full((texts, 1), tokens)
+    lengths[0] = tokens
+    mask = (torch.arange(tokens) < lengths).long()
+    kept = mask.bool()
+
+    def entry(name: str, states: Callable[[], Tensor]) -> Entry:
+        # States at padding are zeros here, and mean nothing elsewhere.
+        return Entry(name, states, answer=lambda: states()[kept])
+
+    def by_torch(model: nn.Module) -> Tensor:
+        with torch.no_grad():
+            return model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+    entries = [entry(OURS, partial(by_torch, ours)), entry(TRANSFORMERS, partial(by_torch, peer))]
+    missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        return Contest([*entries, Missing(ONNX, f"pip install {' '.join(missing)}")], Agreement(), "", _bars(tokens))
+    session, feed = _session(small, torch.get_num_threads()), {"ids": ids.numpy(), "mask": mask.numpy()}
+    entries.append(entry(ONNX, lambda: torch.from_numpy(session.run(None, feed)[0])))
+    return Contest(entries, Agreement(), "each other's states", _bars(tokens))
+
+
+def _bars(tokens: int) -> list[Bar]:
+    over_onnx = 1.7 if tokens <= 16 else 1.25
+    return [
+        Bar(f"faster than {TRANSFORMERS}", 1.0, "at most", FORWARD, TRANSFORMERS),
+        Bar(f"at least {over_onnx} times faster than {ONNX}", over_onnx, "at least", FORWARD, ONNX),
+    ]
+
+
+@cache
+def _model(small: bool) -> Any:
+    import transformers as hf
+
+    width, heads, layers = (64, 2, 2) if small else (384, 12, 6)
+    config = hf.BertConfig(
+        vocab_size=1000,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        attn_implementation="sdpa",
+    )
+    return hf.BertModel(config, add_pooling_layer=False).eval()
+
+
+class _States(nn.Module):
+    """The model as ONNX takes it: tensors in, a tensor out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        states: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return states
+
+
+@cache
+def _session(small: bool, threads: int) -> Any:
+    import onnxruntime
+    from onnxruntime.transformers import optimizer
+
+    model = _model(small)
+    sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
+    # Two tensors: one for both inputs would be exported as one input.
+    example = torch.ones(2, 16, dtype=torch.long), torch.ones(2, 16, dtype=torch.long)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        plain, fused = str(Path(folder, "plain.onnx")), str(Path(folder, "fused.onnx"))
+        torch.onnx.export(
+            _States(model).eval(),
+            example,
+            plain,
+            input_names=["ids", "mask"],
+            output_names=["states"],
+            dynamic_shapes={"ids": sizes, "mask": sizes},
+            dynamo=True,
+        )
+        config = model.config
+        optimizer.optimize_model(
+            plain, model_type="bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=1
+        ).save_model_to_file(fused)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        return onnxruntime.InferenceSession(fused, options, providers=["CPUExecutionProvider"])
