@@ -9,6 +9,7 @@ from contextlib import suppress
 from html import escape
 from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,12 @@ def of_graph(graph: Topology | Graph) -> str:
     return _box(graph, _picture(bound), [f"a topology, here over {_EXAMPLE} nodes", *_facts(bound)])
 
 
-def of_operator(name: str, parts: Iterable[tuple[str, object]], graph: Topology | Graph | None) -> str:
-    """The parts of an operator, and its graph."""
+def of_operator(operator: Any) -> str:
+    """The parts of a `MessagePassing`, and its graph."""
+    name, graph, attention = type(operator).__name__, operator.graph, operator.attention
+    parts = [("aggregate", type(operator.aggregate).__name__), ("update", type(operator.update).__name__)]
+    parts += [("attention", "none" if attention is None else repr(attention).splitlines()[0].rstrip("("))]
+    parts += [("backend", operator.backend), ("parameters", f"{sum(p.numel() for p in operator.parameters()):,}")]
     rows = "".join(f"<tr><th style='text-align:left'>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in parts)
     picture = "" if graph is None else of_graph(graph)
     return f"<div><b>{escape(name)}</b><table>{rows}</table>{picture}</div>"

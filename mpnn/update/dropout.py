@@ -5,14 +5,18 @@ Here a counter-based hash decides which elements are dropped (`mpnn.graph.rng`, 
 elements at a time on all threads.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mpnn.aggregate import Sum
 from mpnn.graph import Graph, rng, transforms
 from mpnn.graph.sharding import active
 from mpnn.kernels.cpu import library
 from mpnn.kernels.feature_dropout import FeatureDropout
+from mpnn.round import Round
 
 _MIN_ELEMENTS = 1 << 14  # smaller tensors use torch's dropout
 
@@ -98,3 +102,12 @@ def _has_kernel(x: Tensor) -> bool:
     plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     fits = x.dim() > 0 and max(x.shape[-1], x.shape[:-1].numel()) < 2**31
     return plain and fits and library.why_missing() is None
+
+
+def edge_scale(operator: Any, round: Round) -> float:
+    """The factor that keeps the expectation of an operator's message while edges are dropped: 1 / (1 - p) for a sum
+    whose weights are not normalized, which grows with the number of edges."""
+    balanced = round.weighted and round.normalize not in ("sigmoid", "none")
+    balanced = balanced or (operator.attention is not None and operator.attention.balanced)
+    drops = operator.training and operator.edge_dropout and not balanced and type(operator.aggregate) is Sum
+    return 1 / (1 - operator.edge_dropout) if drops else 1.0

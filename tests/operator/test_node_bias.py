@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from mpnn import Graph, MessagePassing, engine, graphs, ops
 from mpnn.attention import Attention, DotProduct
+from mpnn.attention.parts import check_divisible
 from mpnn.decoding.cache import KVCache
 from mpnn.engine.choice import choose
 from mpnn.engine.rewrites import softmax_dst
 from mpnn.graph.exchange import Exchange, Layer
-from mpnn.message_passing import _check_divisible
 from mpnn.models.layers.propagation import Propagation
 from mpnn.ops import NodeBias
 from mpnn.round import Round
@@ -282,7 +282,7 @@ def test_refusals() -> None:
 
     over_destinations = DotProduct(8, 2, normalize="softmax_dst")
     with pytest.raises(ValueError, match='divided over processes; take transport="heads"'):
-        _check_divisible(Layer(over_destinations, "sum", False, False, False), Exchange())
+        check_divisible(Layer(over_destinations, "sum", False, False, False), Exchange())
     layer = MessagePassing(graphs.causal(), "sum", None, over_destinations)
     with pytest.raises(ValueError, match="a node depends on later ones"):
         layer(torch.randn(3, 8), cache=KVCache(5))

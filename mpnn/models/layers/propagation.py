@@ -11,6 +11,7 @@ from mpnn.graph.arguments import one_set
 from mpnn.graph.exchange import LOCAL
 from mpnn.message_passing import MessagePassing
 from mpnn.round import Round
+from mpnn.update.dropout import edge_scale
 
 
 class Propagation(MessagePassing):
@@ -47,7 +48,7 @@ class Propagation(MessagePassing):
         out, weights = engine.run(replace(round, return_weights=True) if reused else round, self.backend)
         value = round.value.repeat_interleave(round.heads // round.value.shape[-2], -2)
         value = value if exchange is LOCAL else value.index_select(-3, exchange.own)
-        scale = (1 - self.teleport) * self._edge_scale(round)
+        scale = (1 - self.teleport) * edge_scale(self, round)
         out = scale * out + self.teleport * value
         hop = replace(round, return_weights=False)
         if weights is not None:
