@@ -25,6 +25,8 @@ from mpnn.engine.compile.outline import Built, Outline, constant
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import TABLES, EmbeddingTable
 from mpnn.graph.relations import Offset, Relation
+from mpnn.graph.topology import Topology
+from mpnn.graphs.parse import text_of
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
@@ -54,6 +56,7 @@ class Form(NamedTuple):
     each field of the round and, after "score.", of its score, what it holds, and details: the relation of a table, the
     name of an object, or the value itself. `parameters`: the names of the parameters of modules, whose tensors are the
     last. `reduced`: the last two dimensions of aggregated messages, or None if the aggregator does not change them.
+    `topology`: the text of the topology in a program that `torch.export` makes; empty in others, and for graphs.
     """
 
     backend: str
@@ -63,6 +66,7 @@ class Form(NamedTuple):
     parameters: tuple[str, ...]
     reduce: str
     reduced: tuple[int, int] | None
+    topology: str = ""
 
 
 # ---------------------------------------------------------------------------------------------------- while tracing
@@ -78,20 +82,27 @@ def flatten(round: Round, backend: str) -> Call:
     flat.add(round, "", ("graph", "score", "reduce"))
     if score is not None:
         flat.add(score, "score.", ())
-    reduce, reduced = flat.named("reduce", round.reduce), None
+    reduce, reduced, topology = flat.named("reduce", round.reduce), None, ""
     if reduce not in _PLAIN:
         reduced = _reduced(reduce, operator.index(round.heads), operator.index(round.value.shape[-1]))
     if torch.compiler.is_exporting() and not isinstance(graph, Built):
         token, recipe = graph_to_tensor(graph), ()
+        topology = "" if graph.recipe else _expression(graph.original)
     else:
         token, recipe = graph.token, (_name_of(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()
     kind = "" if score is None else _score_name(type(score))
-    form = Form(backend, recipe, kind, tuple(flat.fields), tuple(flat.parameters), reduce, reduced)
+    form = Form(backend, recipe, kind, tuple(flat.fields), tuple(flat.parameters), reduce, reduced, topology)
     num_edges = graph.num_edges if round.return_weights or flat.per_edge else 0
     sizes = [graph.num_dst, graph.num_src, num_edges, *graph.base, *flat.clips]
     tensors = [*flat.tensors, *flat.parameters.values()]
     needs = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
     return Call(token, sizes, tensors, _to_text(*form), flat.numbers, needs)
+
+
+@constant
+def _expression(graph: Any) -> str:
+    """The text of a topology; empty if there is none."""
+    return (text_of(graph) or "") if isinstance(graph, Topology) else ""
 
 
 class _Flat:

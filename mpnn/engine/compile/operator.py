@@ -15,10 +15,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, read, result, unflatten
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.outline import bound
+from mpnn.engine.compile.standard import run as run_by_standard_operators
 from mpnn.engine.rewrites.prepare import prepared
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
@@ -31,6 +33,9 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     out, weights, _ = torch.ops.mpnn.run(*flatten(prepared(round, backend), backend))
     return out, weights if round.return_weights or round.return_lse or round.return_state else None
 
+
+# torch.onnx.export replaces operators by this table; torch.compile and torch.export do not read it.
+decomposition_table[torch.ops.mpnn.run.default] = run_by_standard_operators
 
 # ---------------------------------------------------------------------------------------------------- forward
 
