@@ -14,11 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
-from ray import train
-from ray.train import RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,6 +26,8 @@ from mpnn.models import GPT
 
 def work(options: dict[str, Any]) -> None:
     """What each worker runs; Ray has initialized its process group."""
+    from ray import train
+
     text = pydoc_topics()
     characters = Characters(text)
     corpus, tokens = characters.encode(text), options["tokens"]
@@ -63,6 +61,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="characters of a text, over all workers")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
+
+    # --help needs no Ray
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
     ray.init(include_dashboard=False, log_to_driver=False)
     trainer = TorchTrainer(
         work,

@@ -91,19 +91,12 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
 def check_causal(graph: Topology | Graph, length: int) -> None:
     """Raises ValueError if, over `length` nodes, a node attends to a later one."""
     bound = graph.bind(length, length) if isinstance(graph, Topology) else graph
-    if late := bound.cached("an edge from the future", lambda: _edge_from_the_future(bound)):
+    if late := bound.cached("an edge from the future", bound.runs.edge_from_later):
         i, j = late
         raise ValueError(
             f"a language model must not attend to the tokens that it predicts, but in {graph} node {i} attends to "
             f"node {j}; use causal() & ({graph})"
         )
-
-
-def _edge_from_the_future(graph: Graph) -> tuple[int, int] | None:
-    """A node and a later node that it attends to, or None."""
-    runs = graph.runs
-    late = (runs.stop > runs.row + 1).nonzero()[0]
-    return (int(runs.row[late[0]]), int(runs.stop[late[0]]) - 1) if len(late) else None
 
 
 def check_continuation(graph: Topology | Graph | None, lengths: Sequence[int] | None) -> None:

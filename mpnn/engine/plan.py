@@ -10,7 +10,7 @@ from mpnn.backends import Backend, registered
 from mpnn.engine import slowness
 from mpnn.engine.choice import Choice, Refused as Refused, choose as choose, refusal as refusal
 from mpnn.engine.rewrites.prepare import as_planned, lower_score
-from mpnn.graph import html
+from mpnn.graph import Graph, html
 from mpnn.round import Round, validation
 from mpnn.update import maps
 
@@ -148,12 +148,21 @@ def _describe_graph(round: Round) -> str:
     size = f"{dst} nodes" if graph.num_dst == graph.num_src else f"{dst} x {src}"
     percent = f"{share:.2%}" if share >= 1e-4 or not share else f"{100 * share:.1g}%"
     named = f"{graph.name}: " if graph.name else ""
-    text = f"Graph({named}{size}, {_count(graph.num_edges)} edges), {percent} of all pairs"
+    text = f"Graph({named}{size}, {_count(graph.num_edges)} edges), {percent} of all pairs{_from_later(graph)}"
     if graph.is_explicit:
         return text
     if graph.clique_sizes is not None and (cliques := int(graph.clique_sizes[1].sum())) > 1:
         return f"{text}, {_count(cliques)} cliques"
     return f"{text}, {_count(graph.structure.num_runs)} runs"
+
+
+def _from_later(graph: Graph) -> str:
+    """Says of a graph whose expression has causal() that a node receives from a later one."""
+    is_meant_causal = "causal()" in (graph.name or "") and graph.num_dst == graph.num_src
+    late = graph.cached("an edge from the future", graph.runs.edge_from_later) if is_meant_causal else None
+    if late is None:
+        return ""
+    return f", not causal: node {late[0]} receives from node {late[1]} (causal() & (...) takes only earlier ones)"
 
 
 def _describe_work(round: Round) -> str:

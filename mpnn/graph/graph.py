@@ -45,6 +45,7 @@ class Graph(Algebra, Subgraphs, Transforms):
     def diameter(self) -> int | None:
         """The number of layers after which every node has received from every other; None if this never happens.
 
+        Of a graph without edges from later nodes, such as `causal()`: from every earlier node.
         Above 1,024 nodes, estimated from a sample of sources, like `reach`.
         """
         one_set("diameter", self)

@@ -35,11 +35,17 @@ def fraction(runs: Runs, layers: int, deadline: float = inf) -> float:
 
 
 def diameter(runs: Runs, deadline: float = inf) -> int | None:
-    """The number of hops until every sampled source reaches every node; None if one never does. `deadline` is as in
-    `fraction`."""
+    """The number of hops until every sampled source reaches every node; None if one never does.
+
+    If no node receives from a later one, only the nodes after a source count. `deadline` is as in `fraction`.
+    """
     longest = 0
+    flows_forward = runs.edge_from_later() is None
+    node = np.arange(runs.num_src)[:, None]
     for sources in _chunks(runs):
         reached, hops = _propagate(runs, sources, runs.num_src, deadline)
+        if flows_forward:
+            reached |= node < sources
         if not reached.all():
             return None
         longest = max(longest, hops)

@@ -314,6 +314,11 @@ class Runs:
         """Whether row i receives from exactly the sources 0..i."""
         return self._is_prefix_of(np.minimum(np.arange(self.num_dst) + 1, self.num_src))
 
+    def edge_from_later(self) -> tuple[int, int] | None:
+        """A row and a later source that it receives from; None if there is none, as in a causal graph."""
+        late = (self.stop > self.row + 1).nonzero()[0]
+        return (int(self.row[late[0]]), int(self.stop[late[0]]) - 1) if len(late) else None
+
     def _is_prefix_of(self, length: Ints) -> bool:
         """Whether row i receives from exactly its first `length[i]` > 0 sources."""
         one_run_per_row = len(self.start) == self.num_dst and bool((np.diff(self.ptr) == 1).all())

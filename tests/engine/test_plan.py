@@ -37,6 +37,14 @@ def test_explain_prints_the_plan_and_returns_it(capsys: pytest.CaptureFixture[st
     assert lines[3].endswith("chosen")
 
 
+def test_a_graph_that_says_causal_and_is_not_is_marked() -> None:
+    hub = graphs.window(2) | graphs.global_nodes(1)
+    late = mpnn.engine.plan.plan(request((graphs.causal() & graphs.window(2)) | graphs.global_nodes(1), 64))
+    assert "not causal: node 0 receives from node 63 (causal() & (...)" in late.graph
+    for marked in (graphs.causal() & hub, hub):
+        assert "not causal" not in mpnn.engine.plan.plan(request(marked, 64)).graph
+
+
 def test_every_backend_says_why_or_how_long(capsys: pytest.CaptureFixture[str]) -> None:
     op = MessagePassing(graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 2), "sum", None, Additive(8, 4, heads=2))
     found = mpnn.explain(op, torch.randn(2, 8))

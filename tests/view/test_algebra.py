@@ -158,7 +158,8 @@ def test_what_python_refuses_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["window(2)", "causal", "grid(5, 8)", "random(2, seed=3)", "window(1) | global_nodes(1)"]
+    "text",
+    ["window(2)", "causal", "grid(5, 8)", "random(2, seed=3)", "window(1) | global_nodes(1)", "causal & window(3)"],
 )
 def test_reach_and_diameter(text: str) -> None:
     n = 40

@@ -542,7 +542,7 @@ def test_the_graph_follows_expression_sliders_and_zoom(see: Callable[..., dict[s
     assert "this graph has 100,000" in seen["refused"]
     assert (
         seen["large"]["Edges"]
-        == f"{graphs.parse('causal & window(2048) | global_nodes(64)').bind(100_000).num_edges:,}"
+        == f"{graphs.parse('causal & (window(2048) | global_nodes(64))').bind(100_000).num_edges:,}"
     )
 
 
@@ -572,7 +572,7 @@ def test_reach_grows_layer_by_layer(see: Callable[..., dict[str, Any]]) -> None:
     )
     assert "It never learns from 11 of them." in seen["said"][0]
     assert "It has learned from all after 2 layers." in seen["said"][1]
-    assert seen["compared"] == ["causal & window(4)", "causal & window(4) | global_nodes(1)"]
+    assert seen["compared"] == ["causal & window(4)", "causal & (window(4) | global_nodes(1))"]
     assert seen["moved"]
     assert seen["node"] == "31"
     assert (seen["playing"], seen["stopped"]) == ("Stop", "Play")

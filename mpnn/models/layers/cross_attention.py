@@ -16,6 +16,7 @@ from mpnn.decoding.cache import KVCache
 from mpnn.graph.arguments import MAX_VALUE
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graphs import batch, complete
+from mpnn.models.layers.images import ImageOutput
 from mpnn.models.layers.packing import Packing, weight_matrices
 
 COMPLETE = complete()
@@ -35,6 +36,22 @@ class StackOutput:
     weights: tuple[Tensor, ...] = ()
     cross_weights: tuple[Tensor, ...] = ()
     cache: KVCache = field(default_factory=lambda: KVCache(MAX_VALUE))
+
+    @staticmethod
+    def of(memory: "StackOutput | ImageOutput | Tensor") -> "StackOutput":
+        """The output of an encoder of images, or vectors [B, N, dim], as that of an encoder of sentences without
+        padding. A StackOutput is returned as it is.
+
+        Raises:
+            TypeError: if `memory` is neither.
+        """
+        if isinstance(memory, StackOutput):
+            return memory
+        vectors = memory.last if isinstance(memory, ImageOutput) else memory
+        if not isinstance(vectors, Tensor) or vectors.dim() != 3:
+            got = list(vectors.shape) if isinstance(vectors, Tensor) else type(memory).__name__
+            raise TypeError(f"memory must be the output of an encoder, or vectors [batch, length, dim]; got {got}")
+        return StackOutput(vectors, Packing.of_tokens(vectors))
 
     @property
     def last(self) -> Tensor:

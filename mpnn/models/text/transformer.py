@@ -24,6 +24,7 @@ from mpnn.graphs import causal, complete
 from mpnn.models.layers.blocks import ACTIVATIONS, AnyGraph, Norm, lookup, run_layers, topology_per_layer
 from mpnn.models.layers.cross_attention import CrossAttention, StackOutput
 from mpnn.models.layers.decoder import causal_topologies
+from mpnn.models.layers.images import ImageOutput
 from mpnn.models.layers.losses import next_word_loss
 from mpnn.models.layers.packing import Packing, token_mask
 from mpnn.models.layers.positions import sinusoid
@@ -193,7 +194,7 @@ class Transformer(Model):
     def decode(
         self,
         target: Tensor,
-        memory: StackOutput,
+        memory: StackOutput | ImageOutput | Tensor,
         *,
         padding_mask: Tensor | None = None,
         lengths: Sequence[int] | None = None,
@@ -204,13 +205,15 @@ class Transformer(Model):
 
         Args:
             target: int64 [B, M], or vectors [B, M, dim] that replace the token embeddings.
-            memory: the output of `encode`.
+            memory: the output of `encode`, or of an encoder of images, such as `ViT`, or vectors [B, N, dim]. With a
+                cache, pass `StackOutput.of(memory)`, so that keys and values of the source are computed once.
             padding_mask, lengths, return_weights: as for `encode`.
             cache: keys and values of the preceding target words. `target` then holds the words that follow them.
 
         Raises:
             ValueError: if `cache` is combined with padding, `lengths` or `return_weights`.
         """
+        memory = StackOutput.of(memory)
         packing = Packing.of_tokens(target, padding_mask, lengths)
         if cache is not None and (return_weights or lengths is not None or not bool(packing.token_mask.all())):
             raise ValueError(

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from mpnn import graphs
 from mpnn.decoding.cache import KVCache
+from mpnn.models import ViT, ViTConfig
+from mpnn.models.layers.cross_attention import StackOutput
 from mpnn.models.text.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -200,6 +202,22 @@ def test_two_languages_may_have_two_tables():
     ours, (source, target) = small(target_vocabulary=60, learned_positions=True, embedding_norm=True), sentences()
     assert ours(source, target).shape == (3, 8, 60)
     assert ours.source.token is not ours.target.token
+
+
+def test_the_decoder_reads_patches_and_vectors():
+    ours, (_, target) = small(torch.float32).eval(), sentences()
+    patches = ViT(ViTConfig(image=8, patch=4, dim=32, layers=1, heads=4, hidden=64))(torch.randn(3, 3, 8, 8))
+    whole = ours.decode(target, patches).last
+    assert torch.equal(whole, ours.decode(target, patches.last).last)
+    other = ours.decode(target, patches.last.flip(0)).last
+    assert not torch.allclose(whole[0], other[0]), "each target reads its own image"
+    assert torch.allclose(whole[1], other[1], atol=BOUND)
+    cache = KVCache(8)
+    with torch.no_grad():
+        words = [ours.decode(target[:, k : k + 1], StackOutput.of(patches), cache=cache).last for k in range(8)]
+    assert largest(torch.cat(words, 1) - whole) < BOUND
+    with pytest.raises(TypeError, match=r"vectors \[batch, length, dim\]; got \[3, 5\]"):
+        ours.decode(target, torch.zeros(3, 5))
 
 
 def test_bad_input_gets_a_sentence():

@@ -1,7 +1,7 @@
 // What a node learns from after each layer: a breadth-first search from it through in-neighbors. A node is visited
 // once, by skipping over the visited part of each run, so that a search takes O(nodes + runs) however deep it is.
 
-import type { Runs } from "./runs";
+import { edgeFromLater, type Runs } from "./runs";
 
 export const NEVER = -1;
 
@@ -43,7 +43,8 @@ export function reachedWithin(level: Int32Array): number[] {
 }
 
 export interface Diameter {
-  /** The number of layers after which every node searched from has received from all; null if one never does. */
+  /** The number of layers after which every node searched from has received from all, or, over a graph without edges
+   * from later nodes, from all earlier ones; null if one never does. */
   layers: number | null;
   /** Whether all nodes were searched from. */
   exact: boolean;
@@ -53,9 +54,10 @@ export interface Diameter {
 /** What is known after a search from one node, two nodes, and so on; the last is exact. */
 export function* diameters(runs: Runs): Generator<Diameter> {
   const n = runs.numDst;
+  const forward = edgeFromLater(runs) === null;
   let [longest, searched] = [0, 0];
   for (const i of spread(n)) {
-    const level = levels(runs, i);
+    const level = levels(runs, i).subarray(0, forward ? i + 1 : n);
     searched++;
     if (level.includes(NEVER)) return yield { layers: null, exact: true, searched };
     longest = level.reduce((a, b) => Math.max(a, b), longest);

@@ -143,6 +143,15 @@ export function numEdges(runs: Runs): number {
   return total;
 }
 
+/** A node and a later node that it receives from; null if there is none, as in a causal graph. */
+export function edgeFromLater(runs: Runs): [number, number] | null {
+  for (let i = 0; i < runs.numDst; i++) {
+    const last = runs.ptr[i + 1] - 1;
+    if (last >= runs.ptr[i] && runs.stop[last] > i + 1) return [i, runs.stop[last] - 1];
+  }
+  return null;
+}
+
 /** The least and the largest in-degree. */
 export function degreeRange(runs: Runs): [number, number] {
   let [least, most] = [runs.numDst ? Infinity : 0, 0];

@@ -7,7 +7,7 @@ import { nodeLink } from "../draw/nodelink";
 import { addressed, keep } from "../address";
 import { asPython, replaced, type Literal } from "../graph/expression";
 import { diameters, type Diameter } from "../graph/reach";
-import { degreeRange, numEdges, type Runs } from "../graph/runs";
+import { degreeRange, edgeFromLater, numEdges, type Runs } from "../graph/runs";
 import { copyButton, saveButtons } from "../save";
 import { count, percent, plural, scaled } from "../text";
 import { MOST_NODES, type GraphModel } from "./model";
@@ -29,7 +29,7 @@ export const EXAMPLES: [name: string, expression: string, n: number][] = [
   ["Sparse Transformer", "strided(8)", 64],
   ["Swin", "windows(8, 8, 4)", 64],
   ["pixels", "grid(8, 8)", 64],
-  ["100,000 nodes", "causal & window(2048) | global_nodes(64)", 100_000],
+  ["100,000 nodes", "causal & (window(2048) | global_nodes(64))", 100_000],
 ];
 
 type View = "matrix" | "arcs" | "nodes";
@@ -84,7 +84,7 @@ export function graphPane(model: GraphModel): HTMLElement {
       const drawing = view === "arcs" ? arcs(runs, `Arcs: ${said}`) : nodeLink(runs, `Nodes and lines: ${said}`);
       stage.replaceChildren(drawing);
     }
-    showFacts(facts, runs, edges);
+    showFacts(facts, model.expression, runs, edges);
     window.clearTimeout(waiting);
     waiting = window.setTimeout(() => showDiameter(facts, runs, () => runs !== model.runs), REST_MS);
   });
@@ -173,7 +173,7 @@ function describe(expression: string, runs: Runs, edges: number): string {
   return `${expression}, ${rows} x ${columns}, ${plural(edges, "edge")}, ${percent(share)} of all pairs.`;
 }
 
-function showFacts(facts: HTMLElement, runs: Runs, edges: number): void {
+function showFacts(facts: HTMLElement, expression: string, runs: Runs, edges: number): void {
   const [least, most] = degreeRange(runs);
   const square = runs.numDst === runs.numSrc;
   const rows: [string, string][] = [
@@ -183,9 +183,17 @@ function showFacts(facts: HTMLElement, runs: Runs, edges: number): void {
     ["In-degree", `${count(least)} to ${count(most)}`],
     ["Runs", `${count(runs.start.length)}, in which the graph is stored`],
   ];
-  if (square && runs.numDst) rows.push(["Diameter", "…"]);
+  if (square && runs.numDst) rows.push(["Direction", direction(expression, runs)], ["Diameter", "…"]);
   rows.push(["Cost", `${scaled(2 * edges * WIDTH, ["", "thousand", "million", "G", "T"])} multiply-adds for a layer of ${WIDTH} features`]);
   facts.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+}
+
+/** Whether nodes receive from later ones. An expression that says causal may mean that they must not. */
+function direction(expression: string, runs: Runs): string {
+  const late = edgeFromLater(runs);
+  if (!late) return "causal: no node receives from a later one";
+  const said = `not causal: node ${count(late[0])} receives from node ${count(late[1])}`;
+  return /\bcausal\b/.test(expression) ? `${said}. For a model that predicts the next node, write causal & (...)` : said;
 }
 
 /** Searches between events, for DIAMETER_MS in all, until `isStale`. */

@@ -4,7 +4,7 @@ import { h, oncePerFrame } from "../dom";
 import { onSchemeChange, paint, palette } from "../draw/colors";
 import { parse } from "../graph/expression";
 import { levels, NEVER, reachedWithin } from "../graph/reach";
-import type { Runs } from "../graph/runs";
+import { edgeFromLater, type Runs } from "../graph/runs";
 import { count, percent, plural } from "../text";
 import type { GraphModel } from "./model";
 
@@ -103,9 +103,14 @@ export function reachPane(model: GraphModel): HTMLElement {
   );
 }
 
-/** The graph with a hub, which connects all nodes in two layers; a window where it has one, or where only Python reads it. */
-function withHub({ expression, isGiven }: GraphModel): string {
-  return isGiven || /global|bigbird|complete/.test(expression) ? "window(4)" : `${expression} | global_nodes(1)`;
+/** The graph with a hub, which connects all nodes in two layers; a window where it has one, or where only Python reads it.
+ * Over a causal graph, the hub does not attend to later nodes. */
+function withHub({ expression, isGiven, runs }: GraphModel): string {
+  const isCausal = runs !== null && edgeFromLater(runs) === null;
+  if (isGiven || /global|bigbird|complete/.test(expression)) return isCausal ? "causal & window(4)" : "window(4)";
+  if (!isCausal) return `${expression} | global_nodes(1)`;
+  const rest = /^causal(?:\(\))?\s*&\s*([^|~-]+)$/.exec(expression.trim());
+  return rest ? `causal & (${rest[1]} | global_nodes(1))` : `causal & (${expression} | global_nodes(1))`;
 }
 
 function bound(expression: string, n: number, problem: HTMLElement): Runs | null {
