@@ -15,6 +15,7 @@ from benchmarks import machine
 from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.kernels import (
+    encoder_layer,
     feature_dropout,
     row_attention,
     row_reduce,
@@ -32,6 +33,7 @@ STRUCTS = {
     "row_sums": row_attention.RowSums,
     "row_reduce": row_reduce.RowReduceStruct,
     "tile_attention": tile_attention._Parameters,
+    "encoder_layer": encoder_layer._Parameters,
     "feature_dropout": feature_dropout._Parameters,
     "products": machine.Products,
     "sample_neighbors": sample_neighbors._Parameters,
