@@ -10,7 +10,16 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from mpnn.aggregate import Index, Mean, Sum, segment_entmax15, segment_logsumexp, segment_softmax, segment_sparsemax
+from mpnn.aggregate import (
+    Index,
+    Mean,
+    Sum,
+    Var,
+    segment_entmax15,
+    segment_logsumexp,
+    segment_softmax,
+    segment_sparsemax,
+)
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
 from mpnn.graph import rng
 from mpnn.graph.causal import documents
@@ -104,8 +113,8 @@ def run(round: Round, kernels: Kernels | None = None) -> Result:
     logits = _sum_of_logits(round, csr, kernels)
     weights = None if logits is None else normalized(logits, round, index)
     dropped = weights if weights is None or not round.dropout else _dropout(weights, round, csr)
-    if kernels is not None and dropped is not None and type(round.reduce) is Sum and round.edge_value is None:
-        out = kernels.sums(dropped, round, csr)
+    if kernels is not None and type(round.reduce) in (Sum, Var) and round.edge_value is None:
+        out = _by_sums(dropped, round, csr, index, kernels)
     else:
         out = _reduced(dropped, round, csr, index)
     out = _cast(out.movedim(0, -3) if round.batch else out, round.result_dtype)
@@ -116,6 +125,18 @@ def run(round: Round, kernels: Kernels | None = None) -> Result:
         return Result(out, lse=lse)
     weights = out.new_ones(()) if weights is None else weights
     return Result(out, csr.to_caller(weights.expand(shape)).movedim(0, -2).to(round.result_dtype), lse)
+
+
+def _by_sums(weights: Tensor | None, round: Round, csr: CSR, index: Index, kernels: Kernels) -> Tensor:
+    """Sums, or variances as `mean(m^2) - mean(m)^2`, whose derivatives do not cancel, by kernels."""
+    value = _cast(round.value, round.accumulate_dtype)
+    weights = value.new_ones(len(csr.col), *[1] * (len(round.batch) + 1)) if weights is None else weights
+    sums = kernels.sums(weights, round, csr)
+    if type(round.reduce) is Sum:
+        return sums
+    degree = index.degree.clamp(min=1).to(sums.dtype).view(-1, *[1] * (sums.dim() - 1))
+    squares = kernels.sums(weights.square(), round.with_fields(value=value.square()), csr)
+    return squares / degree - (sums / degree).square()
 
 
 def _reduced(weights: Tensor | None, round: Round, csr: CSR, index: Index) -> Tensor:
