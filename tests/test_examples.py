@@ -77,6 +77,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--steps 1 --context 600",
         ["MiniLM on 600 tokens", "transformers, sdpa", "longformer(256, globals=1)"],
     ),
+    "second_derivatives.py": ("--steps 2", ["forces     error on new", "adaptation loss at unseen", "influence  corr"]),
     "custom_aggregator.py": ("--epochs 2", ["one in five broken", "trimmed mean (a function)"]),
     "depth_and_diameter.py": (
         "--steps 3 --deepest 1",
