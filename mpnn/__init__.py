@@ -26,6 +26,7 @@ __all__ = [
     "aggregate",
     "attention",
     "backends",
+    "deterministic_batches",
     "encodings",
     "explain",
     "graphs",
@@ -41,6 +42,7 @@ _HOMES = {
     "MessagePassing": "message_passing",
     "Plan": "engine.plan",
     "Topology": "graph.topology",
+    "deterministic_batches": "kernels.batches",
     "explain": "engine.plan",
 }
 _MODULES = {"encodings": "graphs.encodings", "plot": "view.plot"}
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from mpnn.engine.plan import Plan, explain
     from mpnn.graph.topology import Topology
     from mpnn.graphs import encodings
+    from mpnn.kernels.batches import deterministic_batches
     from mpnn.message_passing import MessagePassing
 
 FUNCTIONS.update(html=_html, plot=_plot)

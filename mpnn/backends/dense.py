@@ -1,9 +1,9 @@
 """Dot-product attention over dense blocks of pairs, by torch's scaled dot product attention.
 
-A block is the whole graph (complete, causal, or small enough for a mask) or one of its disjoint cliques. Cliques of one
-size run as a batch; cliques of all sizes run in one kernel where torch has it. Features that torch's kernels lack (soft
-capping, sinks, other normalizers, dropout with the same mask in every backend, returned weights) are computed by torch
-operations on the logits of the block.
+A block is the whole graph (complete, causal, or small enough for a mask), or one of its disjoint cliques or causal
+documents. Those of one size run as a batch; cliques of all sizes run in one kernel where torch has it. Features that
+torch's kernels lack (soft capping, sinks, other normalizers, dropout with the same mask in every backend, returned
+weights) are computed by torch operations on the logits of the block.
 
 NaN and infinities of a node can reach rows of its block that do not attend to it: a mask's zero times NaN is NaN, in
 torch's kernels too. If a query is NaN but the values are not, torch's CPU kernel returns numbers instead of NaN over
@@ -15,17 +15,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, on_gpu, priced
 from mpnn.graph import Graph, rng
+from mpnn.graph.causal import documents
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, total
 from mpnn.graph.modes import is_differentiated_by_transform
 from mpnn.graph.relations import Offset, Relation
 from mpnn.graph.row_groups import row_groups
-from mpnn.graph.runs import Ints
+from mpnn.graph.runs import Ints, cliques_of
 from mpnn.kernels import pair_tables, varlen
 from mpnn.kernels.once_differentiable import attention, differentiable_again
 from mpnn.round import Result, Round
@@ -60,8 +62,8 @@ def refusal(round: Round) -> str | None:
         return "it does not support softcap with edge_key"
     if _packed(round) is not None:
         return None
-    if _by_cliques(round):
-        pairs = graph.num_edges
+    if (cliques := _cliques_of(round)) is not None:
+        pairs = cliques.pairs
     else:
         pairs = graph.num_dst * graph.num_src
         if pairs > _MAX_PAIRS and _plain_shape(graph) is None:
@@ -80,8 +82,9 @@ def counts(round: Round) -> dict[str, float]:
     heads = round.batch.numel() * round.heads
     if (groups := _packed(round)) is not None:
         return both_ways(_counts_of_groups(groups, heads, width, kind_of(round.value.dtype)), round.needs_grad)
-    by_cliques, written = _by_cliques(round), _has_logits_in_memory(round)
-    pairs = float(heads * (graph.num_edges if by_cliques else graph.num_dst * graph.num_src))
+    cliques, written = _cliques_of(round), _has_logits_in_memory(round)
+    by_cliques = cliques is not None
+    pairs = float(heads * (graph.num_dst * graph.num_src if cliques is None else cliques.pairs))
     shape, num_dst, num_src = _plain_shape(graph), graph.num_dst, graph.num_src
     masked, biased = not by_cliques and shape is None, _is_biased(round)
     on_cuda = round.value.device.type == "cuda"
@@ -104,16 +107,14 @@ def counts(round: Round) -> dict[str, float]:
             # blocks of sources on the diagonal are computed in full
             pairs *= 0.5 + min(0.5, 256 / max(num_src, 1))
         operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
-        operations["block"] = float(heads * _blocks(graph))
+        operations["block"] = float(heads * _blocks(graph, cliques))
         operations["node number"] = float(heads * (num_dst + num_src) * width)
     if _vectors(round):
         products = heads * num_dst * _classes(round) * width
         operations["written number"] = operations.get("written number", 0.0) + products
-    if by_cliques:
-        assert graph.clique_sizes is not None
-        sizes, count = graph.clique_sizes
-        operations |= {"size call": 1.0 if _fits_flash(round) else float(len(sizes))}
-        operations["clique"] = float(heads * count.sum())
+    if cliques is not None:
+        operations |= {"size call": 1.0 if _fits_flash(round) else float(len(cliques.sizes))}
+        operations["clique"] = float(heads * cliques.counts.sum())
         operations["clique number"] = float(graph.num_dst * heads * width)
     return both_ways(operations, round.needs_grad)
 
@@ -129,16 +130,16 @@ def _counts_of_groups(groups: "list[_Packed]", heads: int, width: int, kind: str
     }
 
 
-def _blocks(graph: Graph) -> int:
+def _blocks(graph: Graph, cliques: "_Cliques | None") -> int:
     """The number of blocks of (destinations, sources) that torch's kernel visits for each head."""
 
     def of(num_dst: int, num_src: int) -> int:
         rows = 256 if num_dst >= 768 else 64 if num_dst >= 192 else 32
         return -(-num_dst // rows) * -(-num_src // 512)
 
-    if graph.clique_sizes is None:
+    if cliques is None:
         return of(graph.num_dst, graph.num_src)
-    return sum(count * of(size, size) for size, count in zip(*graph.clique_sizes, strict=True))
+    return sum(count * of(size, size) for size, count in zip(cliques.sizes, cliques.counts, strict=True))
 
 
 def estimate(round: Round) -> Estimate:
@@ -146,8 +147,9 @@ def estimate(round: Round) -> Estimate:
     if (groups := _packed(round)) is not None:
         numbers = sum(group.copied for group in groups) * heads * round.value.shape[-1]
         return on_gpu(NAME, counts(round), float(numbers * round.value.element_size()))
-    by_cliques, written = _by_cliques(round), _has_logits_in_memory(round)
-    pairs = graph.num_edges if by_cliques else graph.num_dst * graph.num_src
+    cliques, written = _cliques_of(round), _has_logits_in_memory(round)
+    by_cliques = cliques is not None
+    pairs = graph.num_dst * graph.num_src if cliques is None else cliques.pairs
     copies = (3 + 2 * bool(round.dropout) + 1.5 * round.needs_grad) * written + 1.7 * _is_biased(round)
     gathered = graph.num_dst * heads * (4 * round.value.shape[-1] * by_cliques + _classes(round))
     masked = not by_cliques and _plain_shape(graph) is None
@@ -163,26 +165,29 @@ def run(round: Round) -> Result:
         return Result(kernel(*features, score.scale))
     if (groups := _packed(round)) is not None:
         return Result(_run_packed(groups, *features, score.scale))
-    if not _by_cliques(round):
+    cliques = _cliques_of(round)
+    if cliques is None:
         block = graph.cached("dense block", lambda: _whole(graph))
         out, weights = _run_block(round, block, *(x.unsqueeze(-4) for x in features))
         if round.return_weights and weights is not None:
             src, dst = graph.ends
             return Result(out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1))
         return Result(out.squeeze(-4))
-    order, inverse = graph.cached("clique by clique", lambda: _order(graph))
+    members = graph.cached("members of cliques", lambda: cliques.members(graph.device))
+    order, inverse = graph.cached("clique by clique", lambda: _order(members))
     query, key, value = (x.index_select(-3, order) for x in features)
-    if _fits_flash(round) and len(graph.cliques) > 1:
-        sizes, largest = graph.cached("clique sizes", lambda: _sizes(graph))
+    if _fits_flash(round) and len(members) > 1 and not cliques.causal:
+        sizes, largest = graph.cached("clique sizes", lambda: _sizes(members))
         ends = varlen.starts(sizes, round.batch.numel())
         q, k, v = (x.flatten(0, -3) for x in (query, key, value))
         out = varlen.packed(q, k, v, ends, ends, largest, largest, score.scale).view(query.shape)
         return Result(out.index_select(-3, inverse))
     outs, first = [], 0
-    for members in graph.cliques:
-        parts = (x.narrow(-3, first, members.numel()).unflatten(-3, members.shape) for x in (query, key, value))
-        outs.append(_run_block(round, _Block(members, members), *parts)[0].flatten(-4, -3))
-        first += members.numel()
+    for nodes in members:
+        parts = (x.narrow(-3, first, nodes.numel()).unflatten(-3, nodes.shape) for x in (query, key, value))
+        block = _Block(nodes, nodes, causal=cliques.causal)
+        outs.append(_run_block(round, block, *parts)[0].flatten(-4, -3))
+        first += nodes.numel()
     return Result(torch.cat(outs, -3).index_select(-3, inverse))
 
 
@@ -206,9 +211,9 @@ def _complete(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: b
 _causal = partial(_complete, causal=True)
 
 
-def _order(graph: Graph) -> tuple[Tensor, Tensor]:
+def _order(members: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The nodes sorted by clique, and the inverse permutation."""
-    order = torch.cat([members.flatten() for members in graph.cliques])
+    order = torch.cat([nodes.flatten() for nodes in members])
     return order, order.argsort()
 
 
@@ -293,10 +298,10 @@ def _run_group(group: _Packed, query: Tensor, key: Tensor, value: Tensor, scale:
     return varlen.packed(q, k, v, *ends, scale, group.is_causal).view(query.shape)
 
 
-def _sizes(graph: Graph) -> tuple[Tensor, int]:
+def _sizes(members: list[Tensor]) -> tuple[Tensor, int]:
     """The sizes of the cliques in the order of `_order`, and the largest."""
-    sizes = [size for count, size in (members.shape for members in graph.cliques) for _ in range(count)]
-    return torch.tensor(sizes, device=graph.device), max(sizes)
+    sizes = [size for count, size in (nodes.shape for nodes in members) for _ in range(count)]
+    return torch.tensor(sizes, device=members[0].device), max(sizes)
 
 
 @dataclass(frozen=True)
@@ -513,12 +518,54 @@ def _is_complete(graph: Graph) -> bool:
     return graph.structure.is_complete if cliques is None else bool(cliques[1].sum() <= 1)
 
 
-def _by_cliques(round: Round) -> bool:
-    """Whether to run clique by clique: there are several, and no data per edge or returned weights."""
-    graph = round.graph
-    if graph.clique_sizes is None or _is_complete(graph) or round.return_weights:
-        return False
-    return all(isinstance(b, EmbeddingTable) and b.relation is not None for b in round.bias)
+class _Cliques(NamedTuple):
+    """Disjoint cliques, or causal documents: their labels [N], the distinct sizes, and the number of each."""
+
+    labels: Ints
+    sizes: Ints
+    counts: Ints
+    causal: bool
+
+    @property
+    def pairs(self) -> int:
+        return int((self.sizes**2 * self.counts).sum())
+
+    def members(self, device: torch.device) -> list[Tensor]:
+        """The nodes of the cliques, one int64 tensor [number of cliques, size] for each size."""
+        return [torch.from_numpy(nodes).to(device) for nodes in cliques_of(self.labels)]
+
+
+def runs_by_cliques(round: Round) -> bool:
+    """Whether each clique or document is computed by itself."""
+    return _cliques_of(round) is not None
+
+
+def _cliques_of(round: Round) -> _Cliques | None:
+    """What to run clique by clique: there are several, and no data per edge or returned weights."""
+    if round.return_weights or not all(isinstance(b, EmbeddingTable) and b.relation is not None for b in round.bias):
+        return None
+    return cliques_of_graph(round.graph)
+
+
+def cliques_of_graph(graph: Graph) -> _Cliques | None:
+    """The cliques or causal documents of a structured graph, if there are several."""
+    return graph.cached("dense cliques", lambda: _find_cliques(graph))
+
+
+def _find_cliques(graph: Graph) -> _Cliques | None:
+    if graph.is_explicit or graph.stack or _is_complete(graph):
+        return None
+    is_causal = graph.clique_sizes is None
+    labels = graph.labels
+    if is_causal:
+        lengths = documents(graph)
+        if lengths is None or len(lengths) < 2:
+            return None
+        labels = np.repeat(np.arange(len(lengths)), lengths)
+    if labels is None:
+        return None
+    sizes, counts = np.unique(np.unique(labels, return_counts=True)[1], return_counts=True)
+    return _Cliques(labels, sizes, counts, is_causal)
 
 
 def _vectors(round: Round) -> list[PerEdge]:

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mpnn.backends import Backend, registered
+from mpnn.backends import BACKENDS, Backend, csr, dense, edge_list, registered, tiles
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine import rewrites
 from mpnn.engine.rewrites.rewrite import Rewrite
+from mpnn.graph import Graph, causal
 from mpnn.graph.modes import is_transformed
+from mpnn.kernels import batches
 from mpnn.round import Result, Round
 from mpnn.round.needs import missing
 
@@ -127,16 +129,70 @@ def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) 
     able = [b for b in able if getattr(b, "TRACED", False)] if transformed else able
     if len(able) == 1 and not equalities:
         return _leaf(able[0], round, estimated)
-    options = [_leaf(b, round, estimated=True) for b in able]
+    options = [
+        _leaf(b, round, estimated=True) for b in (able if transformed else _of_kind(round, able, bool(equalities)))
+    ]
     # Rewrites save work of kernels, and torch.func runs none: there they are for rounds that no backend serves.
     for rewrite, reason in () if transformed and able else equalities:
         found = reason or _through(rewrite, round, partial(_cheapest, estimated=True, transformed=transformed))
         if isinstance(found, Choice):
             options.append(found)
+    if not options:  # no rewrite could run
+        options = [_leaf(b, round, estimated=True) for b in able]
     if options:
         return min(options, key=_seconds)
     specification = next(b for b in registered() if b.NAME == "edge_list")
     return refusal(specification, round) or "all backends that could were replaced"
+
+
+_MANY_NODES = 64  # of an explicit graph that may run as a matrix of pairs
+
+
+def _of_kind(round: Round, able: list[Backend], has_rewrites: bool) -> list[Backend]:
+    """The backends among which prices decide, out of those that are able to run a round.
+
+    Batches of graphs and of documents run on a CPU by one backend, however large they are: so what an item gets does
+    not depend on the batch that it is in. Lists of edges run row by row, documents in tiles. A matrix of all pairs and
+    the specification run what nothing else does."""
+    graph = round.graph
+    if not round.value.is_cpu:
+        return able
+    if graph.is_explicit:
+        is_matrix = graph.num_dst >= _MANY_NODES and 2 * graph.num_edges > graph.num_dst * graph.num_src
+        if is_matrix and not batches.is_on():
+            return able
+        order: tuple[Backend, ...] = (csr,)
+        last: tuple[Backend, ...] = (edge_list, dense)
+    elif _is_packed(graph):
+        order = (tiles, csr)
+        last = (edge_list,) if dense.runs_by_cliques(round) else (edge_list, dense)
+    else:
+        return able
+    own = [b for b in able if b not in BACKENDS]
+    best = next((b for b in order if b in able), None)
+    if best is not None:
+        return [best, *own]
+    others = [b for b in able if b not in last]
+    return others if others or has_rewrites else able
+
+
+def _is_packed(graph: Graph) -> bool:
+    """Whether the nodes are documents, each complete or causal: several, or what `documents` was called for."""
+    return graph.cached("is packed", lambda: _find_packed(graph))
+
+
+def _find_packed(graph: Graph) -> bool:
+    if graph.stack or graph.num_dst != graph.num_src:
+        return False
+    if graph.clique_sizes is not None:
+        sizes, counts = graph.clique_sizes
+        several = counts.sum() > 1 and sizes.max(initial=0) > 1
+    else:
+        lengths = causal.documents(graph)
+        if lengths is None:
+            return False
+        several = len(lengths) > 1 and max(lengths) > 1
+    return bool(several) or "documents(" in graph.name
 
 
 def _by(backend: Backend, round: Round, estimated: bool = False) -> Choice | str:

@@ -16,6 +16,7 @@ from mpnn.engine.choice import TRANSFORMED, Choice, choose
 from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
 from mpnn.graph import Graph
 from mpnn.graph.modes import is_transformed
+from mpnn.kernels import batches
 from mpnn.round import Result, Round, validation
 from mpnn.scores import BUILT_IN, Dot
 
@@ -74,7 +75,8 @@ def attend(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float
 
 def _cached(graph: Graph, backend: str, form: Hashable, round: Callable[[], Round]) -> Planned:
     """The plan for all rounds of one form over the graph. A newly registered backend makes plans anew."""
-    return graph.cached(("backend", backend, registered(), form), lambda: planned(round(), backend))
+    key = "backend", backend, registered(), batches.is_on(), form
+    return graph.cached(key, lambda: planned(round(), backend))
 
 
 def planned(round: Round, backend: str) -> Planned:

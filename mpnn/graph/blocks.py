@@ -23,8 +23,6 @@ class BlockMask:
     All edges of a block are in its columns `low` to `high`.
     """
 
-    rows: int
-    columns: int
     across: int
     ptr: Ints
     column: Ints
@@ -34,26 +32,32 @@ class BlockMask:
 
     @staticmethod
     def of(runs: Runs, rows: int, columns: int) -> "BlockMask":
-        """Blocks of `rows` destinations by `columns` sources.
+        """Blocks of `rows` destinations by `columns` sources. The last blocks may be smaller."""
+        return BlockMask.on(runs, grid(np.array([0, runs.num_dst]), rows), grid(np.array([0, runs.num_src]), columns))
 
-        The last blocks may exceed the graph. A block that exceeds the sources is never full.
-        """
-        across, down = -(-runs.num_src // columns), -(-runs.num_dst // rows)
-        row, first, last = runs.row // rows, runs.start // columns, -(-runs.stop // columns)
+    @staticmethod
+    def on(runs: Runs, dst: Ints, src: Ints) -> "BlockMask":
+        """Blocks between the destinations `dst[t]:dst[t+1]` and the sources `src[u]:src[u+1]`."""
+        height, width = np.diff(dst), np.diff(src)
+        down, across = len(height), len(width)
+        row = np.searchsorted(dst, runs.row, side="right") - 1
+        first = np.searchsorted(src, runs.start, side="right") - 1
+        last = np.searchsorted(src, runs.stop, side="left")
         touched = Runs.of(down, across, [(row, first, last)])
         at, column = touched.edges()
         here = at * (across + 1) + column
 
-        height = np.minimum(rows, runs.num_dst - np.arange(down) * rows)
-        covered = _covered(row, -(-runs.start // columns), runs.stop // columns, across, height)
-        low, high = np.full(len(here), columns), np.zeros(len(here), np.int64)
-        np.minimum.at(low, np.searchsorted(here, row * (across + 1) + first), runs.start - first * columns)
-        np.maximum.at(high, np.searchsorted(here, row * (across + 1) + last - 1), runs.stop - (last - 1) * columns)
+        begun = src[first] < runs.start
+        unended = runs.stop < src[last]
+        covered = _covered(row, first + begun, last - unended, across, height)
+        low, high = width[column], np.zeros(len(here), np.int64)
+        np.minimum.at(low, np.searchsorted(here, row * (across + 1) + first), runs.start - src[first])
+        np.maximum.at(high, np.searchsorted(here, row * (across + 1) + last - 1), runs.stop - src[last - 1])
         low[Runs.of(down, across, [(row, first + 1, last)]).contains(at, column)] = 0
-        high[Runs.of(down, across, [(row, first, last - 1)]).contains(at, column)] = columns
-        return BlockMask(
-            rows, columns, across, np.append(0, np.cumsum(touched.degree())), column, _within(here, *covered), low, high
-        )
+        inner = Runs.of(down, across, [(row, first, last - 1)]).contains(at, column)
+        high[inner] = width[column[inner]]
+        ptr = np.append(0, np.cumsum(touched.degree()))
+        return BlockMask(across, ptr, column, _within(here, *covered), low, high)
 
     def transposed(self) -> tuple[Ints, Ints, Ints]:
         """The same blocks sorted by column of blocks: pointers, the row of each block, the index of each tile."""
@@ -62,10 +66,26 @@ class BlockMask:
         ptr = np.append(0, np.cumsum(np.bincount(self.column, minlength=self.across)))
         return ptr, row[order], order
 
-    @property
-    def area(self) -> int:
-        """The number of pairs in all blocks, without the columns outside `low` to `high`."""
-        return int((self.high - self.low).sum()) * self.rows
+
+def grid(documents: Ints, size: int) -> Ints:
+    """Where blocks begin, and the last one's end: every `size` nodes from the beginning of each document on.
+    `documents`: where documents begin, and the last one's end."""
+    count = -(-np.diff(documents) // size)
+    number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    return np.append(np.repeat(documents[:-1], count) + number * size, documents[-1])
+
+
+def documents(runs: Runs) -> tuple[Ints, Ints]:
+    """The destinations and the sources at which the parts of a graph begin that have no edges to one another, and the
+    numbers of both: lengths of documents, where the graph has them. A row without edges belongs to the part before."""
+    begins, ends = runs.ptr[:-1], runs.ptr[1:]
+    row = np.flatnonzero(begins < ends)
+    reached = np.maximum.accumulate(runs.stop[ends[row] - 1])
+    needed = np.minimum.accumulate(runs.start[begins[row]][::-1])[::-1]
+    is_first = np.append(True, reached[:-1] <= needed[1:])[: len(row)]
+    dst = np.concatenate([[0], row[is_first], [runs.num_dst]])
+    src = np.concatenate([[0], needed[is_first], [runs.num_src]])
+    return np.unique(dst), np.unique(src)
 
 
 def _covered(row: Ints, first: Ints, last: Ints, across: int, height: Ints) -> tuple[Ints, Ints]:
@@ -89,7 +109,8 @@ def _within(x: Ints, start: Ints, stop: Ints) -> NDArray[np.bool_]:
 
 
 def count_blocks(edges: Strips | Runs, rows: int, columns: int) -> tuple[int, int]:
-    """The number of blocks that hold edges, and `BlockMask.area`, without a list of the blocks.
+    """The number of blocks that hold edges, and of pairs in them, without the columns outside `low` to `high` and
+    without a list of the blocks.
 
     Time is O(runs), and for strips O(runs of strips). Memory does not depend on the number of blocks.
     """

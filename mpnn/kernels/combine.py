@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mpnn.kernels.cpu import threads
-from mpnn.kernels.rows import Rows
+from mpnn.kernels.rows import Parts, Rows
 
 Scalar = Callable[[float, float], float]
 
@@ -41,13 +41,13 @@ def why_missing() -> str | None:
     return None
 
 
-def forward(kind: Associative, value: Tensor, weight: Tensor | None, rows: Rows, parts: int, out: Tensor) -> None:
+def forward(kind: Associative, value: Tensor, weight: Tensor | None, parts: Parts, out: Tensor) -> None:
     """Combines the messages weight * value of each row into out [B, rows, size]."""
     code, identity = _compiled(kind, value), value.new_tensor(kind.identity).numpy()[()]
     heads, size = 1 if weight is None else weight.shape[-1], value.shape[2]
     for b in range(len(value)):
-        shared = (*_arrays(rows), _entry(value, b), size, _entry(weight, b, value), heads, identity)
-        _each_part(rows, parts, out[b], lambda span, to, shared=shared: code.forward(*span, *shared, to), code.join)
+        shared = (*_arrays(parts.rows), _entry(value, b), size, _entry(weight, b, value), heads, identity)
+        _each_part(parts, out[b], lambda span, to, shared=shared: code.forward(*span, *shared, to), code.join)
 
 
 def backward(
@@ -56,8 +56,7 @@ def backward(
     compared: Tensor | None,
     value: Tensor,
     weight: Tensor | None,
-    columns: Rows,
-    parts: int,
+    parts: Parts,
     d_value: Tensor,
     d_weight: Tensor | None,
 ) -> None:
@@ -65,19 +64,19 @@ def backward(
     code, heads, size = _compiled(kind, value), 1 if weight is None else weight.shape[-1], value.shape[2]
     for b in range(len(value)):
         read = (_entry(d_out, b), _entry(compared, b, value), size, _entry(weight, b, value))
-        shared = (*_arrays(columns), *read, _entry(d_weight, b, value), heads, _entry(value, b))
-        _each_part(columns, parts, d_value[b], lambda span, to, shared=shared: code.backward(*span, *shared, to), _add)
+        shared = (*_arrays(parts.rows), *read, _entry(d_weight, b, value), heads, _entry(value, b))
+        _each_part(parts, d_value[b], lambda span, to, shared=shared: code.backward(*span, *shared, to), _add)
 
 
 def _each_part(
-    rows: Rows, parts: int, out: Tensor, run: Callable[[tuple[Any, ...], Any], None], join: Callable[..., None]
+    parts: Parts, out: Tensor, run: Callable[[tuple[Any, ...], Any], None], join: Callable[..., None]
 ) -> None:
     """Runs `run((first edge, last edge, first row, last row, in place), target)` on each part. Rows that begin in a
     part are written to `out` [rows, size]; its share of the row before is joined afterwards."""
-    ptr, edges = rows.ptr.numpy(), rows.num_edges
-    cuts = [edges * k // parts for k in range(parts + 1)]
+    rows, ptr = parts.rows, parts.rows.ptr.numpy()
+    cuts = parts.cuts.tolist()
     starts = [0, *np.searchsorted(ptr, cuts[1:-1]).tolist(), rows.num_rows]
-    shared = [k for k in range(parts) if cuts[k] < ptr[starts[k]]]
+    shared = [k for k in range(len(parts)) if cuts[k] < ptr[starts[k]]]
     target, pieces = out.view(-1).numpy(), {k: np.empty(out.shape[1], out.numpy().dtype) for k in shared}
 
     def work(k: int) -> None:
@@ -85,7 +84,7 @@ def _each_part(
             run((cuts[k], cuts[k + 1], starts[k] - 1, starts[k], False), pieces[k])
         run((cuts[k], cuts[k + 1], starts[k], starts[k + 1], True), target)
 
-    threads.each(range(parts), work)
+    threads.each(range(len(parts)), work)
     for k in shared:
         node = starts[k] - 1 if rows.node is None else int(rows.node[starts[k] - 1])
         join(out[node].numpy(), pieces[k])

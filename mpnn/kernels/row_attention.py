@@ -20,7 +20,7 @@ from mpnn.kernels.cpu.library import address, fields
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
-from mpnn.kernels.rows import EdgeTensor, NodeTensor, Rows, RowsStruct, edge_tensor, node_tensor
+from mpnn.kernels.rows import EdgeTensor, NodeTensor, Parts, Rows, RowsStruct, edge_tensor, node_tensor
 
 LANES = 8  # features are padded to a multiple of this
 _SOFTMAX = NORMALIZERS["softmax"]
@@ -133,9 +133,9 @@ class RowSums(Structure):
     )
 
 
-def num_parts(rows: Rows, width: int) -> int:
-    """The number of parts that are run side by side, where an edge has `width` components."""
-    return rows.num_parts(width, _MAX_PARTS, _MIN_COMPONENTS)
+def parts_of(rows: Rows, width: int) -> Parts:
+    """The parts that are run side by side, where an edge has `width` components."""
+    return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
 def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,29 +213,29 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     """out; the row maximum and inverse row sum [..., N_dst, 2, H]; and the weights."""
     value, heads, rows = inputs.value, spec.heads, spec.rows
     batch, width = value.shape[:-3], value.shape[-1]
-    count, parts = batch.numel(), num_parts(rows, heads * width)
-    out = _by_rows(value, rows, parts, 3, (*batch, rows.num_rows, heads, width))
-    stats = _by_rows(value, rows, parts, 3, (*batch, rows.num_rows, 2, heads))
+    count, parts = batch.numel(), parts_of(rows, heads * width)
+    out = _by_rows(value, parts, 3, (*batch, rows.num_rows, heads, width))
+    stats = _by_rows(value, parts, 3, (*batch, rows.num_rows, 2, heads))
     weights = memory.empty(value, *batch, rows.num_edges if spec.return_weights else 0, heads)
     if not rows.num_edges or not count:
         return out, stats, weights
-    p = _parameters(spec, inputs, rows, parts)
+    p = _parameters(spec, inputs, parts)
     p.shared = _shared(spec, inputs, SHARED_FORWARD)
-    partial = _Partial(value, count, parts, heads * (2 + width))
+    partial = _Partial(value, count, len(parts), heads * (2 + width))
     p.out, p.stats, p.partial, p.partial_row = address(out), address(stats), *partial.addresses
     p.weights = address(weights) if spec.return_weights else None
-    library.run("row_attention_forward", value.dtype, p, count, parts)
-    if parts > 1:
+    library.run("row_attention_forward", value.dtype, p, count, len(parts))
+    if len(parts) > 1:
         library.run("row_attention_join", value.dtype, p, count)
     if spec.return_weights and spec.normalize == _SOFTMAX:
-        library.run("row_attention_weights", value.dtype, p, count, parts)
+        library.run("row_attention_weights", value.dtype, p, count, len(parts))
     return out, stats, weights
 
 
-def _parameters(spec: Spec, inputs: Tensors, rows: Rows, parts: int, *, by_source: bool = False) -> RowAttention:
+def _parameters(spec: Spec, inputs: Tensors, parts: Parts, *, by_source: bool = False) -> RowAttention:
     """The parameters that the forward and backward passes share."""
     nodes = 2 if spec.score == ADDITIVE else 3
-    p = RowAttention(rows.struct(parts), spec.heads, spec.score, spec.normalize, int(spec.tanh))
+    p = RowAttention(parts.struct, spec.heads, spec.score, spec.normalize, int(spec.tanh))
     p.scale, p.softcap, p.slope = spec.scale, spec.softcap, spec.slope
     p.query, p.key = node_tensor(inputs.query, nodes), node_tensor(inputs.key, nodes)
     p.value, p.vector = node_tensor(inputs.value, 3), address(inputs.vector)
@@ -289,8 +289,10 @@ class _Backward:
         self.wanted = {name for name, need in zip(Tensors._fields, needed, strict=True) if need}
         self.tables = [name for name in self.wanted if name in spec.types]
         self.shared = _shared(spec, inputs, SHARED_BACKWARD)
-        self.rows = spec.rows if self.shared else spec.by_source()
-        self.parts = min(num_parts(self.rows, self.width), _SHARED_PARTS if self.shared else _MAX_PARTS)
+        if self.shared:  # each part has a copy of the gradients of keys
+            self.parts = spec.rows.parts(self.width, _SHARED_PARTS, _MIN_COMPONENTS, equal=True)
+        else:
+            self.parts = parts_of(spec.by_source(), self.width)
         # numbers of each edge: the gradient of its logit; for tables also its weight and the gradient of its bias
         with_weight = "edge_value" in self.tables
         of_nodes = bool({"dst_bias", "src_bias"} & self.wanted)
@@ -322,7 +324,7 @@ class _Backward:
         """Gradients of the tensors of sources and edges, and of queries if heads share keys."""
         spec, inputs, saved, count = self.spec, self.inputs, self.saved, self.count
         value, nodes, parts = inputs.value, 2 if self.spec.score == ADDITIVE else 3, self.parts
-        p = _parameters(spec, inputs, self.rows, parts, by_source=not self.shared)
+        p = _parameters(spec, inputs, parts, by_source=not self.shared)
         p.shared = self.shared
         p.d_out, p.num_dst = node_tensor(saved.d_out, 3), spec.rows.num_rows
         p.d_weights, p.numbers = address(saved.d_weights), address(self.numbers) if self.stride else None
@@ -334,30 +336,30 @@ class _Backward:
         of_rows, of_parts = (("query",), ("value", "key")) if self.shared else (("value", "key"), ())
         for name in self.wanted.intersection(of_rows):
             shape, trailing = getattr(inputs, name).shape, nodes if name == "key" else 3
-            self.results[name] = _by_rows(value, self.rows, parts, trailing, shape)
+            self.results[name] = _by_rows(value, parts, trailing, shape)
         for name in self.wanted.intersection(of_parts):
-            self.results[name] = memory.zeros(value, count * parts, *getattr(inputs, name).shape[-3:])
+            self.results[name] = memory.zeros(value, count * len(parts), *getattr(inputs, name).shape[-3:])
         for name in (*of_rows, *of_parts):
             setattr(p, f"d_{name}", node_tensor(self.results.get(name), nodes if name == "key" else 3))
         for name in ("edge_key", "edge_value", "edge_term", "bias"):
             if name in self.wanted and name not in self.tables:
                 self.results[name] = memory.zeros(value, *getattr(inputs, name).shape)
             setattr(p, f"d_{name}", edge_tensor(self.results.get(name), _TRAILING[name]))
-        shape = (count, parts, *inputs.vector.shape) if "vector" in self.wanted else (0,)  # type: ignore[union-attr]
+        shape = (count, len(parts), *inputs.vector.shape) if "vector" in self.wanted else (0,)  # type: ignore[union-attr]
         d_vector = value.new_zeros(shape)
         p.d_vector = address(d_vector) if "vector" in self.wanted else None
         keys = 0 if spec.score == CONSTANT else inputs.query.shape[-1] if nodes == 3 else 1  # type: ignore[union-attr]
-        partial = _Partial(value, count, parts, (0 if self.shared else self.width) + self.heads * keys)
+        partial = _Partial(value, count, len(parts), (0 if self.shared else self.width) + self.heads * keys)
         p.partial, p.partial_row = partial.addresses
         # entries of the batch that share a tensor of edges must not add to its gradient side by side
         entries = [self.results[name].shape[:-k].numel() for name, k in _TRAILING.items() if name in self.results]
         together = 1 if min(entries, default=count) < count else count
         for first in range(0, count, together):
-            library.run("row_attention_backward", value.dtype, p, together, parts, first)
-        if parts > 1:
+            library.run("row_attention_backward", value.dtype, p, together, len(parts), first)
+        if len(parts) > 1:
             library.run("row_attention_join_backward", value.dtype, p, count)
         for name in self.wanted.intersection(of_parts):
-            total = self.results[name].unflatten(0, (count, parts)).sum(1).view(getattr(inputs, name).shape)
+            total = self.results[name].unflatten(0, (count, len(parts))).sum(1).view(getattr(inputs, name).shape)
             self.results[name] = total * spec.scale if name == "key" else total
         if "vector" in self.wanted:
             self.results["vector"] = d_vector.sum((0, 1))
@@ -365,10 +367,11 @@ class _Backward:
     def _prepare(self, row_stats: Tensor) -> None:
         """Fills `row_stats`: what weights and their gradients depend on, by destination."""
         spec, saved = self.spec, self.saved
-        p = RowAttention(rows=spec.rows.struct(1), heads=self.heads, d_out=node_tensor(saved.d_out, 3))
+        rows = parts_of(spec.rows, self.width).struct
+        p = RowAttention(rows=rows, heads=self.heads, d_out=node_tensor(saved.d_out, 3))
         p.num_dst, p.row_stats, p.saved_stats = spec.rows.num_rows, address(row_stats), address(saved.stats)
         p.saved_out, p.saved_weights, p.d_weights = map(address, (saved.out, saved.weights, saved.d_weights))
-        library.run("row_attention_prepare", row_stats.dtype, p, self.count, self.parts)
+        library.run("row_attention_prepare", row_stats.dtype, p, self.count, len(self.parts))
         if saved.d_lse is not None:  # w_ij is also the derivative of lse_i by l_ij
             row_stats[:, :, 2] -= saved.d_lse.view(-1, p.num_dst, self.heads)
 
@@ -404,23 +407,23 @@ class _Backward:
 
     def _sums(self, p: RowSums, rows: Rows, shape: Sequence[int], trailing: int) -> Tensor:
         """Runs `row_attention_sums` along the rows of an order of edges."""
-        parts = num_parts(rows, self.width)
-        out = _by_rows(self.inputs.value, rows, parts, trailing, shape)
-        p.rows, p.heads, p.numbers, p.stride = rows.struct(parts), self.heads, address(self.numbers), self.stride
+        parts = parts_of(rows, self.width)
+        out = _by_rows(self.inputs.value, parts, trailing, shape)
+        p.rows, p.heads, p.numbers, p.stride = parts.struct, self.heads, address(self.numbers), self.stride
         p.out = node_tensor(out, trailing)
-        partial = _Partial(out, self.count, parts, self.heads * p.out.width)
+        partial = _Partial(out, self.count, len(parts), self.heads * p.out.width)
         p.partial, p.partial_row = partial.addresses
-        library.run("row_attention_sums", out.dtype, p, self.count, parts)
-        if parts > 1:
+        library.run("row_attention_sums", out.dtype, p, self.count, len(parts))
+        if len(parts) > 1:
             library.run("row_attention_join_sums", out.dtype, p, self.count)
         return out
 
 
-def _by_rows(like: Tensor, rows: Rows, parts: int, trailing: int, shape: Sequence[int]) -> Tensor:
+def _by_rows(like: Tensor, parts: Parts, trailing: int, shape: Sequence[int]) -> Tensor:
     """Allocates an output [..., rows, ...] with `trailing` dimensions from the rows on. Rows that no part writes in
     full are zero."""
-    out = memory.empty(like, *shape)
+    out, rows = memory.empty(like, *shape), parts.rows
     if not memory.is_large(out) or not rows.num_edges:
         return out.zero_()
-    out.view(-1, rows.num_rows, math.prod(shape[1 - trailing :])).index_fill_(1, rows.unwritten(parts), 0)
+    out.view(-1, rows.num_rows, math.prod(shape[1 - trailing :])).index_fill_(1, parts.unwritten, 0)
     return out

@@ -15,7 +15,7 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, fields
 from mpnn.kernels.memory import empty, plain, zeros
 from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
-from mpnn.kernels.rows import Rows, RowsStruct
+from mpnn.kernels.rows import Parts, Rows, RowsStruct
 
 KINDS = ("sum", "mean", "max", "min", "var")
 _SUM, _SQUARES, _EXTREME, _COUNTED = 0, 1, 2, 3  # what the kernels fold
@@ -38,9 +38,9 @@ class RowReduceStruct(Structure):
     )
 
 
-def num_parts(rows: Rows, width: int) -> int:
-    """The number of parts that are run side by side, where an edge has `width` components."""
-    return rows.num_parts(width, _MAX_PARTS, _MIN_COMPONENTS)
+def parts_of(rows: Rows, width: int) -> Parts:
+    """The parts that are run side by side, where an edge has `width` components."""
+    return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
 class RowReduce(torch.autograd.Function):
@@ -211,14 +211,14 @@ def _fold(
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if not out.numel():
         return out, count
-    parts = num_parts(rows, value.shape[2])
+    parts = parts_of(rows, value.shape[2])
     if isinstance(kind, Associative):
-        combine.forward(kind, value, weight, rows, parts, out)
+        combine.forward(kind, value, weight, parts, out)
         return out, None
-    p = _parameters(value, weight, rows, parts, own, out)
+    p = _parameters(value, weight, parts, own, out)
     p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
     p.sign, p.mean, p.count = (-1.0 if kind == "min" else 1.0), int(kind in ("mean", "var")), address(count)
-    _run("row_reduce_forward", p, value, parts)
+    _run("row_reduce_forward", p, value, len(parts))
     return out, count
 
 
@@ -239,25 +239,23 @@ def _fold_backward(
         allocate = zeros if isinstance(kind, Associative) or not d_value.numel() else empty
         d_weight = allocate(value, len(value), *weight.shape[1:])
     if d_value.numel():
-        parts = num_parts(columns, value.shape[2])
+        parts = parts_of(columns, value.shape[2])
         if isinstance(kind, Associative):
-            combine.backward(kind, d_out, compared, value, weight, columns, parts, d_value, d_weight)
+            combine.backward(kind, d_out, compared, value, weight, parts, d_value, d_weight)
         else:
-            p = _parameters(d_out, weight, columns, parts, value, d_value)
+            p = _parameters(d_out, weight, parts, value, d_value)
             p.kind, p.sign = _FOLDS.get(kind, _EXTREME), 1.0
             p.compared, p.d_weight = address(compared), address(d_weight)
-            _run("row_reduce_backward", p, value, parts)
+            _run("row_reduce_backward", p, value, len(parts))
     if d_weight is not None and weight is not None and len(weight) < len(d_weight):
         d_weight = d_weight.sum(0, keepdim=True)
     return d_value, d_weight
 
 
-def _parameters(
-    x: Tensor, weight: Tensor | None, rows: Rows, parts: int, own: Tensor | None, out: Tensor
-) -> RowReduceStruct:
+def _parameters(x: Tensor, weight: Tensor | None, parts: Parts, own: Tensor | None, out: Tensor) -> RowReduceStruct:
     heads, stride = (1, 0) if weight is None else (weight.shape[-1], weight[0].numel() if len(weight) > 1 else 0)
     return RowReduceStruct(
-        rows=rows.struct(parts),
+        rows=parts.struct,
         size=x.shape[2],
         heads=heads,
         num_cols=x.shape[1],

@@ -1,12 +1,13 @@
 """Parameters of the kernels along the rows of a sparse graph, as in `mpnn/kernels/cpu/rows.h`."""
 
-from ctypes import Structure, addressof, c_int64, c_void_p
+from ctypes import Structure, c_int64, c_void_p
 from functools import cached_property
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mpnn.graph.runs import Ints
 from mpnn.kernels.cpu.library import address, fields
 
 
@@ -31,6 +32,30 @@ class EdgeTensor(Structure):
     _fields_ = (*fields(c_void_p, "data ids"), *fields(c_int64, "heads width batch_stride"))
 
 
+MIN_PIECE = 512  # edges: a row that parts share is divided into pieces of so many or more
+
+
+class Parts:
+    """Consecutive ranges of edges, which kernels run side by side. `cuts` are the edges at which parts begin, and the
+    last one's end. `struct`: the parameters of the kernels, which point into the tensors of the rows."""
+
+    def __init__(self, rows: "Rows", cuts: Ints) -> None:
+        self.rows, self.cuts = rows, np.ascontiguousarray(cuts, np.int64)
+        tensors = (rows.ptr, rows.col, rows.edge, rows.slot, rows.node)
+        count = len(cuts) - 1
+        self.struct = RowsStruct(rows.num_rows, rows.num_edges, *map(address, tensors), count, self.cuts.ctypes.data)
+
+    def __len__(self) -> int:
+        return len(self.cuts) - 1
+
+    @cached_property
+    def unwritten(self) -> Tensor:
+        """The rows that no single part writes in full: rows without edges, and rows that several parts may share."""
+        ptr = self.rows.ptr
+        shared = torch.searchsorted(ptr, torch.from_numpy(self.cuts[1:-1]), right=True) - 1
+        return torch.cat([(ptr.diff() == 0).nonzero()[:, 0], shared]).unique()
+
+
 class Rows:
     """Edges sorted by row: `ptr` [rows + 1] int64, `col` [E] int32.
 
@@ -49,36 +74,44 @@ class Rows:
     ) -> None:
         self.ptr, self.col, self.edge, self.slot, self.node = ptr, col, edge, slot, node
         self.num_rows, self.num_edges = len(ptr) - 1, len(col)
-        self._structs: dict[int, tuple[RowsStruct, Any]] = {}
-        self._unwritten: dict[int, Tensor] = {}
+        self._parts: dict[tuple[int, int, int], Parts] = {}
 
-    def num_parts(self, width: int, most: int, least: int) -> int:
-        """The number of parts: at most `most`, and so few that each has `least` components, `width` an edge. It does
-        not depend on the number of threads, so results do not either."""
-        return max(1, min(most, self.num_edges * width // least, self.num_edges))
+    def parts(self, width: int, most: int, least: int, *, equal: bool = False) -> Parts:
+        """The parts of rows whose edges have `width` components. About `most` parts have equally many edges, and each
+        has `least` components or more.
 
-    def struct(self, parts: int) -> RowsStruct:
-        """The parameters of kernels that run so many parts. They point into the tensors of this object."""
-        entry = self._structs.get(parts)
-        if entry is None:
-            tensors = (self.ptr, self.col, self.edge, self.slot, self.node)
-            cuts = (c_int64 * (parts + 1))(*self._cuts(parts))
-            struct = RowsStruct(self.num_rows, self.num_edges, *map(address, tensors), parts, addressof(cuts))
-            # The struct does not keep `cuts`. If two threads build one, both use the first, which stays.
-            entry = self._structs.setdefault(parts, (struct, cuts))
-        return entry[0]
+        Parts begin where rows begin, and where a piece of a long row begins. Pieces are counted from the beginning of
+        their row, and their length follows from `width` alone. So the sum of a row is computed in an order that does
+        not depend on the other rows, nor on the number of threads.
 
-    def unwritten(self, parts: int) -> Tensor:
-        """The rows that no single part writes in full: rows without edges, and rows that several parts may share."""
-        if parts not in self._unwritten:
-            cuts = torch.tensor(self._cuts(parts)[1:-1], dtype=torch.int64)
-            shared = torch.searchsorted(self.ptr, cuts, right=True) - 1
-            self._unwritten[parts] = torch.cat([(self.ptr.diff() == 0).nonzero()[:, 0], shared]).unique()
-        return self._unwritten[parts]
+        Args:
+            equal: there are at most `most` parts, which begin at any edge, for sums whose order may depend on other
+                rows.
+        """
+        piece = max(-(-2 * least // max(width, 1)), MIN_PIECE)
+        count = max(1, min(most, self.num_edges * width // least, self.num_edges))
+        key = count, piece, int(equal)
+        parts = self._parts.get(key)
+        if parts is None:
+            cuts = self.num_edges * np.arange(count + 1) // count if equal else self._cuts(count, piece)
+            # If two threads build them, both use the first, which stay.
+            parts = self._parts.setdefault(key, Parts(self, cuts))
+        return parts
 
-    def _cuts(self, parts: int) -> list[int]:
+    def _cuts(self, count: int, piece: int) -> Ints:
         """The edges at which parts begin, and the last one's end."""
-        return [k * self.num_edges // parts for k in range(parts + 1)]
+        ptr = self.ptr.numpy()
+        even = self.num_edges * np.arange(1, count) // count
+        at_rows = ptr[np.searchsorted(ptr, even, side="right") - 1]
+        degree = np.diff(ptr)
+        long = np.flatnonzero(degree > piece)
+        steps = -(-degree[long] // piece)
+        first = np.repeat(ptr[long], steps)
+        step = np.arange(len(first)) - np.repeat(np.cumsum(steps) - steps, steps)
+        of_pieces = first + step * piece
+        inside = np.unique(np.concatenate([at_rows, of_pieces, ptr[long + 1]]))
+        inside = inside[(inside > 0) & (inside < self.num_edges)]
+        return np.concatenate([[0], inside, [self.num_edges]])
 
     @cached_property
     def degree(self) -> Tensor:

@@ -42,6 +42,10 @@ class _Tiles(ctypes.Structure):
     _fields_ = fields(c_void_p, "ptr other full low high")
 
 
+class _Grid(ctypes.Structure):
+    _fields_ = [*fields(c_void_p, "start"), *fields(c_int64, "tiles")]
+
+
 class _Parameters(ctypes.Structure):
     """`struct TileAttention` of tile_attention.cpp, which describes the fields."""
 
@@ -57,6 +61,7 @@ class _Parameters(ctypes.Structure):
         *fields(c_double, "dropout_growth"),
         *fields(_Runs, "runs"),
         *fields(_Tiles, "tiles"),
+        *fields(_Grid, "queries keys"),
         *fields(c_int64, "slots"),
         *fields(_Features, "d_out d_query d_key d_value"),
         *fields(c_void_p, "d_lse d_table d_bias d_src_bias segments"),
@@ -67,11 +72,13 @@ class _Parameters(ctypes.Structure):
 @dataclass(frozen=True, eq=False)
 class Layout:
     """The arrays of a graph that kernels read: its tiles by query tile and by key tile, each as (pointers, the other
-    tile, full, low, high), and its runs as (pointers, start, stop, number of the first edge)."""
+    tile, full, low, high), its runs as (pointers, start, stop, number of the first edge), and the first node of each
+    query tile and key tile, with the number of nodes at the end."""
 
     by_query: Arrays
     by_key: Arrays
     runs: Arrays
+    starts: Arrays
     _segments: dict[int, tuple[NDArray[Any], int]] = field(default_factory=dict)
 
     def segments(self, count: int) -> tuple[NDArray[Any], int]:
@@ -89,10 +96,11 @@ class Layout:
         return self._segments[count]
 
     @cached_property
-    def structs(self) -> tuple[_Tiles, _Tiles, _Runs]:
-        """The addresses of the arrays: tiles by query tile, tiles by key tile, runs."""
+    def structs(self) -> tuple[_Tiles, _Tiles, _Runs, _Grid, _Grid]:
+        """The addresses of the arrays: tiles by query tile, tiles by key tile, runs, query tiles, key tiles."""
         by_query, by_key, runs = ([x.ctypes.data for x in arrays] for arrays in (self.by_query, self.by_key, self.runs))
-        return _Tiles(*by_query), _Tiles(*by_key), _Runs(*runs)
+        queries, keys = (_Grid(start.ctypes.data, len(start) - 1) for start in self.starts)
+        return _Tiles(*by_query), _Tiles(*by_key), _Runs(*runs), queries, keys
 
     @cached_property
     def reach(self) -> tuple[int, int]:
@@ -157,7 +165,7 @@ class TileAttention(torch.autograd.Function):
         p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *options)
         p.tiles = layout.structs[0]
         p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * lse.element_size())
-        _run("forward", query.dtype, p, batch * heads * -(-num_dst // ROWS), layout)
+        _run("forward", query.dtype, p, batch * heads * p.queries.tiles, layout)
         return out, lse
 
     @staticmethod
@@ -220,7 +228,7 @@ def _parameters(
         p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
         if dropout.ids is not None:
             p.dst_ids, p.src_ids = map(address, dropout.ids)
-    p.runs = layout.structs[2]
+    _, _, p.runs, p.queries, p.keys = layout.structs
     return p
 
 

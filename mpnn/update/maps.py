@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from mpnn.kernels import linear as onednn
+from mpnn.kernels import batches, linear as onednn
 
 TORCH, ONEDNN = "torch map", "onednn map"  # names in tables of prices
 _MIN_ROWS = 16  # with fewer, the memory limits both products
@@ -33,6 +33,7 @@ def is_candidate(x: Tensor, depth: int) -> bool:
     decoding is as quick as with torch alone."""
     return (
         not torch.compiler.is_compiling()
+        and not batches.is_on()
         and _is_useful(torch.get_num_threads())
         and type(x) is Tensor
         and not torch._C._get_tracing_state()
@@ -41,9 +42,14 @@ def is_candidate(x: Tensor, depth: int) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` by the quicker product: x [..., K], weight [N, K], bias [N] -> [..., N]."""
+    """`F.linear(x, weight, bias)` by the quicker product: x [..., K], weight [N, K], bias [N] -> [..., N]. Narrow maps
+    are padded where the bits of torch's product depend on the number of rows, or on where they lie in memory."""
     out = by_onednn(x, weight, bias) if isinstance(weight, Tensor) and is_candidate(x, weight.shape[-1]) else None
-    return F.linear(x, weight, bias) if out is None else out
+    if out is not None:
+        return out
+    if batches.needs_padding(x, weight) and not torch.compiler.is_compiling():
+        return batches.linear(x, weight, bias, least=0)
+    return F.linear(x, weight, bias)
 
 
 def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool = False) -> Tensor | None:

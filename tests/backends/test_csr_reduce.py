@@ -128,7 +128,7 @@ def test_every_form_of_weights(aggregator: Aggregator) -> None:
 def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> None:
     graph = random_graph(40, 30, 60_000)
     value, weight = halves(30, 1, 24), weights(graph, 1)
-    assert row_reduce.num_parts(edge_orders.by_destination(graph), 24) > 4
+    assert len(row_reduce.parts_of(edge_orders.by_destination(graph), 24)) > 4
     request = Round(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
 
     def results() -> list[Tensor]:
@@ -142,12 +142,14 @@ def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> Non
 @pytest.mark.parametrize(
     ("aggregator", "edges"), [(Sum(), 1), (Sum(), 3), (Max(), 3), (Min(), 15), (LogSumExp(), 1), (Product(), 15)]
 )
-def test_fewer_edges_than_parts(aggregator: Aggregator, edges: int) -> None:
+def test_a_part_for_each_edge(aggregator: Aggregator, edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpnn.kernels.rows.MIN_PIECE", 1)
     graph = graphs.from_edges([list(range(edges)), [0] * edges], edges)
     width = 16 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
+    monkeypatch.setattr(row_reduce, "_MIN_COMPONENTS", width // 2)
     request = Round(graph, -1 - torch.rand(edges, 1, width), normalize="none", reduce=aggregator)
     torch.testing.assert_close(engine.run(request, "csr")[0], engine.run(request, "edge_list")[0], rtol=1e-5, atol=1e-5)
-    assert row_reduce.num_parts(edge_orders.by_destination(graph), width) == edges
+    assert len(row_reduce.parts_of(edge_orders.by_destination(graph), width)) == edges
 
 
 @pytest.mark.parametrize("reduce", [Sum(), Mean(), Max(), Min(), Var()], ids=lambda a: type(a).__name__)

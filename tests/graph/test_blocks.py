@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from mpnn import graphs
-from mpnn.graph.blocks import BlockMask
+from mpnn.graph.blocks import BlockMask, documents, grid
 from mpnn.graph.runs import Runs
 
 
@@ -21,8 +21,7 @@ def by_looking(mask: np.ndarray, rows: int, columns: int) -> list[tuple[int, int
             tile = mask[r * rows : (r + 1) * rows, c * columns : (c + 1) * columns]
             here = np.flatnonzero(tile.any(0))
             if len(here):
-                full = bool(tile.all()) and tile.shape[1] == columns
-                found.append((r, c, full, int(here[0]), int(here[-1]) + 1))
+                found.append((r, c, bool(tile.all()), int(here[0]), int(here[-1]) + 1))
     return found
 
 
@@ -33,7 +32,29 @@ def test_a_window_by_hand() -> None:
     #                                  · · | ■ ■
     tiles = BlockMask.of(graphs.window(1).bind(4).runs, 2, 2)
     assert listed(tiles) == [(0, 0, True, 0, 2), (0, 1, False, 0, 1), (1, 0, False, 1, 2), (1, 1, True, 0, 2)]
-    assert tiles.area == 2 * (2 + 1 + 1 + 2)
+
+
+def test_blocks_begin_where_documents_do() -> None:
+    graph = (graphs.documents([3, 2]) & graphs.causal()).bind(5)
+    dst, src = documents(graph.runs)
+    assert dst.tolist() == src.tolist() == [0, 3, 5]
+    queries, keys = grid(dst, 2), grid(src, 4)
+    assert queries.tolist() == [0, 2, 3, 5]
+    assert keys.tolist() == [0, 3, 5]
+    tiles = BlockMask.on(graph.runs, queries, keys)
+    assert listed(tiles) == [(0, 0, False, 0, 2), (1, 0, True, 0, 3), (2, 1, False, 0, 2)]
+
+
+def test_rows_without_edges_belong_to_the_document_before() -> None:
+    #       · · · ·
+    #       · ■ · ·
+    #       · · · ·
+    #       · · · ■
+    dst, src = documents(Runs.from_edges(4, 4, np.array([1, 3]), np.array([1, 3])))
+    assert dst.tolist() == [0, 1, 3, 4]
+    assert src.tolist() == [0, 1, 3, 4]
+    none = np.array([], np.int64)
+    assert [x.tolist() for x in documents(Runs.from_edges(2, 3, none, none))] == [[0, 2], [0, 3]]
 
 
 def test_columns_between_two_runs_of_a_tile_are_kept() -> None:

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from mpnn import graphs, ops
 from mpnn.graph.topology import Topology
 from mpnn.kernels import tile_attention
 from mpnn.kernels.cpu import threads as pool
-from mpnn.kernels.rows import Rows
+from mpnn.kernels.rows import MIN_PIECE, Rows
 from mpnn.position import ALiBi
 
 FIRST_CALLS = """
@@ -120,19 +121,34 @@ def test_torchs_threads_and_pythons_threads_give_the_same_bits(monkeypatch: pyte
     assert all(a.equal(b) for a, b in zip(from_torch, from_python, strict=True))
 
 
-def test_a_struct_that_two_threads_build_points_to_memory_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second thread must not free the offsets of the first one's struct."""
+def test_parts_that_two_threads_build_point_to_memory_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second thread must not free the cuts of the first one's struct."""
     rows = Rows(torch.tensor([0, 2, 4]), torch.zeros(4, dtype=torch.int32))
     cuts, others = rows._cuts, []
 
-    def interrupted(parts: int) -> list[int]:
+    def interrupted(count: int, piece: int) -> Any:
         if not others:
             others.append(None)
-            others[0] = rows.struct(parts)
-        return cuts(parts)
+            others[0] = rows.parts(1, 2, 1)
+        return cuts(count, piece)
 
     monkeypatch.setattr(rows, "_cuts", interrupted)
-    assert rows.struct(2) is others[0]
+    assert rows.parts(1, 2, 1) is others[0]
+    assert rows.parts(1, 2, 1).cuts.tolist() == [0, 2, 4]
+
+
+def test_parts_begin_at_rows_and_at_pieces_of_long_ones() -> None:
+    """Pieces are counted from the beginning of their row, wherever it lies and however many edges there are."""
+    degrees = torch.tensor([3, 0, 2 * MIN_PIECE + 5, 7, MIN_PIECE])
+    for order in ([0, 1, 2, 3, 4], [2, 4, 0, 1, 3], [2]):
+        ptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees[order].cumsum(0)])
+        rows = Rows(ptr, torch.zeros(int(ptr[-1]), dtype=torch.int32))
+        for most in (1, 2, 7):
+            cuts = set(rows.parts(8, most, 1).cuts.tolist())
+            first = int(ptr[order.index(2)])
+            long_row = {first, first + MIN_PIECE, first + 2 * MIN_PIECE, first + 2 * MIN_PIECE + 5}
+            assert {first, *long_row} <= cuts
+            assert cuts <= {*ptr.tolist(), *long_row}
 
 
 def test_parts_run_side_by_side_and_what_one_raises_is_raised() -> None:

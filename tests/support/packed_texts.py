@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import transformers
 from hf_walk import tiny
 from torch import Tensor
@@ -16,6 +17,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import mpnn.hf
 
@@ -113,7 +117,8 @@ def _gradients(made: Any, run: Callable[[], Tensor]) -> Tensor:
     made.train()
     made.zero_grad()
     run().pow(2).mean().backward()
-    return torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None])
+    gradients = (p.grad for p in made.parameters() if p.grad is not None)
+    return torch.cat([(g.to_local() if isinstance(g, DTensor) else g).flatten() for g in gradients])
 
 
 def training(made: Any, way: str, wrap: Callable[[Any], Any] = lambda made: None) -> float:
@@ -153,6 +158,23 @@ def checkpoint_wrapped(made: Any, way: str, kind: CheckpointImpl = CheckpointImp
     return training(made, way, wrap)
 
 
+def sharded_by_fsdp(made: Any, way: str) -> float:
+    """FSDP's wrapper around each layer and the model, in a group of one process."""
+    kinds = set(made._no_split_modules or ())
+
+    def wrap(made: Any) -> None:
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in [layer for layer in made.modules() if type(layer).__name__ in kinds]:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(made, mesh=mesh)
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return training(made, way, wrap)
+    finally:
+        dist.destroy_process_group()
+
+
 def compiled_and_checkpointed(made: Any, way: str) -> float:
     torch._dynamo.reset()
     _recompute(made, use_reentrant=False)
@@ -174,5 +196,6 @@ WRAPPERS: dict[str, Callable[[Any, str], float]] = {
     "checkpointed": checkpointed,
     "checkpointed, reentrant": checkpointed_reentrant,
     "checkpoint wrapper": checkpoint_wrapped,
+    "FSDP": sharded_by_fsdp,
     "compiled and checkpointed": compiled_and_checkpointed,
 }

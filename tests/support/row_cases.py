@@ -122,8 +122,9 @@ def poisoned(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are divided as if the graph were large: into 32 parts on CPU, after 20 edges (and not 256) on GPU."""
+    """Rows are divided as if the graph were large: into 32 parts and after 70 edges on CPU, after 20 on GPU."""
     monkeypatch.setattr(row_attention, "_MIN_COMPONENTS", 1)
+    monkeypatch.setattr("mpnn.kernels.rows.MIN_PIECE", 70)
     monkeypatch.setattr("mpnn.kernels.cuda.schedule._PIECE", 20)
 
 

@@ -14,7 +14,7 @@ from mpnn.backends import again
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles import split
 from mpnn.graph import Graph
-from mpnn.graph.blocks import BlockMask, count_blocks
+from mpnn.graph.blocks import BlockMask, count_blocks, documents, grid
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
@@ -182,7 +182,8 @@ def count_tiles(edges: Strips | Runs, rows: int, columns: int) -> tuple[int, int
 
 def _layout(graph: Graph) -> Layout:
     runs = graph.runs
-    tiles = graph.cached("tiles", lambda: BlockMask.of(runs, ROWS, COLUMNS))
+    queries, keys = (grid(starts, size) for starts, size in zip(documents(runs), (ROWS, COLUMNS), strict=True))
+    tiles = BlockMask.on(runs, queries, keys)
     ptr, row, order = tiles.transposed()
     length = runs.stop - runs.start
     arrays = (
@@ -191,7 +192,7 @@ def _layout(graph: Graph) -> Layout:
         (runs.ptr, runs.start, runs.stop, np.cumsum(length) - length),
     )
     by_query, by_key, of_runs = (tuple(map(np.ascontiguousarray, group)) for group in arrays)
-    return Layout(by_query, by_key, of_runs)
+    return Layout(by_query, by_key, of_runs, (queries, keys))
 
 
 def _pad(x: Tensor) -> Tensor:

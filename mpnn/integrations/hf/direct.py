@@ -5,15 +5,18 @@ to those before. To make a graph and a plan for these takes longer than the kern
 """
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn import graphs
+from mpnn import graphs, ops
 from mpnn.backends import dense, registered
 from mpnn.engine import dispatch
 from mpnn.engine.choice import choose
+from mpnn.graph import Graph
 from mpnn.integrations.hf.masks import Pairs
 from mpnn.integrations.hf.offset_bias import OffsetBias
 from mpnn.integrations.hf.packing import Packing
@@ -59,12 +62,84 @@ def attend_packed(
 ) -> Tensor | None:
     """Out [1, T, H, D] of query [1, H, T, D], key and value [1, H_kv, T, D] within packed texts; None where torch's
     kernel does not take this. With the length of the longest one, no length is read."""
-    if not varlen.runs_here(query, value) or (scale is not None and scale <= 0):
+    if scale is not None and scale <= 0:
         return None
+    if not varlen.runs_here(query, value):
+        if not query.is_cpu or query.shape[0] > 1:
+            return None
+        return _text_by_text(query, key, value, is_causal, _scale(query, scale), texts)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     ends = texts.cu_seqlens(query.device).to(torch.int32)
     longest = max(texts.lengths) if longest is None else int(longest)
     return varlen.packed(q, k, v, ends, ends, longest, longest, _scale(query, scale), is_causal)[None]
+
+
+def attend_documents(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor | None:
+    """Out [..., N, H, D] of query [..., N, H, D], key and value [..., N, H_kv, D] over packed texts, each by the kernel
+    that computes it alone; None for other graphs, on other devices and for several rows."""
+    if not query.is_cpu or query.shape[:-3].numel() != 1 or (scale is not None and scale <= 0):
+        return None
+    texts, is_causal = graph.cached("packed texts", lambda: _packed_texts(graph))
+    if texts is None:
+        return None
+    q, k, v = (x[None] if x.dim() == 3 else x.flatten(0, -4) for x in (query, key, value))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = _text_by_text(q, k, v, is_causal, _scale(query, scale), texts)
+    return out.view(query.shape[:-1] + value.shape[-1:])
+
+
+def _packed_texts(graph: Graph) -> tuple[Packing | None, bool]:
+    """The texts that a graph consists of, if there are several, and whether they are causal."""
+    cliques = dense.cliques_of_graph(graph)
+    if cliques is None or graph.has_scattered_cliques:
+        return None, False
+    lengths: list[int] = np.unique(cliques.labels, return_counts=True)[1].tolist()
+    return Packing((1, graph.num_dst), lengths), cliques.causal
+
+
+def _text_by_text(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, texts: Packing) -> Tensor:
+    """Each text by the kernel that computes it alone: so its states have the same bits in any company."""
+    form = is_causal, _learns(query, key, value), *((x.shape[1], x.shape[3], x.dtype) for x in (query, key, value))
+    division = texts.divided.get(form)
+    if division is None:
+        division = texts.divided[form] = _divide(query, key, value, is_causal, texts.lengths)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if division.order is None or division.inverse is None:
+        graph, backend = division.graphs[0]
+        return ops.attend(graph, q, k, v, scale=scale, backend=backend)[None]
+    q, k, v = (x.index_select(0, division.order) for x in (q, k, v))
+    outs, first = [], 0
+    for graph, backend in division.graphs:
+        here = slice(first, first + graph.num_dst)
+        outs.append(ops.attend(graph, q[here], k[here], v[here], scale=scale, backend=backend))
+        first += graph.num_dst
+    return torch.cat(outs).index_select(0, division.inverse)[None]
+
+
+class _Division(NamedTuple):
+    """Packed texts by what computes them: graphs and their backends, and the order of the tokens in which the graphs
+    follow one another. No order: there is one graph."""
+
+    graphs: list[tuple[Graph, str]]
+    order: Tensor | None = None
+    inverse: Tensor | None = None
+
+
+def _divide(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, lengths: list[int]) -> _Division:
+    by_torch = {n: _is_chosen(query[:, :, :n], key[:, :, :n], value[:, :, :n], is_causal) for n in set(lengths) if n}
+    graphs_of, tokens = [], []
+    first = np.cumsum(lengths) - lengths
+    for wanted, backend in ((True, "dense"), (False, "auto")):
+        texts = [k for k, n in enumerate(lengths) if n and by_torch[n] == wanted]
+        if texts:
+            sizes = [lengths[k] for k in texts]
+            topology = graphs.documents(sizes)
+            graphs_of.append(((topology & graphs.causal() if is_causal else topology).bind(sum(sizes)), backend))
+            tokens += [np.arange(first[k], first[k] + lengths[k]) for k in texts]
+    if len(graphs_of) == 1:
+        return _Division(graphs_of)
+    order = torch.from_numpy(np.concatenate(tokens))
+    return _Division(graphs_of, order, order.argsort())
 
 
 def _scale(query: Tensor, scale: float | None) -> float:
@@ -99,15 +174,20 @@ def _of_one_query(query: Tensor, key: Tensor, value: Tensor, scale: float | None
 
 
 def _is_chosen(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
-    learns = torch.is_grad_enabled() and (query.requires_grad, key.requires_grad, value.requires_grad)
+    """Whether torch's kernel is what a text of such features gets alone. It does not depend on the number of texts."""
     like = query.dtype, key.dtype, value.dtype, query.device
-    form = is_causal, query.shape, key.shape, value.shape, like, learns, registered()
+    shapes = query.shape[1:], key.shape[1:], value.shape[1:]
+    form = is_causal, shapes, like, _learns(query, key, value), registered()
     chosen = _IS_CHOSEN.get(form)
     if chosen is None:
         if len(_IS_CHOSEN) >= _PLANNED:
             _IS_CHOSEN.clear()
-        chosen = _IS_CHOSEN[form] = _plan(query, key, value, is_causal)
+        chosen = _IS_CHOSEN[form] = _plan(query[:1], key[:1], value[:1], is_causal)
     return chosen
+
+
+def _learns(*features: Tensor) -> tuple[bool, ...]:
+    return tuple(torch.is_grad_enabled() and x.requires_grad for x in features)
 
 
 def _plan(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:

@@ -344,7 +344,9 @@ def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[
         result = shares.attend(graph, *features, **terms)
     else:
         terms |= {"bias": biases, "dropout": options.get("dropout", 0.0), "return_weights": with_weights}
-        result = ops.attend(graph, *features, **terms)
+        result = _by_documents(graph, features, terms)
+        if result is None:
+            result = ops.attend(graph, *features, **terms)
     out, weights = result if with_weights else (result, None)
     if (sinks := options.get("sinks")) is not None:
         if sinks.shape != (*call.query.shape[:3], 1):
@@ -360,6 +362,16 @@ def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[
     if is_flat:
         out = out.unflatten(0, call.sizes[:2])
     return out, weights if returns_weights else None
+
+
+def _by_documents(graph: Graph, features: list[Tensor], terms: dict[str, Any]) -> Any:
+    """Attention within packed texts without further terms; None for any other."""
+    if torch.compiler.is_compiling() or any(terms[name] is not None for name in ("softcap", "sinks", "bias")):
+        return None
+    if terms["dropout"] or terms["return_weights"]:
+        return None
+    query, key, value = features
+    return direct.attend_documents(graph, query, key, value, terms["scale"])
 
 
 def _share_of_keys(graph: Graph, features: list[Tensor], sinks: Tensor, is_flat: bool, terms: dict[str, Any]) -> Tensor:

@@ -13,7 +13,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -57,6 +57,8 @@ class Packing:
         self.shape = shape
         self._lengths, self._cu_seqlens = lengths, cu_seqlens
         self._said = said
+        self.divided: dict[Hashable, Any] = {}
+        """What layers of one form derive from the lengths."""
 
     @property
     def key(self) -> int:

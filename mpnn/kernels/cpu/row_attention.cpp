@@ -427,9 +427,8 @@ template <class T> static bool forward(const RowAttention<T> &p, int64_t b, int6
   T *s = block.s, *w = p.normalize == SOFTMAX ? block.g : s;
   bool fresh = true;
   int64_t at = p.rows.row_of(first);
-  for (int64_t begin = first; begin < last; begin += block.size) {
-    int64_t n = last - begin < block.size ? last - begin : block.size;
-    block.segments.cut(p.rows, begin, n, at);
+  for (int64_t begin = first, n; begin < last; begin += n) {
+    n = block.segments.cut(p.rows, begin, last - begin < block.size ? last - begin : block.size, at);
     block.value.by_column(p.rows, begin, n);
     if (p.score != CONSTANT) block.key.by_column(p.rows, begin, n), block.query.by_row(p.rows, block.segments, n);
     if (p.shared) copy(block.key, n, block.keys), copy(block.value, n, block.values);
@@ -653,9 +652,9 @@ template <class T> static bool backward(const RowAttention<T> &p, int64_t b, int
   T *d_vector = p.d_vector ? p.d_vector + (b * p.rows.num_parts + part) * key_size : nullptr;
   T factor = p.score == DOT ? (T)p.scale : 1;
   int64_t at = p.rows.row_of(first);
-  for (int64_t begin = first; begin < last; begin += block.size) {
-    int64_t n = last - begin < block.size ? last - begin : block.size, count = n * heads;
-    block.segments.cut(p.rows, begin, n, at);
+  for (int64_t begin = first, n; begin < last; begin += n) {
+    n = block.segments.cut(p.rows, begin, last - begin < block.size ? last - begin : block.size, at);
+    const int64_t count = n * heads;
     if (p.shared) {
       block.value.by_column(p.rows, begin, n), block.d_out.by_row(p.rows, block.segments, n);
       block.key.by_column(p.rows, begin, n), block.query.by_row(p.rows, block.segments, n);
@@ -748,9 +747,8 @@ template <class T> static bool row_sums(const RowSums<T> &p, int64_t b, int64_t 
   }
   x.data = p.x.data ? p.x.entry(b) : nullptr, own.data = p.own.data ? p.own.entry(b) : nullptr;
   int64_t at = p.rows.row_of(first);
-  for (int64_t begin = first; begin < last; begin += size) {
-    int64_t n = last - begin < size ? last - begin : size;
-    segments.cut(p.rows, begin, n, at);
+  for (int64_t begin = first, n; begin < last; begin += n) {
+    n = segments.cut(p.rows, begin, last - begin < size ? last - begin : size, at);
     if (x.data) x.by_column(p.rows, begin, n);
     if (own.data) own.by_row(p.rows, segments, n);
     for (int64_t e = 0; e < n; e++) {

@@ -1,9 +1,13 @@
-// What kernels along the rows of a sparse graph share: the graph, parts of equally many edges, blocks of edges, and
-// weighted sums of the features that edges read.
+// What kernels along the rows of a sparse graph share: the graph, parts of about equally many edges, blocks of edges,
+// and weighted sums of the features that edges read.
 //
-// A part may begin and end within a row, so that one hub does not hold up a core. A row that lies within a part is
-// written by it. What a part has of its first and last row goes to a partial result; `join` functions add these up
-// afterwards, always in the same order. There are no atomics: results do not depend on the number of threads.
+// Parts begin where rows begin, and within long rows, so that one hub does not hold up a core. A row that lies within a
+// part is written by it. What a part has of its first and last row goes to a partial result; `join` functions add these
+// up afterwards, always in the same order. There are no atomics: results do not depend on the number of threads.
+//
+// The order in which a row is summed does not depend on other rows: a part that begins within a row begins at a piece
+// of it (`Rows.parts` of mpnn/kernels/rows.py), and a block that begins within a row holds edges of this row up to a
+// whole block (`Segments.cut`).
 #pragma once
 #include <stdlib.h>
 #include "simd.h"
@@ -61,16 +65,20 @@ template <class T> struct EdgeTensor {
 struct Segments {
   int64_t *row, *first, count;
 
-  // n edges from `begin` on, the first of which lies in `at`.
-  void cut(const Rows &rows, int64_t begin, int64_t n, int64_t at) {
-    count = 0;
-    for (int64_t e = 0; e < n; count++) {
+  // The edges from `begin` on, the first of which lies in row `at`, at most `most`; returns how many. A row that would
+  // exceed the block begins the next one, so that blocks cut rows at the same edges wherever the rows lie.
+  int64_t cut(const Rows &rows, int64_t begin, int64_t most, int64_t at) {
+    int64_t e = 0;
+    for (count = 0; e < most; count++) {
       while (rows.ptr[at + 1] <= begin + e) at++;
+      const int64_t end = rows.ptr[at + 1] - begin;
+      if (end > most && e > 0) break;
       row[count] = at;
       first[count] = e;
-      e = rows.ptr[at + 1] - begin < n ? rows.ptr[at + 1] - begin : n;
+      e = end < most ? end : most;
     }
-    first[count] = n;
+    first[count] = e;
+    return e;
   }
 };
 

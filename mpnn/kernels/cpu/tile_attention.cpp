@@ -21,6 +21,9 @@
 // columns of vectors, and K and V are read in the order of their rows. Each step overwrites the one before: `s` holds
 // X, S, P and drop(P) in turn, and `g` holds d_out V^T, dP, dS and dX.
 //
+// Tiles begin where the documents of the graph begin, and then every ROWS queries and COLUMNS keys: so a document is
+// computed in the same order whichever documents lie beside it. The last tiles of a document have fewer rows or keys.
+//
 // A work item is a query tile of one head, or, backward, a segment of the key tiles of one head of keys with all heads
 // of queries that share it. Items write to different places, so that results do not depend on the number of threads.
 // Each call keeps contiguous copies of the tiles of the other side, because rows that lie a power of two apart push one
@@ -47,8 +50,15 @@ template <class S> S *at(const Features &x, int64_t b, int64_t h, int64_t i) {
 
 struct Tiles {  // pairs of tiles that hold edges: tile t of one side with other[e], for e in ptr[t] .. ptr[t + 1]
   const int64_t *ptr, *other;
-  const bool *full;           // every query of the graph in it has edges to all COLUMNS keys: nothing to mask
+  const bool *full;           // every query of the tile has edges to all keys low .. high: nothing to mask
   const int64_t *low, *high;  // all its edges are in the columns low .. high of the key tile
+};
+
+struct Grid {  // tile t has the nodes start[t] .. start[t + 1]
+  const int64_t *start;
+  int64_t tiles;
+
+  int64_t size(int64_t t) const { return start[t + 1] - start[t]; }
 };
 
 struct Runs {  // row i has the sources start[k] .. stop[k] for k in ptr[i] .. ptr[i + 1], numbered from edge[k] on
@@ -70,6 +80,7 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
   double dropout_growth;
   Runs runs;
   Tiles tiles;   // by query tile; by key tile in the backward pass
+  Grid queries, keys;
   int64_t slots;  // tiles of the other side to keep
 
   Features d_out, d_query, d_key, d_value;  // d_query [copies, B, num_dst, H, D]: segment s adds to copy s % copies
@@ -80,9 +91,10 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
 };
 
 // `columns` keys from j on, for `rows` queries from i on, of one head. The buffers of a tile have all ROWS rows: those
-// from `rows` on hold numbers that nobody reads, or zeros. Columns may exceed num_src: they are masked as no edges.
+// from `rows` on hold numbers that nobody reads, or zeros. Columns are whole steps of the product: those from `keys` on
+// belong to other tiles or lie behind num_src, and are masked as no edges.
 struct Tile {
-  int64_t b, h, i, rows, j, columns;
+  int64_t b, h, i, rows, j, columns, keys;
   bool full;
 };
 
@@ -145,9 +157,9 @@ inline int64_t first_run(const Runs &runs, int64_t i, int64_t j) {
 // `edge` on.
 template <class Visit> INLINE void for_runs(const Runs &runs, const Tile &t, Visit visit) {
   for (int64_t r = 0; r < t.rows; r++)
-    for (int64_t k = first_run(runs, t.i + r, t.j); k < runs.ptr[t.i + r + 1] && runs.start[k] < t.j + t.columns; k++) {
+    for (int64_t k = first_run(runs, t.i + r, t.j); k < runs.ptr[t.i + r + 1] && runs.start[k] < t.j + t.keys; k++) {
       const int64_t start = runs.start[k] - t.j, stop = runs.stop[k] - t.j, from = start > 0 ? start : 0;
-      visit(r, from, least(stop, t.columns), runs.edge[k] + from - start);
+      visit(r, from, least(stop, t.keys), runs.edge[k] + from - start);
     }
 }
 
@@ -194,7 +206,7 @@ template <class T> void add_node_biases(T *s, const TileAttention<T> &p, const T
   const int64_t bh = t.b * p.heads + t.h;
   T dst[ROWS] = {};
   for (int64_t r = 0; r < t.rows; r++) dst[r] = p.dst_bias[bh * p.num_dst + t.i + r];
-  for (int64_t c = 0; c < t.columns && t.j + c < p.num_src; c++) {
+  for (int64_t c = 0; c < t.keys; c++) {
     const T src = p.src_bias[bh * p.num_src + t.j + c];
     for (int r = 0; r < ROWS; r++) {
       const T sum = dst[r] + src;
@@ -210,7 +222,7 @@ void logits(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_tra
   product<STEP, false, T>({k, p.width}, {q_transposed, ROWS}, {s, ROWS}, t.columns, p.width, ROWS);
   if (p.softcap != 0) cap(s, slope, T(p.softcap), t);
   if (p.table)
-    for (int64_t c = 0; c < t.columns && t.j + c < p.num_src; c++) {
+    for (int64_t c = 0; c < t.keys; c++) {
       const T *entries = p.table + in_table(p, t, c);
       for (int r = 0; r < ROWS; r++) s[c * ROWS + r] += entries[r];
     }
@@ -279,7 +291,7 @@ template <class T> void drop_weights(T *s, const TileAttention<T> &p, const Tile
     row[r] = mix(p.dropout_keys[t.b * p.heads + t.h] ^ i);
   }
   for (int64_t c = 0; c < t.columns; c++) {
-    const uint32_t j = !p.src_ids ? uint32_t(t.j + c) : t.j + c < p.num_src ? p.src_ids[t.j + c] : 0;
+    const uint32_t j = !p.src_ids ? uint32_t(t.j + c) : c < t.keys ? p.src_ids[t.j + c] : 0;
     for (int r = 0; r < ROWS; r += LANES<T>) {
       T *at = s + c * ROWS + r;
       const auto hash = mix(::load<uint32_t, LANES<T>>(row + r) ^ j) >> 8;
@@ -314,11 +326,12 @@ template <class T> struct Kept {
 
 // Sets the keys of t to those of pair e of `tiles`, low .. high widened to whole steps of the product; returns where
 // they begin in the key tile.
-inline int64_t columns_of(const Tiles &tiles, int64_t e, int64_t key_tile, Tile &t) {
+inline int64_t columns_of(const Tiles &tiles, int64_t e, const Grid &keys, int64_t key_tile, Tile &t) {
   const int64_t low = tiles.low[e] / STEP * STEP;
-  t.j = key_tile * COLUMNS + low;
+  t.j = keys.start[key_tile] + low;
   t.columns = divide_up(tiles.high[e], STEP) * STEP - low;
-  t.full = tiles.full[e];
+  t.keys = least(keys.size(key_tile) - low, t.columns);
+  t.full = tiles.full[e] && low == tiles.low[e] && low + t.columns == tiles.high[e];
   return low;
 }
 
@@ -340,7 +353,7 @@ template <class T> void product_of_edges(const T *s, const T *v, T *o, int64_t w
 
 // Writes `out` and `lse` of a part of the work items, each (b, h, query tile). False: no memory.
 template <class T, class S> bool forward(const TileAttention<T> &p, int64_t part, int64_t parts) {
-  const int64_t query_tiles = divide_up(p.num_dst, ROWS), key_tiles = divide_up(p.num_src, COLUMNS);
+  const int64_t query_tiles = p.queries.tiles, key_tiles = p.keys.tiles;
   const int64_t D = p.width, DV = p.value_width;
   const int64_t of_tile = COLUMNS * (D + DV);
   Memory memory((p.slots * of_tile + ROWS * (D + DV)) * sizeof(T) + p.slots * sizeof(int64_t), 4);
@@ -353,8 +366,8 @@ template <class T, class S> bool forward(const TileAttention<T> &p, int64_t part
   for (int64_t item = items * part / parts; item < items * (part + 1) / parts; item++) {
     const int64_t bh = item / query_tiles, tile = item % query_tiles;
     Tile t;
-    t.b = bh / p.heads, t.h = bh % p.heads, t.i = tile * ROWS;
-    t.rows = least(p.num_dst - t.i, ROWS);
+    t.b = bh / p.heads, t.h = bh % p.heads, t.i = p.queries.start[tile];
+    t.rows = p.queries.size(tile);
     const int64_t kv = t.h * p.key_heads / p.heads;
     pack_transposed(at<S>(p.query, t.b, t.h, t.i), p.query.node, t.rows, D, T(p.scale), q_transposed);
 
@@ -364,9 +377,9 @@ template <class T, class S> bool forward(const TileAttention<T> &p, int64_t part
       for (int r = 0; r < ROWS; r++) running.max[r] = -infinity<T>(), running.sum[r] = 0;
       __builtin_memset(o, 0, ROWS * DV * sizeof(T));
       for (int64_t e = p.tiles.ptr[tile]; e < p.tiles.ptr[tile + 1]; e++) {
-        const int64_t key_tile = p.tiles.other[e], low = columns_of(p.tiles, e, key_tile, t);
+        const int64_t key_tile = p.tiles.other[e], low = columns_of(p.tiles, e, p.keys, key_tile, t);
         const T *k = kept.find(t.b * p.key_heads + kv, key_tile, key_tiles, [&](T *copy) {
-          const int64_t j = key_tile * COLUMNS, keys = least(p.num_src - j, COLUMNS);
+          const int64_t j = p.keys.start[key_tile], keys = p.keys.size(key_tile);
           pack(at<S>(p.key, t.b, kv, j), p.key.node, keys, COLUMNS, D, T(1), copy);
           pack(at<S>(p.value, t.b, kv, j), p.value.node, keys, COLUMNS, DV, T(1), copy + COLUMNS * D);
         });
@@ -425,7 +438,7 @@ template <class T> struct QueryTile {
 // Adds to the gradients, zeros at first, for a part of the work items, each (shared_batch batch entries, head of keys,
 // segment of key tiles). False: no memory.
 template <class T, class S> bool backward(const TileAttention<T> &p, int64_t part, int64_t parts) {
-  const int64_t query_tiles = divide_up(p.num_dst, ROWS), group = p.heads / p.key_heads;
+  const int64_t query_tiles = p.queries.tiles, group = p.heads / p.key_heads;
   const int64_t D = p.width, DV = p.value_width;
   const int64_t of_tile = QueryTile<T>::size(D, DV), heads_of_item = p.shared_batch * group;
   Memory memory((p.slots * of_tile + COLUMNS * (D + DV)) * sizeof(T) + p.slots * sizeof(int64_t), 4);
@@ -444,18 +457,17 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
     const int64_t bh = t.b * p.heads + t.h;
     const int64_t table = (shared * p.num_segments + segment) * p.heads * table_length(p);
     for (int64_t key_tile = p.segments[segment]; key_tile < p.segments[segment + 1]; key_tile++) {
-      const int64_t j = key_tile * COLUMNS, keys = least(p.num_src - j, COLUMNS);
+      const int64_t j = p.keys.start[key_tile], keys = p.keys.size(key_tile);
       pack(at<S>(p.key, t.b, kv, j), p.key.node, keys, COLUMNS, D, T(p.scale), k_tile);
       pack(at<S>(p.value, t.b, kv, j), p.value.node, keys, COLUMNS, DV, T(1), v_tile);
       for (int64_t e = p.tiles.ptr[key_tile]; e < p.tiles.ptr[key_tile + 1]; e++) {
-        const int64_t tile = p.tiles.other[e], low = columns_of(p.tiles, e, key_tile, t);
-        t.i = tile * ROWS, t.rows = least(p.num_dst - t.i, ROWS);
+        const int64_t tile = p.tiles.other[e], low = columns_of(p.tiles, e, p.keys, key_tile, t);
+        t.i = p.queries.start[tile], t.rows = p.queries.size(tile);
         const auto fill = [&](T *copy) { QueryTile<T>(copy, D, DV).template fill<S>(p, t); };
         const QueryTile<T> q(kept.find(bh, tile, query_tiles, fill), D, DV);
         // +inf: rows behind the last have P = 0, as rows without edges do
         for (int64_t r = 0; r < ROWS; r++) lse[r] = r < t.rows ? p.lse[bh * p.num_dst + t.i + r] : infinity<T>();
         const T *k = k_tile + low * D, *v = v_tile + low * DV;
-        const int64_t keys_left = least(p.num_src - t.j, t.columns);
 
         logits(p, t, k, q.q_transposed, s, slope);
         product<STEP, false, T>({v, DV}, {q.d_out_transposed, ROWS}, {g, ROWS}, t.columns, DV, ROWS);
@@ -464,7 +476,7 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
         drop_weights(s, p, t);
 
         if (p.d_table)
-          for (int64_t c = 0; c < keys_left; c++) {
+          for (int64_t c = 0; c < t.keys; c++) {
             T *entries = p.d_table + table + in_table(p, t, c);
             for (int r = 0; r < ROWS; r++) entries[r] += g[c * ROWS + r];
           }
@@ -475,7 +487,7 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
           });
         }
         if (p.d_src_bias)
-          for (int64_t c = 0; c < keys_left; c++)
+          for (int64_t c = 0; c < t.keys; c++)
             for (int r = 0; r < ROWS; r++) p.d_src_bias[bh * p.num_src + t.j + c] += g[c * ROWS + r];
         if (p.softcap != 0)
           for (int64_t at = 0; at < t.columns * ROWS; at++) g[at] *= slope[at];
@@ -483,8 +495,8 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
         const Matrix<T> d_key{at<T>(p.d_key, t.b, kv, t.j), p.d_key.node};
         const Matrix<T> d_value{at<T>(p.d_value, t.b, kv, t.j), p.d_value.node};
         const Matrix<T> d_query{at<T>(p.d_query, segment % p.copies * p.batch + t.b, t.h, t.i), p.d_query.node};
-        product<STEP, true, T>({s, ROWS}, {q.d_out, DV}, d_value, keys_left, t.rows, DV);
-        product<STEP, true, T>({g, ROWS}, {q.q, D}, d_key, keys_left, t.rows, D);
+        product<STEP, true, T>({s, ROWS}, {q.d_out, DV}, d_value, t.keys, t.rows, DV);
+        product<STEP, true, T>({g, ROWS}, {q.q, D}, d_key, t.keys, t.rows, D);
         product<ROW_STEP, true, T>({g, 1, ROWS}, {k, D}, d_query, t.rows, t.columns, D);
       }
     }

@@ -1,0 +1,150 @@
+"""`mpnn.deterministic_batches`: results that keep their bits in any batch, also where torch computes them.
+
+This library's kernels add up each row in an order that does not depend on the rows beside it. Two kinds of torch's
+operations do not:
+
+- A product of fewer than 12 rows may run another loop than one of many rows, and a product with one column does. With
+  up to 8 columns, it depends on where a row lies in memory, unless its length is a multiple of 4.
+- Some functions of single numbers (silu, softplus, mish, sigmoid, gelu, exp2) compute the last numbers of a tensor,
+  which fill no whole vector, by other code.
+
+The switch pads both. It watches each call of torch for this, as `torch.overrides.TorchFunctionMode` does.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_MANY_ROWS = 12  # from which on products have the bits of any larger one, measured with MKL on one thread and on two
+_NARROW = 8  # columns up to which products depend on where rows lie
+_STEP = 4  # fewer rows, and the lengths of rows of narrow products, are padded to a multiple
+_VECTORS = 32  # numbers that torch computes at once, or a multiple
+_MOST_THREADS = 8  # among which torch's loops are divided here
+
+_STATE = threading.local()
+
+
+class deterministic_batches:
+    """From here on, or in a `with` block, an item has the same bits whatever it is batched with.
+
+    This holds for eager calls on a CPU in this thread: for layers and models of this library, and for those of others
+    whose layers treat each item by itself. `docs/limits.md` says what keeps its bits without the switch, and what does
+    not with it.
+
+        with mpnn.deterministic_batches():
+            vectors = model(batch)
+
+    Args:
+        mode: False switches it off.
+    """
+
+    def __init__(self, mode: bool = True) -> None:
+        self._before = is_on()
+        _switch(mode)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        _switch(self._before)
+
+
+def is_on() -> bool:
+    return getattr(_STATE, "padding", None) is not None
+
+
+def _switch(mode: bool) -> None:
+    if mode == is_on():
+        return
+    if mode:
+        _STATE.padding = _Padding()
+        _STATE.padding.__enter__()
+    else:
+        _STATE.padding.__exit__(None, None, None)
+        _STATE.padding = None
+
+
+class _Padding(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        padded = _PADDED.get(func)
+        if padded is None or not args or torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        return padded(func, *args, **kwargs)
+
+
+def _is_on_cpu(*tensors: Any) -> bool:
+    return all(isinstance(x, Tensor) and x.is_cpu and x.layout is torch.strided for x in tensors)
+
+
+def needs_padding(x: Tensor, weight: Any) -> bool:
+    """Whether products of many rows with a plain weight [N, K] do not keep their bits on a CPU."""
+    if type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2 or not x.is_cpu:
+        return False
+    width, depth = weight.shape
+    return width == 1 or (width <= _NARROW and depth % _STEP > 0)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, least: int = _MANY_ROWS) -> Tensor:
+    """`F.linear` with padding: to whole steps of rows if there are fewer than `least`, and to two columns; for narrow
+    products also to whole steps of depth."""
+    width, depth = weight.shape
+    if width == 1:
+        weight = F.pad(weight, (0, 0, 0, 1))
+        bias = None if bias is None else F.pad(bias, (0, 1))
+    if width <= _NARROW and depth % _STEP:
+        weight = F.pad(weight, (0, -depth % _STEP))
+        x = F.pad(x, (0, -depth % _STEP))
+    rows = x.shape[:-1].numel()
+    if 0 < rows < least and rows % _STEP:
+        flat = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, -rows % _STEP))
+        out = F.linear(flat, weight, bias)[:rows].view(*x.shape[:-1], -1)
+    else:
+        out = F.linear(x, weight, bias)
+    return out if width > 1 else out[..., :1]
+
+
+def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not _is_on_cpu(input, weight) or weight.dim() != 2:
+        return func(input, weight, bias)
+    return linear(input, weight, bias)
+
+
+def _matmul(func: Any, input: Tensor, other: Tensor, **options: Any) -> Tensor:
+    if options or not _is_on_cpu(input, other) or other.dim() != 2 or not input.dim():
+        return func(input, other, **options)
+    return linear(input, other.t())
+
+
+def _addmm(func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
+    if options or not _is_on_cpu(input, mat1, mat2) or input.dim() != 1 or len(input) != mat2.shape[1]:
+        return func(input, mat1, mat2, **options)
+    return linear(mat1, mat2.t(), input)
+
+
+def _of_numbers(func: Any, input: Tensor, *args: Any, **options: Any) -> Tensor:
+    """A function of single numbers, over a whole number of vectors on each thread."""
+    threads = torch.get_num_threads()
+    if not _is_on_cpu(input) or options.get("inplace") or "out" in options or threads > _MOST_THREADS:
+        return func(input, *args, **options)
+    whole = _VECTORS * math.lcm(*range(1, threads + 1))
+    if input.is_contiguous() and input.numel() % whole == 0:
+        return func(input, *args, **options)
+    flat = input.reshape(-1)
+    out: Tensor = func(F.pad(flat, (0, -len(flat) % whole)), *args, **options)
+    return out[: len(flat)].view(input.shape)
+
+
+_PADDED: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _matmul),
+    **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+    **dict.fromkeys((F.silu, F.softplus, F.mish, F.gelu, torch.sigmoid, Tensor.sigmoid, F.sigmoid), _of_numbers),
+    **dict.fromkeys((torch.exp2, Tensor.exp2, torch.special.exp2, torch.special.expit), _of_numbers),
+}
