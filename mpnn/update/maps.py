@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out = by_onednn(x, weight, bias) if isinstance(weight, Tensor) and is_candidate(x, weight.shape[-1]) else None
     if out is not None:
         return out
-    if batches.needs_padding(x, weight) and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and batches.needs_padding(x, weight):
         return batches.linear(x, weight, bias, least=0)
     return F.linear(x, weight, bias)
 
