@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -89,6 +90,7 @@ def page_script(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -109,6 +111,21 @@ def test_the_page_of_models_says_what_was_measured() -> None:
 def test_the_table_of_scale_says_what_is_computed() -> None:
     page, text = page_script("scale"), (ROOT / "docs" / "scale.md").read_text()
     assert page.updated(text, list(page.forecasts())) == text, "run python -m docs.scale"
+
+
+def test_the_index_of_lectures_names_what_exists() -> None:
+    page, text = page_script("lectures"), (ROOT / "docs" / "lectures.md").read_text()
+    statements = page.statements()
+    assert page.updated(text) == text, "run python docs/lectures.py"
+    assert {one.lecture for one in statements} == set(page.LECTURES)
+    assert {one.state for one in statements} == set(page.STATES)
+    for one in statements:
+        assert one.served_by if one.state == "here" else one.note, f"{one.text}: where, or why not"
+        for name in one.served_by:
+            page.resolve(name)
+    for absent in ("models.Absent", "claims.absent", "absent.md", "graphs.md#absent", "examples/absent.py"):
+        with pytest.raises(LookupError):
+            page.resolve(absent)
 
 
 def test_the_table_of_results_says_what_was_recorded() -> None:
