@@ -98,7 +98,8 @@ def index() -> str:
         parts += ["| statement | | where |", "|---|---|---|"]
         for one in members:
             where = ", ".join(map(link, one.served_by))
-            cells = one.text.replace("|", "\\|").replace("<", "&lt;"), one.state, "; ".join(filter(None, [where, one.note]))
+            text = one.text.replace("|", "\\|").replace("<", "&lt;")
+            cells = text, one.state, "; ".join(filter(None, [where, one.note]))
             parts.append(f"| {' | '.join(cells)} |")
         parts.append("")
     return "\n".join([*parts, ""])
