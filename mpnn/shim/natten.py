@@ -51,7 +51,7 @@ def neighborhood_attention_generic(
     """Each token attends to the kernel_size nearest along each axis; at a border the kernel is moved inward.
 
     Args:
-        query: [B, *shape, H, D], a shape of one to three axes. key: [B, *shape, H_kv, D]. value: [B, *shape, H_kv,
+        query: [B, ..., H, D], with one to three axes in the middle. key: [B, ..., H_kv, D]. value: [B, ..., H_kv,
             D_v].
         kernel_size, stride, dilation, is_causal: one for all axes, or one for each; see `graphs.neighborhood`.
         scale: default 1 / sqrt(D).
@@ -59,7 +59,7 @@ def neighborhood_attention_generic(
         return_lse: also return the log-sum-exp of the scores.
 
     Returns:
-        out [B, *shape, H, D_v], or (out, lse [B, *shape, H]).
+        out [B, ..., H, D_v], or (out, lse [B, ..., H]).
 
     Raises:
         ValueError: as NATTEN: shapes do not match, kernel_size * dilation exceeds the shape, or a stride its kernel.
@@ -199,7 +199,7 @@ class NeighborhoodAttentionGeneric(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, *shape, embed_dim] -> the same."""
+        """[B, ..., embed_dim] -> the same."""
         if x.dim() != self.na_dim + 2 or x.shape[-1] != self.embed_dim:
             raise ValueError(
                 f"NeighborhoodAttention{self.na_dim}D expected [batch, {self.na_dim} axes, {self.embed_dim}]; got "
