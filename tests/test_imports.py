@@ -51,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "train": {"graph", "message_passing", "data"},
     "mpnn": {
         *("graph", "graphs", "aggregate", "update", "position", "attention", "backends", "engine", "ops"),
-        *("message_passing", "models", "view"),
+        *("message_passing", "models", "view", "kernels"),
     },
     "cli": {
         *("graph", "graphs", "scores", "round", "backends", "engine", "message_passing", "data", "view", "models"),

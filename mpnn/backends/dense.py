@@ -173,7 +173,7 @@ def run(round: Round) -> Result:
             src, dst = graph.ends
             return Result(out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1))
         return Result(out.squeeze(-4))
-    members = graph.cached("members of cliques", lambda: cliques.members(graph.device))
+    members = graph.cached("members of cliques", lambda: cliques.members(graph))
     order, inverse = graph.cached("clique by clique", lambda: _order(members))
     query, key, value = (x.index_select(-3, order) for x in features)
     if _fits_flash(round) and len(members) > 1 and not cliques.causal:
@@ -519,9 +519,9 @@ def _is_complete(graph: Graph) -> bool:
 
 
 class _Cliques(NamedTuple):
-    """Disjoint cliques, or causal documents: their labels [N], the distinct sizes, and the number of each."""
+    """Disjoint cliques, or causal documents: the distinct sizes, and the number of each. To plan, it takes no memory
+    by node."""
 
-    labels: Ints
     sizes: Ints
     counts: Ints
     causal: bool
@@ -530,9 +530,12 @@ class _Cliques(NamedTuple):
     def pairs(self) -> int:
         return int((self.sizes**2 * self.counts).sum())
 
-    def members(self, device: torch.device) -> list[Tensor]:
+    def members(self, graph: Graph) -> list[Tensor]:
         """The nodes of the cliques, one int64 tensor [number of cliques, size] for each size."""
-        return [torch.from_numpy(nodes).to(device) for nodes in cliques_of(self.labels)]
+        lengths = documents(graph) if self.causal else None
+        labels = graph.labels if lengths is None else np.repeat(np.arange(len(lengths)), lengths)
+        assert labels is not None
+        return [torch.from_numpy(nodes).to(graph.device) for nodes in cliques_of(labels)]
 
 
 def runs_by_cliques(round: Round) -> bool:
@@ -555,17 +558,12 @@ def cliques_of_graph(graph: Graph) -> _Cliques | None:
 def _find_cliques(graph: Graph) -> _Cliques | None:
     if graph.is_explicit or graph.stack or _is_complete(graph):
         return None
-    is_causal = graph.clique_sizes is None
-    labels = graph.labels
-    if is_causal:
-        lengths = documents(graph)
-        if lengths is None or len(lengths) < 2:
-            return None
-        labels = np.repeat(np.arange(len(lengths)), lengths)
-    if labels is None:
+    if graph.clique_sizes is not None:
+        return _Cliques(*graph.clique_sizes, causal=False)
+    lengths = documents(graph)
+    if lengths is None or len(lengths) < 2:
         return None
-    sizes, counts = np.unique(np.unique(labels, return_counts=True)[1], return_counts=True)
-    return _Cliques(labels, sizes, counts, is_causal)
+    return _Cliques(*np.unique(lengths, return_counts=True), causal=True)
 
 
 def _vectors(round: Round) -> list[PerEdge]:

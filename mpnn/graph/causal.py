@@ -14,6 +14,8 @@ def documents(graph: Graph) -> list[int] | None:
 
 def _documents(graph: Graph) -> list[int] | None:
     edges = graph.structure
+    if not isinstance(edges, Strips) and len(edges.start) != graph.num_dst:
+        return None  # each row has one run, to its node
     lengths = (edges if isinstance(edges, Strips) else Strips.of_runs(edges)).documents
     if lengths is None or int((lengths * (lengths + 1) // 2).sum()) != graph.num_edges:  # edges that are repeated
         return None

@@ -5,9 +5,9 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.graph.runs import Ints
 from mpnn.kernels.cpu.library import address, fields
 
 
@@ -39,7 +39,7 @@ class Parts:
     """Consecutive ranges of edges, which kernels run side by side. `cuts` are the edges at which parts begin, and the
     last one's end. `struct`: the parameters of the kernels, which point into the tensors of the rows."""
 
-    def __init__(self, rows: "Rows", cuts: Ints) -> None:
+    def __init__(self, rows: "Rows", cuts: NDArray[np.int64]) -> None:
         self.rows, self.cuts = rows, np.ascontiguousarray(cuts, np.int64)
         tensors = (rows.ptr, rows.col, rows.edge, rows.slot, rows.node)
         count = len(cuts) - 1
@@ -98,7 +98,7 @@ class Rows:
             parts = self._parts.setdefault(key, Parts(self, cuts))
         return parts
 
-    def _cuts(self, count: int, piece: int) -> Ints:
+    def _cuts(self, count: int, piece: int) -> NDArray[np.int64]:
         """The edges at which parts begin, and the last one's end."""
         ptr = self.ptr.numpy()
         even = self.num_edges * np.arange(1, count) // count

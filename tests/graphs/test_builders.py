@@ -272,7 +272,7 @@ def test_every_builder_of_the_contract_is_drawn() -> None:
         *("parse", "to_scipy", "to_networkx", "to_pyg", "to_torch_sparse", "to_sparse_tensor"),
         *("from_dgl", "from_torch_sparse", "from_sparse_tensor", "absent_edges"),
         *("CompressedGraph", "HeteroGraph", "HeteroSample", "TemporalGraph", "compressed", "open_csr", "write_csr"),
-        *("from_tables", "sample"),
+        *("as_topology", "from_tables", "sample"),
         *("edge_vectors", "farthest", "icosphere", "icosphere_points"),
     }
 

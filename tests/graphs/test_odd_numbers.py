@@ -12,8 +12,8 @@ NO_INTEGERS = {"nan", "inf", "1000000000.0", "2.5", "'x'", "[1]", "b'1'", "np.fl
 OF_LISTS = {"count_or_indices", "globals", "kernel", "stride", "padding", "dilation", "size", "fanouts"}
 SENTENCES = {
     "globals": ("globals", "count", "indices"),
-    "height": ("height", "pixels"),
-    "width": ("width", "pixels"),
+    "height": ("height", "pixels", "shape"),
+    "width": ("width", "pixels", "shape"),
     "size": ("size", "blocks of", "multiple of", "pixels", "graph of"),
     "start": ("start", "rows"),
     "stop": ("stop", "rows"),
@@ -27,6 +27,7 @@ SENTENCES = {
     "parent": ("parent",),
     "end": ("edge",),
     "answer": ("answers",),
+    "radius": ("radius", "pixels"),
     "n": ("nodes", "num_dst", "num_src"),
     "num_nodes": ("num_nodes", "nodes", "sources"),
     "num_src": ("sources", "num_src", "Graph", "expected 0 to"),

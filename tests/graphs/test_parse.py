@@ -47,7 +47,7 @@ def test_text_gives_the_topology(text: str, topology: Topology) -> None:
 def test_every_topology_of_the_builders_can_be_written() -> None:
     homes = {name: getattr(thing, "__module__", "") for name, thing in vars(graphs).items()}
     public = {name for name, home in homes.items() if home.startswith("mpnn.graphs.")}
-    from_data = {"batch", "chunks", "knn", "lsh", "parse", "register"}
+    from_data = {"as_topology", "listed", "batch", "chunks", "knn", "lsh", "parse", "register"}
     from_data |= {"HeteroGraph", "HeteroSample", "sample", "absent_edges", "edges_into", "random_walk_neighbors"}
     from_data |= {"radius", "edge_vectors", "line_graph", "farthest", "icosphere", "icosphere_points"}
     from_data |= {"blocks", "chosen", "tree", "rollouts"}
@@ -70,7 +70,7 @@ def test_every_topology_of_the_builders_can_be_written() -> None:
         ("window(True)", 8, "arguments are integers or lists of integers"),
         ("window(1 + 1)", 8, "arguments are integers or lists of integers"),
         ("window(**{})", 10, "arguments are integers or lists of integers"),
-        ("documents([2, [x]])", 16, "arguments are integers or lists of integers"),
+        ("documents([2, [x]])", 16, "there is no topology 'x'"),
         ("window(99999999999999999999)", 1, r"radius must not exceed 2\*\*61"),
         ("causal | 5", 10, r"expected a topology such as window\(256\), or two joined by \| & -"),
         ("causal + identity", 1, "expected a topology"),

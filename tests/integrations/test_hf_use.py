@@ -710,7 +710,6 @@ def test_jit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        (graphs.causal().bind(17), "got Graph; a Graph has a size: pass the topology that it was bound from"),
         ({9: "causal()"}, "there is no layer type or number 9; there are 0 to 1"),
         ("causal() & windo(3)", "there is no topology 'windo'"),
         ("causal( & window(3)", "at column 9: invalid syntax"),

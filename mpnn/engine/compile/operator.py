@@ -7,9 +7,9 @@ overwrite tensors that it considers unused and recompute them for the backward. 
 the forward runs a second time on the current tensors.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, read, result, unflatten
+from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, result
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.outline import bound
+from mpnn.engine.compile.shapes import forward_fake as forward_fake
 from mpnn.engine.compile.standard import run as run_by_standard_operators
 from mpnn.engine.rewrites.prepare import prepared
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
-from mpnn.round import Round, validation
-from mpnn.scores import Dot
+from mpnn.round import Round
 
 
 def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
@@ -33,9 +33,6 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     out, weights, _ = torch.ops.mpnn.run(*flatten(prepared(round, backend), backend))
     return out, weights if round.return_weights or round.return_lse or round.return_state else None
 
-
-# torch.onnx.export replaces operators by this table; torch.compile and torch.export do not read it.
-decomposition_table[torch.ops.mpnn.run.default] = run_by_standard_operators
 
 # ---------------------------------------------------------------------------------------------------- forward
 
@@ -53,33 +50,8 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, weights[0] if weights else out.new_empty(0), ticket
 
 
-def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    call = Call(*arguments)
-    form, value = read(call.form), call.tensors[0]
-    round = unflatten(call, cast(Graph, _Sizes(call.sizes, value.device)))
-    validation.round(round)
-    heads, width = form.reduced or (round.heads, value.shape[-1])
-    out = value.new_empty(*round.batch, call.sizes[0], heads, width)
-    rows = call.sizes[0] if round.return_lse else call.sizes[2]
-    more = value.new_empty((*round.batch, rows, round.heads) if round.return_weights or round.return_lse else (0,))
-    if round.return_state:
-        shape = (*round.batch, round.heads, cast(Dot, round.score).key.shape[-1], value.shape[-1])
-        more = value.new_empty(shape, dtype=round.accumulate_dtype)
-    return out, more, torch.empty((), dtype=torch.int64)
-
-
-class _Sizes:
-    """A stand-in for a graph that suffices for validation and shapes."""
-
-    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
-        self.num_dst, self.num_src, self.num_edges = sizes[:3]
-        self.device, self.num_edge_types = device, 0
-
-    def cached(self, key: Any, build: Callable[[], Any]) -> Any:
-        return build()
-
-    def __repr__(self) -> str:
-        return f"the graph ({self.num_dst} x {self.num_src})"
+# torch.onnx.export replaces operators by this table; torch.compile and torch.export do not read it.
+decomposition_table[torch.ops.mpnn.run.default] = run_by_standard_operators
 
 
 def _graph(call: Call) -> Graph:

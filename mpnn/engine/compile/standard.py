@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from mpnn.aggregate import Mean, Sum
 from mpnn.engine.compile.form import Call, read, unflatten
+from mpnn.engine.compile.shapes import forward_fake
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
@@ -70,8 +71,6 @@ MASKS: dict[str, Callable[..., Tensor]] = {
 def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The results of `torch.ops.mpnn.run`, by standard operators while torch traces them."""
     if get_proxy_mode() is None:  # torch asks for shapes alone
-        from mpnn.engine.compile.operator import forward_fake
-
         return forward_fake(*arguments)
     call = Call(*arguments)
     text = read(call.form).topology

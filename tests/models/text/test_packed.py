@@ -217,7 +217,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "too long a document": (decode, {"lengths": [13]}, "got a document of 13 tokens, but .* context=8"),
     "a cache and a graph": (decode, {"graph": CAUSAL, "cache": KVCache(16)}, "one text in each row.* graph"),
     "a cache and lengths": (decode, {"lengths": LENGTHS, "cache": KVCache(16)}, "one text in each row.* lengths"),
-    "a bound graph": (decode, {"graph": CAUSAL.bind(TOTAL), "lengths": LENGTHS}, "need a Topology"),
     "generation of documents": (generate, {"lengths": [2, 3]}, "Give each document a row of its own"),
     "generation over a graph": (generate, {"graph": CAUSAL}, "Give each document a row of its own"),
     "fewer targets": (translate, {"target_lengths": [6, 7]}, "as many of both; got 2 and 3"),
