@@ -530,12 +530,16 @@ class _Cliques(NamedTuple):
     def pairs(self) -> int:
         return int((self.sizes**2 * self.counts).sum())
 
-    def members(self, graph: Graph) -> list[Tensor]:
-        """The nodes of the cliques, one int64 tensor [number of cliques, size] for each size."""
+    def labels(self, graph: Graph) -> Ints:
+        """The clique of each node of the graph, [N]."""
         lengths = documents(graph) if self.causal else None
         labels = graph.labels if lengths is None else np.repeat(np.arange(len(lengths)), lengths)
         assert labels is not None
-        return [torch.from_numpy(nodes).to(graph.device) for nodes in cliques_of(labels)]
+        return labels
+
+    def members(self, graph: Graph) -> list[Tensor]:
+        """The nodes of the cliques, one int64 tensor [number of cliques, size] for each size."""
+        return [torch.from_numpy(nodes).to(graph.device) for nodes in cliques_of(self.labels(graph))]
 
 
 def runs_by_cliques(round: Round) -> bool:
@@ -559,11 +563,13 @@ def _find_cliques(graph: Graph) -> _Cliques | None:
     if graph.is_explicit or graph.stack or _is_complete(graph):
         return None
     if graph.clique_sizes is not None:
-        return _Cliques(*graph.clique_sizes, causal=False)
+        sizes, counts = graph.clique_sizes
+        return _Cliques(sizes, counts, causal=False)
     lengths = documents(graph)
     if lengths is None or len(lengths) < 2:
         return None
-    return _Cliques(*np.unique(lengths, return_counts=True), causal=True)
+    sizes, counts = np.unique(lengths, return_counts=True)
+    return _Cliques(sizes, counts, causal=True)
 
 
 def _vectors(round: Round) -> list[PerEdge]:

@@ -72,7 +72,7 @@ def refusal(round: Round) -> str | None:
         return unavailable(round.value, round.tensors) if on_gpu else library.why_missing()
     if _is_of_prefixes(round):
         lengths = documents(round.graph)
-        few = bool(lengths) and len(lengths) * _MIN_ROWS <= round.graph.num_dst
+        few = lengths is not None and 0 < len(lengths) * _MIN_ROWS <= round.graph.num_dst
         return None if few else "running sums without weights are those of causal(), or of long documents in it"
     if round.score is None:
         return _why_no_convolution(round)

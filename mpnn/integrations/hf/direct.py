@@ -93,7 +93,7 @@ def _packed_texts(graph: Graph) -> tuple[Packing | None, bool]:
     cliques = dense.cliques_of_graph(graph)
     if cliques is None or graph.has_scattered_cliques:
         return None, False
-    lengths: list[int] = np.unique(cliques.labels, return_counts=True)[1].tolist()
+    lengths: list[int] = np.unique(cliques.labels(graph), return_counts=True)[1].tolist()
     return Packing((1, graph.num_dst), lengths), cliques.causal
 
 
