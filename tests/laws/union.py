@@ -20,6 +20,7 @@ from torch import Tensor
 from mpnn import Graph, MessagePassing, attention, deterministic_batches, engine, graphs
 from mpnn.backends import dense, registered
 from mpnn.engine.plan import Refused
+from mpnn.kernels.cpu import library
 from mpnn.round import Round
 
 # ------------------------------------------------------------------------------------------- requests x backends
@@ -131,10 +132,15 @@ def _members_and_swapped(kind: str) -> tuple[Graph, Graph, tuple[int, int]]:
     return both[0], both[1], (counts[0], counts[1])
 
 
+as_measured = pytest.mark.skipif(
+    library.processor() != "x86_64_v3", reason="torch's products were measured with AVX2 (docs/limits.md)"
+)
+
 _OF_THE_GRAPH = {"aggregation: pna"}
 """Its scalers are relative to the mean degree of the whole graph."""
 
 
+@as_measured
 @pytest.mark.parametrize("kind", ["edges", "documents", "causal documents"])
 def test_bits_of_requests_do_not_depend_on_the_place(kind: str) -> None:
     """Each member has the bits that it has at another place, by each backend and by the plan."""
@@ -189,6 +195,7 @@ _LAYERS: dict[str, Callable[[], MessagePassing]] = {
 }
 
 
+@as_measured
 @pytest.mark.parametrize("name", _LAYERS)
 def test_bits_of_graphs_in_batches(name: str) -> None:
     """In any order, beside some of the others, alone, on one thread and on two, by the plan."""
@@ -214,6 +221,7 @@ def test_bits_of_graphs_in_batches(name: str) -> None:
 _BY_GRAPH = {"GraphBert": "each graph is padded to the largest of the batch"}
 
 
+@as_measured
 @pytest.mark.parametrize("name", GRAPHS)
 def test_bits_of_models_of_graphs(name: str) -> None:
     if name in _BY_GRAPH:
@@ -366,6 +374,7 @@ def _in_place(kind: Any, family: str, **options: Any) -> Any:
     return made
 
 
+@as_measured
 @pytest.mark.parametrize("family", ["bert", "electra", pytest.param("modernbert", marks=pytest.mark.slow)])
 def test_bits_of_texts_in_batches(family: str) -> None:
     made = _in_place(transformers.AutoModel, family, unpad=True)
@@ -381,6 +390,7 @@ def test_bits_of_texts_in_batches(family: str) -> None:
 
 
 @packs
+@as_measured
 @pytest.mark.parametrize("family", ["llama", "gpt2", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_bits_of_packed_texts(family: str) -> None:
     made = _in_place(transformers.AutoModelForCausalLM, family)
