@@ -297,6 +297,42 @@ def test_states_that_change_between_layers(calls: list[int]) -> None:
     assert calls
 
 
+def scale_weights(layer: nn.Module) -> None:
+    for weight in layer.parameters():
+        weight.mul_(1.5)
+
+
+@pytest.mark.parametrize("change", [scale_weights, nn.Module.train])
+def test_layers_that_change_between_calls(change: Callable[[nn.Module], object]) -> None:
+    """What a layer computed for the next one counts only while that one is as it was."""
+    _, ours = pair("bert")
+    first, second = ours.encoder.layer
+    states = ours.embeddings(IDS)
+    with torch.no_grad():
+        before, between = second(first(states)), first(states)
+        change(second)
+        torch.manual_seed(2)
+        found = second(between)
+        torch.manual_seed(2)
+        assert not found.equal(before)
+        torch.testing.assert_close(found, copy.deepcopy(second)(between), rtol=0, atol=3e-6)
+
+
+def test_gradients_behind_layers_without() -> None:
+    hf_model, ours = pair("bert")
+    gradients = []
+    for model in (hf_model, ours):
+        first, second = model.encoder.layer
+        with torch.no_grad():
+            between = first(model.embeddings(IDS))
+        out = second(between)
+        out = out[0] if isinstance(out, tuple) else out
+        weights = [weight for weight in second.parameters() if weight.requires_grad]
+        gradients.append(torch.autograd.grad(out.square().sum(), weights))
+    for found, expected in zip(*reversed(gradients), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
 def test_inference_mode() -> None:
     hf_model, ours = pair("vit")
     with torch.inference_mode():

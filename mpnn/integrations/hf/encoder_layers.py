@@ -164,11 +164,11 @@ def _restore(module: nn.Module, forward: Forward) -> None:
 
 class _Ahead(threading.local):
     """The states that a layer computed for later ones of its stack in this thread, for short inputs: for each, the
-    layer, its input, the version of this tensor and the mask, and its output. Between two layers Python's own objects
-    leave the caches, so that its checks take longer than those of all layers at once."""
+    layer and its parts, its input, the version of this tensor, the mask and the other options, and its output. A layer
+    takes them only if it may run its kernel at that time, with the same parts."""
 
     def __init__(self) -> None:
-        self.results: list[tuple[Forward, Tensor, int, Any, Tensor]] = []
+        self.results: list[tuple[Forward, _Parts | None, Tensor, int, Any, dict[str, Any], Tensor]] = []
 
 
 _AHEAD = _Ahead()
@@ -192,19 +192,19 @@ class Forward:
         return vars(self) | {"_parts": None}
 
     def __call__(self, hidden_states: Any, attention_mask: Any = None, *args: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            if _AHEAD.results and (out := self._computed_ahead(hidden_states, attention_mask)) is not None:
+        if not torch.compiler.is_compiling() and self._may_run(hidden_states, args, options):
+            out = self._computed_ahead(hidden_states, attention_mask, options) if _AHEAD.results else None
+            out = self._run(hidden_states, attention_mask, options) if out is None else out
+            if out is not None:
                 return out
-            if self._may_run(hidden_states, args, options):
-                out = self._run(hidden_states, attention_mask, options)
-                if out is not None:
-                    return out
         return type(self.module).forward(self.module, hidden_states, attention_mask, *args, **options)
 
-    def _computed_ahead(self, x: Any, mask: Any) -> Tensor | None:
+    def _computed_ahead(self, x: Any, mask: Any, options: dict[str, Any]) -> Tensor | None:
         """The output for the states that the layer before has just returned."""
-        layer, known, version, known_mask, out = _AHEAD.results.pop(0)
-        if layer is self and known is x and known_mask is mask and _version_of(x) == version:
+        layer, parts, known, version, known_mask, known_options, out = _AHEAD.results.pop(0)
+        is_same = layer is self and parts is self._parts and known is x and known_mask is mask
+        is_same = is_same and options.keys() == known_options.keys()
+        if is_same and _version_of(x) == version and all(options[name] is known_options[name] for name in options):
             return out
         _AHEAD.results.clear()
         return None
@@ -246,7 +246,7 @@ class Forward:
         first = out = kernel(x.contiguous(), documents)
         for forward, kernel in later:
             following = kernel(out, documents)
-            _AHEAD.results.append((forward, out, _version_of(out), mask, following))
+            _AHEAD.results.append((forward, forward._parts, out, _version_of(out), mask, options, following))
             out = following
         return first
 
