@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 _MANY_ROWS = 12  # from which on products have the bits of any larger one, measured with MKL on one thread and on two
 _NARROW = 8  # columns up to which products depend on where rows lie
@@ -42,6 +42,9 @@ class deterministic_batches:
 
     Args:
         mode: False switches it off.
+
+    Raises:
+        RuntimeError: if it ends inside of another of torch's function modes that began later.
     """
 
     def __init__(self, mode: bool = True) -> None:
@@ -66,6 +69,8 @@ def _switch(mode: bool) -> None:
         _STATE.padding = _Padding()
         _STATE.padding.__enter__()
     else:
+        if _get_current_function_mode() is not _STATE.padding:
+            raise RuntimeError("deterministic_batches ends where it began: leave the other modes of torch first")
         _STATE.padding.__exit__(None, None, None)
         _STATE.padding = None
 
