@@ -90,7 +90,9 @@ def _is_on_cpu(*tensors: Any) -> bool:
 
 def needs_padding(x: Tensor, weight: Any) -> bool:
     """Whether products of many rows with a plain weight [N, K] do not keep their bits on a CPU."""
-    if type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2 or not _is_on_cpu(x, weight):
+    if type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2 or weight.shape[0] > _NARROW:
+        return False
+    if not _is_on_cpu(x, weight):
         return False
     if type(x) is not Tensor or x.shape[-1:] != weight.shape[1:] or torch._C._len_torch_dispatch_stack():
         return False
