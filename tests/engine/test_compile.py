@@ -389,7 +389,8 @@ def test_what_no_program_can_know_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_inductor_which_reuses_memory() -> None:
+def test_inductor_which_reuses_memory(monkeypatch) -> None:
+    monkeypatch.setenv("CI", "1")  # there Inductor refuses operators that torch.onnx.export replaces
     with torch._inductor.config.patch(fallback_random=True):
         models = [layer(graphs.window(3), dropout=0.25, position=Rotary(8)) for _ in range(2)]
         model = nn.Sequential(*models)

@@ -368,6 +368,7 @@ def _same_bits(compute: Callable[[list[Tensor]], list[Tensor]], longest: int = 4
 def _in_place(kind: Any, family: str, **options: Any) -> Any:
     """A small model with heads of 16: torch's attention with heads of 8 depends on the number of threads."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 60}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}  # of families that have them
     torch.manual_seed(0)
     made = kind.from_config(transformers.AutoConfig.for_model(family, **sizes)).eval()
     mpnn.hf.use(made, **options)

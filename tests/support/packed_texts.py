@@ -164,7 +164,8 @@ def sharded_by_fsdp(made: Any, way: str) -> float:
 
     def wrap(made: Any) -> None:
         mesh = init_device_mesh("cpu", (1,))
-        for layer in [layer for layer in made.modules() if type(layer).__name__ in kinds]:
+        # layers inside layers first, as FSDP shards a parameter once
+        for layer in reversed([layer for layer in made.modules() if type(layer).__name__ in kinds]):
             fully_shard(layer, mesh=mesh)
         fully_shard(made, mesh=mesh)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 CALL = "Tensor token, SymInt[] sizes, Tensor[] tensors, str form, float[] numbers, bool[] needs"
 """The schema of `form.Call`, the arguments of `torch.ops.mpnn.run`."""
@@ -34,6 +35,7 @@ torch.library.define("mpnn::run", f"({CALL}) -> (Tensor out, Tensor weights, Ten
 torch.library.define("mpnn::run_backward", f"(Tensor[] grads, Tensor[] outputs, Tensor ticket, {CALL}) -> Tensor[]")
 torch.library.impl("mpnn::run", "default", _deferred("forward"))
 torch.library.register_fake("mpnn::run", _deferred("forward_fake"))
+torch.library.register_torch_dispatch("mpnn::run", ProxyTorchDispatchMode, _deferred("run_in_trace"))
 torch.library.register_autograd("mpnn::run", _deferred("backward"), setup_context=_deferred("save_for_backward"))
 torch.library.impl("mpnn::run_backward", "default", _deferred("run_backward"))
 torch.library.register_fake("mpnn::run_backward", _deferred("run_backward_fake"))

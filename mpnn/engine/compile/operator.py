@@ -15,13 +15,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
 
 from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, result
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.outline import bound
 from mpnn.engine.compile.shapes import forward_fake as forward_fake
-from mpnn.engine.compile.standard import run as run_by_standard_operators
+from mpnn.engine.compile.standard import run_in_trace as run_in_trace
 from mpnn.engine.rewrites.prepare import prepared
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
@@ -48,10 +47,6 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         outputs, ticket = result(call, graph), torch.zeros((), dtype=torch.int64)
     out, *weights = (_unaliased(x, call.tensors) for x in outputs)
     return out, weights[0] if weights else out.new_empty(0), ticket
-
-
-# torch.onnx.export replaces operators by this table; torch.compile and torch.export do not read it.
-decomposition_table[torch.ops.mpnn.run.default] = run_by_standard_operators
 
 
 def _graph(call: Call) -> Graph:

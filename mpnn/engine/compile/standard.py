@@ -17,11 +17,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from mpnn.aggregate import Mean, Sum
 from mpnn.engine.compile.form import Call, read, unflatten
-from mpnn.engine.compile.shapes import forward_fake
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
@@ -68,10 +67,20 @@ MASKS: dict[str, Callable[..., Tensor]] = {
 """Whether i attends to j, from positions that broadcast, by the name and arguments of a topology."""
 
 
+def run_in_trace(mode: ProxyTorchDispatchMode, op: Any, types: Any, arguments: Any, options: Any) -> Any:
+    """What torch records of `torch.ops.mpnn.run` in a program: the operator, or in an export to ONNX, standard ones.
+
+    A table of decompositions would do it too, but with one Inductor refuses the operator where the environment variable
+    `CI` is set.
+    """
+    if mode.pre_dispatch or not torch.onnx.is_in_onnx_export():
+        return mode.__torch_dispatch__(op, types, arguments, options)
+    with mode:
+        return run(*arguments)
+
+
 def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of `torch.ops.mpnn.run`, by standard operators while torch traces them."""
-    if get_proxy_mode() is None:  # torch asks for shapes alone
-        return forward_fake(*arguments)
+    """The results of `torch.ops.mpnn.run` by standard operators."""
     call = Call(*arguments)
     text = read(call.form).topology
     if not text:
