@@ -132,6 +132,5 @@ class AdditiveV2(KeyValue):
 def _by_head(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     """`<x_h, vector_h>` for each head, [..., H] of x [..., H, D], for each of the vectors [H, D]. Computed as one
     product with a block-diagonal matrix, which reads x once and does not materialize x * vector."""
-    heads = len(vectors[0])
-    blocks = torch.eye(heads, dtype=x.dtype, device=x.device)[:, :, None] * torch.stack(vectors)[:, :, None]
+    blocks = torch.stack(vectors).transpose(1, 2).diag_embed(dim1=1, dim2=2)
     return F.linear(x.flatten(-2), blocks.flatten(2).flatten(0, 1)).chunk(len(vectors), -1)

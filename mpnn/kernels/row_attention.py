@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ class Tensors(NamedTuple):
 
 
 _TRAILING = {"edge_key": 3, "edge_value": 3, "edge_term": 2, "bias": 2, "table": 2}  # dimensions after the batch
+_KEY_AND_VALUE = {Tensors._fields.index("key"), Tensors._fields.index("value")}
 
 
 class Spec(NamedTuple):
@@ -114,6 +115,18 @@ class RowAttention(Structure):
         ("d_vector", c_void_p),
         *fields(EdgeTensor, "d_edge_key d_edge_value d_edge_term d_bias"),
     )
+
+
+def _nothing() -> RowAttention:
+    """Parameters all of whose tensors are absent."""
+    p = RowAttention()
+    for name, kind in RowAttention._fields_:
+        if kind in (NodeTensor, EdgeTensor):
+            setattr(p, name, kind(heads=1))
+    return p
+
+
+_NOTHING = _nothing()
 
 
 class RowSums(Structure):
@@ -200,13 +213,12 @@ def _readable(spec: Spec, *tensors: Tensor | None) -> Tensors:
     those of a new token read a cache with heads outside of nodes."""
     values: Any = tensors[0]
     few = spec.score != ADDITIVE and spec.rows.num_edges <= values.shape[-3]
-
-    def readable(name: str, x: Tensor | None) -> Any:
-        if few and x is not None and name in ("key", "value") and x.dim() <= 4 and x.stride(-1) == 1:
-            return x.detach().resolve_neg()
-        return x if x is None else memory.plain(x)
-
-    return Tensors(*map(readable, Tensors._fields, tensors))
+    found = [x if x is None else x.detach().resolve_neg() for x in tensors]
+    for k, x in enumerate(found):
+        is_read_in_place = few and k in _KEY_AND_VALUE and x is not None and x.dim() <= 4 and x.stride(-1) == 1
+        if x is not None and not is_read_in_place:
+            found[k] = x.contiguous()
+    return Tensors(*cast(Any, found))
 
 
 def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
@@ -235,20 +247,26 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
 def _parameters(spec: Spec, inputs: Tensors, parts: Parts, *, by_source: bool = False) -> RowAttention:
     """The parameters that the forward and backward passes share."""
     nodes = 2 if spec.score == ADDITIVE else 3
-    p = RowAttention(parts.struct, spec.heads, spec.score, spec.normalize, int(spec.tanh))
+    p = RowAttention.from_buffer_copy(_NOTHING)
+    p.rows = parts.struct
+    p.heads, p.score, p.normalize, p.activation = spec.heads, spec.score, spec.normalize, int(spec.tanh)
     p.scale, p.softcap, p.slope = spec.scale, spec.softcap, spec.slope
-    p.query, p.key = node_tensor(inputs.query, nodes), node_tensor(inputs.key, nodes)
-    p.value, p.vector = node_tensor(inputs.value, 3), address(inputs.vector)
+    p.value = node_tensor(inputs.value, 3)
+    if inputs.query is not None and inputs.key is not None:
+        p.query, p.key = node_tensor(inputs.query, nodes), node_tensor(inputs.key, nodes)
+    p.vector = address(inputs.vector)
     for name, trailing in _TRAILING.items():
-        ids = spec.types[name].ids if name in spec.types else None
-        setattr(p, name, edge_tensor(getattr(inputs, name), trailing, ids))
+        if (x := getattr(inputs, name)) is not None:
+            ids = spec.types[name].ids if name in spec.types else None
+            setattr(p, name, edge_tensor(x, trailing, ids))
     if inputs.dst_bias is not None and inputs.src_bias is not None:
         row, col = (inputs.dst_bias, inputs.src_bias)[:: -1 if by_source else 1]
         p.row_bias, p.col_bias, p.num_cols = address(row), address(col), col.shape[-2]
     p.threshold, p.keep_scale = threshold(spec.dropout), 1 / (1 - spec.dropout)
-    dst_ids, src_ids = spec.dropout_ids or (None, None)
-    row_ids, col_ids = (src_ids, dst_ids) if by_source else (dst_ids, src_ids)
-    p.dropout_keys, p.row_ids, p.col_ids = map(address, (spec.dropout_keys, row_ids, col_ids))
+    if spec.dropout_keys is not None:
+        dst_ids, src_ids = spec.dropout_ids or (None, None)
+        row_ids, col_ids = (src_ids, dst_ids) if by_source else (dst_ids, src_ids)
+        p.dropout_keys, p.row_ids, p.col_ids = map(address, (spec.dropout_keys, row_ids, col_ids))
     return p
 
 
