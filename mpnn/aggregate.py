@@ -18,6 +18,8 @@ Fused kernels run an aggregator without a tensor of E messages if it defines mor
   that numba compiles, and its neutral element `identity`;
 - for the backward pass, it may also define `gradient(message, out)`, the derivative of a destination's result with
   respect to one of its messages;
+- `lift(message)` is what is combined of a message, if not the message itself. With `shares_ties = True`, the messages
+  whose lift equals the result share the gradient evenly, as those of a maximum do;
 - an aggregator composed of others subclasses `Composed`, lists them in `parts`, and combines their results in
   `compose`.
 """

@@ -18,20 +18,25 @@ from torch import Tensor
 from mpnn.kernels.cpu import threads
 from mpnn.kernels.rows import Parts, Rows
 
-Scalar = Callable[[float, float], float]
+Scalar = Callable[..., float]
 
 _MATH = {"contract", "reassoc", "nsz", "arcp", "afn"}  # fast, but NaN and infinities pass through
+_COUNTS = {1: "one number", 2: "two numbers"}
 _NO_EDGES = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Associative:
     """`combine(a, b)` of two numbers, associative and commutative; `combine(identity, m)` is m. `gradient(m, out)` is
-    the derivative of a row's result `out` by one of its messages m, or None if there is no backward pass."""
+    the derivative of a row's result `out` by one of its messages m, or None if there is no backward pass. `lift(m)` is
+    what is combined of a message, None for the message itself. If `shares_ties`, the messages whose lift equals the
+    result share the gradient."""
 
     combine: Scalar
     identity: float
     gradient: Scalar | None
+    lift: Scalar | None = None
+    shares_ties: bool = False
 
 
 def why_missing() -> str | None:
@@ -48,6 +53,17 @@ def forward(kind: Associative, value: Tensor, weight: Tensor | None, parts: Part
     for b in range(len(value)):
         shared = (*_arrays(parts.rows), _entry(value, b), size, _entry(weight, b, value), heads, identity)
         _each_part(parts, out[b], lambda span, to, shared=shared: code.forward(*span, *shared, to), code.join)
+
+
+def ties(kind: Associative, value: Tensor, weight: Tensor | None, parts: Parts, out: Tensor) -> Tensor:
+    """How many messages of each row have a lift that equals the result, at least 1, [B, rows, size]."""
+    code, count = _compiled(kind, value), torch.zeros_like(out)
+    heads, size = 1 if weight is None else weight.shape[-1], value.shape[2]
+    for b in range(len(value)):
+        read = (_entry(value, b), size, _entry(weight, b, value), heads, _entry(out, b))
+        shared = (*_arrays(parts.rows), *read)
+        _each_part(parts, count[b], lambda span, to, shared=shared: code.ties(*span, *shared, to), _add)
+    return count.clamp_(min=1)
 
 
 def backward(
@@ -109,12 +125,13 @@ def _entry(x: Tensor | None, b: int, like: Tensor | None = None) -> Any:
 
 class _Kernels(NamedTuple):
     forward: Callable[..., None]
+    ties: Callable[..., None]
     backward: Callable[..., None]
     join: Callable[..., None]
 
 
 def _compiled(kind: Associative, like: Tensor) -> _Kernels:
-    return _kernels(kind.combine, kind.gradient, like.dtype == torch.float32)
+    return _kernels(kind.combine, kind.gradient, kind.lift, like.dtype == torch.float32)
 
 
 @cache
@@ -123,8 +140,8 @@ def _announce() -> None:
 
 
 @lru_cache(maxsize=128)
-def _kernels(combine: Callable[..., float], gradient: Callable[..., float] | None, single: bool) -> _Kernels:
-    """Kernels with these functions of two numbers inside.
+def _kernels(combine: Scalar, gradient: Scalar | None, lift: Scalar | None, single: bool) -> _Kernels:
+    """Kernels with these functions of numbers inside.
 
     Raises:
         TypeError: numba cannot compile one of them.
@@ -134,6 +151,7 @@ def _kernels(combine: Callable[..., float], gradient: Callable[..., float] | Non
     _announce()
     merge = _scalar("combine", combine, single)
     slope = merge if gradient is None else _scalar("gradient", gradient, single)
+    raised = _scalar("lift", _itself if lift is None else lift, single, numbers=1)
 
     @njit(fastmath=_MATH, error_model="numpy", nogil=True)
     def forward(  # type: ignore[no-untyped-def]
@@ -150,7 +168,24 @@ def _kernels(combine: Callable[..., float], gradient: Callable[..., float] | Non
                 for h in range(heads):
                     w = weight[to + h] if len(weight) else x.dtype.type(1)
                     for d in range(h * width, (h + 1) * width):
-                        out[at + d] = merge(out[at + d], w * x[source + d])
+                        out[at + d] = merge(out[at + d], raised(w * x[source + d]))
+
+    @njit(fastmath=_MATH, error_model="numpy", nogil=True)
+    def ties(  # type: ignore[no-untyped-def]
+        first, last, top, bottom, in_place, ptr, col, edge, node, x, size, weight, heads, results, out
+    ):
+        width = size // heads
+        for r in range(top, bottom):
+            own_at = (node[r] if len(node) else r) * size
+            at = own_at if in_place else 0
+            for d in range(size):
+                out[at + d] = 0
+            for e in range(max(ptr[r], first), min(ptr[r + 1], last)):
+                source, to = np.int64(col[e]) * size, (edge[e] if len(edge) else e) * heads
+                for h in range(heads):
+                    w = weight[to + h] if len(weight) else x.dtype.type(1)
+                    for d in range(h * width, (h + 1) * width):
+                        out[at + d] += raised(w * x[source + d]) == results[own_at + d]
 
     @njit(fastmath=_MATH, error_model="numpy", nogil=True)
     def backward(  # type: ignore[no-untyped-def]
@@ -179,20 +214,24 @@ def _kernels(combine: Callable[..., float], gradient: Callable[..., float] | Non
         for d in range(len(piece)):
             out[d] = merge(out[d], piece[d])
 
-    return _Kernels(forward, backward, join)
+    return _Kernels(forward, ties, backward, join)
 
 
-def _scalar(name: str, function: Callable[..., float], single: bool) -> Any:
+def _itself(message: float) -> float:
+    return message
+
+
+def _scalar(name: str, function: Scalar, single: bool, numbers: int = 2) -> Any:
     from numba import njit, types
     from numba.core.errors import NumbaError
 
     number = types.float32 if single else types.float64
     compiled = njit(function)
     try:
-        compiled.compile((number, number))
+        compiled.compile((number,) * numbers)
     except NumbaError as error:
         raise TypeError(
-            f"{name} must be a function of two numbers that numba can compile, made of arithmetic, comparisons and the "
+            f"{name} must be a function of {_COUNTS[numbers]} that numba can compile, made of arithmetic, comparisons and the "
             f"math module; {function!r} is not: {error}"
         ) from error
     return compiled

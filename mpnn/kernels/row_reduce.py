@@ -214,7 +214,7 @@ def _fold(
     parts = parts_of(rows, value.shape[2])
     if isinstance(kind, Associative):
         combine.forward(kind, value, weight, parts, out)
-        return out, None
+        return out, combine.ties(kind, value, weight, parts, out) if counted and kind.shares_ties else None
     p = _parameters(value, weight, parts, own, out)
     p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
     p.sign, p.mean, p.count = (-1.0 if kind == "min" else 1.0), int(kind in ("mean", "var")), address(count)

@@ -3,6 +3,7 @@ of threads. What all backends share is in `test_backends.py` and `tests/fuzz`.""
 
 import math
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,41 @@ class Product:
         return torch.where((index.degree > 0).view(-1, *[1] * (messages.dim() - 1)), out, torch.zeros_like(out))
 
 
+class Squares:
+    """`sum_j m_j^2`."""
+
+    identity = 0.0
+    combine = staticmethod(lambda a, b: a + b)
+    lift = staticmethod(lambda m: m * m)
+    gradient = staticmethod(lambda m, out: 2 * m)
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return segment_sum(messages.square(), index)
+
+
+class Farthest:
+    """`max_j |m_j|`, whose equal messages share the gradient."""
+
+    identity = 0.0
+    combine = staticmethod(lambda a, b: max(a, b))
+    lift = staticmethod(lambda m: abs(m))
+    gradient = staticmethod(lambda m, out: (1.0 if m > 0 else -1.0 if m < 0 else 0.0) * (abs(m) == out))
+    shares_ties = True
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return Max().reduce(messages.abs(), index)
+
+
+class MeanOfSquares(Composed):
+    parts = (Squares(),)
+
+    def compose(self, results: Sequence[Tensor], degree: Tensor) -> Tensor:
+        return results[0] / degree.clamp(min=1).view(-1, *[1] * (results[0].dim() - 1))
+
+
+OWN = (LogSumExp(), Squares(), Farthest(), MeanOfSquares())
+
+
 def random_graph(num_dst: int, num_src: int, num_edges: int) -> Graph:
     """Half of the edges lead to destination 0, many come from source 0, and some run twice."""
     edges = torch.stack([torch.randint(0, max(n, 1), (num_edges,)) for n in (num_src, num_dst)])
@@ -91,7 +127,7 @@ def weights(graph: Graph, heads: int, batch: tuple[int, ...] = ()) -> Tensor:
     return torch.randint(-2, 3, (*batch, graph.num_edges, heads)).double().requires_grad_()
 
 
-@pytest.mark.parametrize("aggregator", [*AGGREGATORS, LogSumExp()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("aggregator", [*AGGREGATORS, *OWN], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 33, 64, 71, 130])
 def test_every_width(width: int, aggregator: Aggregator) -> None:
     graph = random_graph(20, 20, 150)
@@ -124,7 +160,7 @@ def test_every_form_of_weights(aggregator: Aggregator) -> None:
     check(CPU, shared, CLOSE)
 
 
-@pytest.mark.parametrize("aggregator", [*AGGREGATORS, LogSumExp()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("aggregator", [*AGGREGATORS, *OWN], ids=lambda a: type(a).__name__)
 def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> None:
     graph = random_graph(40, 30, 60_000)
     value, weight = halves(30, 1, 24), weights(graph, 1)

@@ -61,9 +61,9 @@ def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
         return f"{name} has no combine(a, b)"
     if not hasattr(aggregator, "identity"):
         return f"{name} has combine(a, b), but no identity to start from"
-    for function in ("combine", "gradient"):
+    for function, what in (("combine", "two numbers"), ("gradient", "two numbers"), ("lift", "one number")):
         if inspect.ismethod(getattr(aggregator, function, None)):
-            return f"{function} of {name} must be a function of two numbers: make it a staticmethod"
+            return f"{function} of {name} must be a function of {what}: make it a staticmethod"
     if needs_grad and getattr(aggregator, "gradient", None) is None:
         return f"{name} has no gradient(message, out), so there is no backward pass"
     return combine.why_missing()
@@ -107,7 +107,13 @@ def _reduce(aggregator: Any, value: Tensor, weight: Tensor | None, round: Round)
     graph = round.graph
     kind: Any = KINDS.get(type(aggregator))
     if kind is None:
-        kind = Associative(aggregator.combine, float(aggregator.identity), getattr(aggregator, "gradient", None))
+        kind = Associative(
+            aggregator.combine,
+            float(aggregator.identity),
+            getattr(aggregator, "gradient", None),
+            getattr(aggregator, "lift", None),
+            bool(getattr(aggregator, "shares_ties", False)),
+        )
     rows = edges.in_order(graph, transposed=False)
     columns = edges.in_order(graph, transposed=True) if round.needs_grad else None
     flat = value.reshape(round.batch.numel(), graph.num_src, value.shape[-2:].numel())
