@@ -47,7 +47,7 @@ def write(
     pictures = plots.draw(results["rows"], page.parent / "img")
     if ratios := times_faster(results["rows"]):
         plots.draw_peers(ratios, page.parent / "img" / "performance_peers.png")
-    lines = _page(results, pictures)
+    lines: list[str] = []
     for title, other in (others or {}).items():
         lines += ["", f"# {title}", "", f"Measured by `{other['command']}`.", "", *_machine(other), ""]
         lines += [*_bars(other["rows"]), *_tables(other["rows"], {})]
@@ -57,7 +57,9 @@ def write(
         lines += ["", *gpu]
     if reasons:
         lines += ["", "# Why bars are missed", "", reasons.strip()]
-    page.write_text("\n".join(lines).rstrip() + "\n")
+    # A page has one title: those of the parts, and the headings under them, are one level lower.
+    lower = [f"#{line}" if line.startswith("#") else line for line in "\n".join(lines).split("\n")]
+    page.write_text("\n".join([*_page(results, pictures), *lower]).rstrip() + "\n")
     return page
 
 

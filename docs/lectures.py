@@ -1,9 +1,9 @@
-"""Writes the index of docs/lectures.md from docs/lectures.tsv: what lectures say about transformers and graphs.
+"""Writes docs/lectures_index.md from docs/lectures.tsv: what lectures say about graphs.
 
-A row of the table: lecture, statement, state, where. State is `here`, `partly` or `not here`; `where` names what serves
-the statement, separated by spaces: names of Python without `mpnn.`, a claim (`claims.NAME` is a function of
-examples/claims.py), a file of the project, or a page with its heading (`page.md#anchor`). Behind a bar stands a note:
-for rows that are not here, the reason.
+A row of the table: lecture, title of its slide, statement, state, where. State is `here`, `partly` or `not here`;
+`where` names what serves the statement, separated by spaces: names of Python without `mpnn.`, a claim (`claims.NAME` is
+a function of examples/claims.py), a file of the project, or a page with its heading (`page.md#anchor`). Behind a bar
+stands a note: for rows that are not here, the reason.
 """
 
 import csv
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-TABLE, PAGE = HERE / "lectures.tsv", HERE / "lectures.md"
+TABLE, PAGE = HERE / "lectures.tsv", HERE / "lectures_index.md"
 INDEX = re.compile(r"(?<=<!-- index -->\n).*?(?=<!-- index end -->)", re.S)
 LECTURES = {
     "000": "Deep Learning: Transformers and GNNs",
@@ -30,6 +30,7 @@ STATES = ("here", "partly", "not here")
 @dataclass(frozen=True)
 class Statement:
     lecture: str
+    slide: str
     text: str
     state: str
     served_by: tuple[str, ...]
@@ -40,9 +41,9 @@ def statements() -> list[Statement]:
     with TABLE.open(encoding="utf-8") as file:
         rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     found = []
-    for lecture, text, state, where in rows[1:]:
+    for lecture, slide, text, state, where in rows[1:]:
         names, _, note = where.partition("|")
-        found.append(Statement(lecture, text, state, tuple(names.split()), note.strip()))
+        found.append(Statement(lecture, slide, text, state, tuple(names.split()), note.strip()))
     return found
 
 
@@ -81,9 +82,7 @@ def _module(name: str) -> Any:
 def link(name: str) -> str:
     if ".md" in name:
         page, _, anchor = name.partition("#")
-        return (
-            f"[{anchor.replace('-', ' ') or page.removesuffix('.md')}]({name if page != PAGE.name else '#' + anchor})"
-        )
+        return f"[{anchor.replace('-', ' ') or page.removesuffix('.md')}]({name})"
     if name.startswith("claims"):
         return f"`examples/{name.partition('.')[0]}.py`: `{name.partition('.')[2]}`"
     return f"`{name}`"
@@ -94,12 +93,14 @@ def index() -> str:
     for lecture, group in groupby(statements(), lambda one: one.lecture):
         members = list(group)
         counts = [f"{sum(one.state == state for one in members)} {state}" for state in STATES]
-        parts += [f"### {LECTURES[lecture]}", "", f"{len(members)} statements: {', '.join(counts)}.", ""]
-        parts += ["| statement | | where |", "|---|---|---|"]
+        parts += [f"## {LECTURES[lecture]}", "", f"{len(members)} statements: {', '.join(counts)}.", ""]
+        parts += ["| slide | statement | | where |", "|---|---|---|---|"]
+        shown = ""
         for one in members:
             where = ", ".join(map(link, one.served_by))
             text = one.text.replace("|", "\\|").replace("<", "&lt;")
-            cells = text, one.state, "; ".join(filter(None, [where, one.note]))
+            slide, shown = "" if one.slide == shown else one.slide, one.slide
+            cells = slide, text, one.state, "; ".join(filter(None, [where, one.note]))
             parts.append(f"| {' | '.join(cells)} |")
         parts.append("")
     return "\n".join([*parts, ""])

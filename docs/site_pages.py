@@ -109,6 +109,17 @@ def links_that_work_here(app: Any, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)", as_text, source[0])
 
 
+def folded_models(app: Any, page: str, source: list[str]) -> None:
+    """On the page of models, the picture, the code and the check of each system fold behind its definition."""
+    if page == "models":
+        source[0] = re.sub(
+            r"(^## .+\n\n.+\n)\n((?:(?!^## )(?!^### ).*\n)*?^Checked against: .+$)",
+            r"\1\n:::::{dropdown} Graph, code and check\n\2\n:::::\n",
+            source[0],
+            flags=re.M,
+        )
+
+
 def _is_outside(target: Path) -> bool:
     return target.is_relative_to(ROOT) and (not target.is_relative_to(DOCS) or target.suffix not in (".md", ".png"))
 

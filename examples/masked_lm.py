@@ -34,7 +34,8 @@ CONFIG = BertConfig(vocabulary=WORDS, dim=128, layers=2, heads=4, hidden=256, co
 
 class Manual:
     """Passages of the manual, int64 [P, 1 + PASSAGE], and the topics of those of the `CLASSES` longest: `labeled`
-    [L, 1 + PASSAGE], `topic` [L]. A paragraph that several topics repeat counts for the first one only."""
+    [L, 1 + PASSAGE], `topic` [L], and their words, `texts`. A paragraph that several topics repeat counts for the
+    first one only."""
 
     def __init__(self) -> None:
         seen: set[str] = set()
@@ -47,14 +48,20 @@ class Manual:
         index = {word: SPECIAL + k for k, (word, _) in enumerate(common)}
         passages = {name: _passages([index.get(word, UNKNOWN) for word in part]) for name, part in words.items()}
         self.names = sorted(passages, key=lambda name: -len(passages[name]))[:CLASSES]
+        self.texts = [
+            " ".join(words[name][k * PASSAGE : (k + 1) * PASSAGE])
+            for name in self.names
+            for k in range(len(passages[name]))
+        ]
         self.passages = torch.cat(list(passages.values()))
         self.labeled = torch.cat([passages[name] for name in self.names])
         self.topic = torch.cat([torch.full((len(passages[name]),), k) for k, name in enumerate(self.names)])
 
-    def split(self, seed: int) -> tuple[Tensor, Tensor]:
-        """The indices of `PER_CLASS` random labeled passages of each topic, and of the others."""
-        order = torch.randperm(len(self.topic), generator=torch.Generator().manual_seed(seed))
-        parts = [order[self.topic[order] == k] for k in range(CLASSES)]
+    def split(self, seed: int, topic: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The indices of `PER_CLASS` random labeled passages of each topic, and of the others; `topic` if given."""
+        topic = self.topic if topic is None else topic
+        order = torch.randperm(len(topic), generator=torch.Generator().manual_seed(seed))
+        parts = [order[topic[order] == k] for k in range(CLASSES)]
         return torch.cat([part[:PER_CLASS] for part in parts]), torch.cat([part[PER_CLASS:] for part in parts])
 
 

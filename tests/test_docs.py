@@ -17,7 +17,7 @@ from mpnn import backends
 from mpnn.backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[1]
-LONG = ("decoders.md", "operator.md")  # whose code takes more than a few seconds
+LONG = ("decoders.md", "lectures_trained.md", "operator.md")  # whose code takes more than a few seconds
 PAGES = [
     pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in LONG else [])
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -114,13 +114,14 @@ def test_the_table_of_scale_says_what_is_computed() -> None:
 
 
 def test_the_index_of_lectures_names_what_exists() -> None:
-    page, text = page_script("lectures"), (ROOT / "docs" / "lectures.md").read_text()
+    page, text = page_script("lectures"), (ROOT / "docs" / "lectures_index.md").read_text()
     statements = page.statements()
     assert page.updated(text) == text, "run python docs/lectures.py"
     assert {one.lecture for one in statements} == set(page.LECTURES)
     assert {one.state for one in statements} == set(page.STATES)
     for one in statements:
         assert one.served_by if one.state == "here" else one.note, f"{one.text}: where, or why not"
+        assert one.slide, one.text
         for name in one.served_by:
             page.resolve(name)
     for absent in ("models.Absent", "claims.absent", "absent.md", "graphs.md#absent", "examples/absent.py"):

@@ -85,12 +85,20 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
     "chosen_edges.py": ("--steps 2", ["all tokens before, 144 edges: ", "chosen blocks of 4, 16 edges: "]),
     "claims.py": (
-        "--steps 2 --lengths 32 64",
-        ["attention, distance 50: ", "GIN: 0", "random walks: 0.25", "identity: river, money: 1", "LSTM, N = 64: "],
+        "--steps 2 --lengths 32 64 --passages 160",
+        [
+            "attention, distance 50: ",
+            "GIN: 0",
+            "right in both: 7",
+            "random weights: ",
+            "random walks: 0.25",
+            "identity: river, money: 1",
+            "LSTM, N = 64: ",
+        ],
     ),
     "claims_trained.py": (
         "--steps 2",
-        ["h^T W h: ", "one-hot: ", "LSTM, nats: ", "states of edges: ", "ring of 2: path length: 4.267"],
+        ["h^T W h: ", "one-hot, N = 48: ", "LSTM, nats: ", "states of edges: ", "ring of 2: path length: 4.267"],
     ),
     "heads_as_hedge.py": (
         "--seeds 1 --steps 2",

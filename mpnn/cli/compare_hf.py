@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.cli import page
-from mpnn.cli.view_models import shown_name
+from mpnn.cli.view_models import own_graph, shown_name
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"
@@ -43,7 +43,8 @@ class Reading:
 
 
 def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]:
-    """The model, which runs its own masks in mpnn, and up to 16 pieces of the text [pieces, context], spread evenly.
+    """The model, which runs over its own graph in mpnn, and up to 16 pieces of the text [pieces, context], spread
+    evenly.
 
     `context` is the model's if it is None, at most 2,048 tokens and at most the text."""
     import mpnn.hf  # says if transformers is missing  # isort: skip
@@ -69,25 +70,30 @@ def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]
         raise ValueError(f"the text has {len(tokens):,} tokens; --context {context} needs as many, and two at least")
     count = min(_PIECES, len(tokens) // context)
     starts = torch.linspace(0, len(tokens) - context, count).long()
-    mpnn.hf.use(model)
+    mpnn.hf.use(model, **own_graph(model))
     return model.eval(), tokens[starts[:, None] + torch.arange(context)]
 
 
 @torch.no_grad()
 def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]:
-    """Reads all pieces over the model's own masks and over each graph; graphs with the same edges are one."""
+    """Reads all pieces over the model's own graph and over each other; graphs with the same edges are one.
+
+    Its own are its masks, or the graph that it was saved with."""
     import mpnn.hf
 
-    candidates = [_Candidate(OWN, None, _graphs(model, pieces[:1], None))]
+    own = own_graph(model)
+    saved = own["graph"]
+    name = OWN if saved is None else f"its own graph, {saved if isinstance(saved, str) else 'by layer'}"
+    candidates = [_Candidate(name, own, _graphs(model, pieces[:1], own))]
     for expression in graphs:
-        found = _graphs(model, pieces[:1], expression)
+        found = _graphs(model, pieces[:1], {"graph": expression})
         same = next((one for one in candidates if _are_equal(one.graphs, found)), None)
         if same is None:
-            candidates.append(_Candidate(expression, expression, found))
-        else:
+            candidates.append(_Candidate(expression, {"graph": expression}, found))
+        elif expression != saved:
             same.name += f" = {expression}"
     for one in candidates:
-        handle = mpnn.hf.use(model, one.expression)
+        handle = mpnn.hf.use(model, **one.options)
         try:
             model(pieces[:1])  # binds the graph
             losses, seconds = [], []
@@ -103,19 +109,19 @@ def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]
 
 @dataclass
 class _Candidate:
-    """The graph of each attention layer over a piece, and the topology that they are from, None for the model's own."""
+    """The graph of each attention layer over a piece, and the arguments of `mpnn.hf.use` that they are from."""
 
     name: str
-    expression: str | None
+    options: dict[str, Any]
     graphs: list[Graph]
 
 
-def _graphs(model: Any, piece: Tensor, expression: str | None) -> list[Graph]:
+def _graphs(model: Any, piece: Tensor, options: dict[str, Any]) -> list[Graph]:
     """The graph of each attention layer over one piece."""
     import mpnn.hf
 
     found: list[Graph] = []
-    handle = mpnn.hf.use(model, expression)
+    handle = mpnn.hf.use(model, **options)
     try:
         with mpnn.hf.record(lambda graph, _: found.append(graph), weights=False):
             model(piece)
@@ -132,11 +138,17 @@ def _are_equal(some: Sequence[Graph], others: Sequence[Graph]) -> bool:
 
 
 def verdict(readings: Sequence[Reading]) -> str:
-    """The best graph, and the cheapest among those that are as good, each against the model's own masks."""
+    """The best graph, and the cheapest among those that are as good, each against the model's own graph."""
     own, best = readings[0], min(readings, key=lambda one: mean(one.losses))
     good = [one for one in readings if mean(one.losses) <= mean(best.losses) * (1 + _TOLERATED)]
     cheap = min(good, key=lambda one: one.seconds)
     said = f"{best.graph} predicts best: perplexity {best.perplexity:.4g}."
+    others = [one for one in readings if one is not best]
+    if others and not _is_certain(best, second := min(others, key=lambda one: mean(one.losses))):
+        said = (
+            f"The least perplexity, {best.perplexity:.4g}, is that of {best.graph}; its lead over {second.graph}, "
+            f"{_more(best, second)} nats per token, is not certain."
+        )
     for one in dict.fromkeys((best, cheap)):
         if one is not own:
             said += (
@@ -146,8 +158,14 @@ def verdict(readings: Sequence[Reading]) -> str:
     return said
 
 
+def _is_certain(best: Reading, other: Reading) -> bool:
+    """Whether the 95% interval of the lead, piece by piece, excludes zero."""
+    gaps = paired_gaps(best.losses, other.losses)
+    return mean(gaps) > half_interval(gaps)
+
+
 def _more(own: Reading, one: Reading) -> str:
-    """How many more nats per token than over the model's own masks, piece by piece, with a 95% interval."""
+    """How many more nats per token than over the model's own graph, piece by piece, with a 95% interval."""
     gaps = paired_gaps(own.losses, one.losses)
     half = half_interval(gaps)
     return f"{mean(gaps):.2g} ± {half:.2g}" if math.isfinite(half) else f"{mean(gaps):.2g} (one piece: no interval)"

@@ -89,7 +89,7 @@ def demo(
                 checkpoint.delete()
     console.print("", tasks.table(trained), "", tasks.legend(trained), "", sep="\n")
     console.print(
-        f"a training step on {times.lengths[-1]:,} characters is {times.ratio(-1):.1f} times faster over "
+        f"a training step on {times.lengths[-1]:,} characters is {times.gain(-1)} over "
         f"{TIMED_GRAPHS[1]} than over {TIMED_GRAPHS[0]}",
         soft_wrap=True,
     )

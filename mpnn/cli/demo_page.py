@@ -31,14 +31,14 @@ class Times:
     attention_length: int
     attention: dict[str, float]
 
-    def ratio(self, at: int) -> float:
-        """How many times as long as the quickest graph the slowest takes, for a step at `lengths[at]`."""
-        seconds = [of_graph[at] for of_graph in self.steps.values()]
-        return max(seconds) / min(seconds)
+    def gain(self, at: int) -> str:
+        """How much faster than the first graph the second is, for a step at `lengths[at]`."""
+        return faster(*(of_graph[at] for of_graph in self.steps.values()))
 
-    @property
-    def attention_ratio(self) -> float:
-        return max(self.attention.values()) / min(self.attention.values())
+
+def faster(first: float, second: float) -> str:
+    """In words: how much faster than `first` seconds are `second`."""
+    return f"{first / second:.1f} times faster" if second <= first else f"{second / first:.1f} times slower"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def write(
                 f"{_percent(window)} → {_percent(with_landmarks)}": "recall of a letter, after "
                 f"{with_landmarks.graph.num_edges - window.graph.num_edges} edges were added to a window of "
                 f"{window.graph.num_edges}; the causal graph has {causal.graph.num_edges:,}",
-                f"{results.times.ratio(-1):.1f} × faster": "a training step over a window instead of the causal graph, "
+                results.times.gain(-1): "a training step over a window instead of the causal graph, "
                 f"on {results.times.lengths[-1]:,} characters",
                 f"{alone} → {neighbors}": "of handwritten digits classified correctly, after each image was "
                 "connected to the images nearest to it",
@@ -120,8 +120,8 @@ def _recall(results: list[Run]) -> list[str]:
             f"transformer of {recall.LAYERS} layers trains on it over three graphs. Over the window, each letter "
             "attends to itself and the seven before it, so two layers carry information 14 places. In the second half "
             f"of the text the model can only guess: {_percent(window)} of its answers are right, and one in eight "
-            f"would be by chance. Over the causal graph, {_percent(causal)} are right. Landmarks lie between: all "
-            f"later letters attend to every eighth letter. This takes {share:.0%} of the causal graph's edges, and "
+            f"would be by chance. Over the causal graph, {_percent(causal)} are right. With landmarks, all later "
+            f"letters also attend to every eighth letter. This takes {share:.0%} of the causal graph's edges, and "
             f"{_percent(with_landmarks)} of the answers are right."
         ),
         page.paragraph(
@@ -162,10 +162,11 @@ def _times(times: Times, out: Path) -> list[str]:
         page.heading(2, "What a graph costs"),
         page.paragraph(
             "The edges of the causal graph grow with the square of the length, those of a window with the length. The "
-            "time does the same, because pairs without an edge are not computed. Short texts gain little: there, other "
-            f"parts of the model take most of the time. On {times.lengths[-1]:,} characters, a training step over the "
-            f"window is {times.ratio(-1):.1f} times faster; on {times.attention_length:,}, attention alone is "
-            f"{times.attention_ratio:.1f} times faster."
+            "time of attention follows, because pairs without an edge are not computed; the other parts of the model "
+            f"take as long over both. A training step over the window was {times.gain(0)} on {times.lengths[0]} "
+            f"characters and {times.gain(-1)} on {times.lengths[-1]:,}; attention alone, on "
+            f"{times.attention_length:,}, was "
+            f"{faster(*times.attention.values())}."
         ),
         page.picture(
             path,
@@ -224,12 +225,11 @@ def _texts(texts: list[Run], corpus: Corpus, settings: TextSettings, seed: int, 
 def _conclusion(causal: list[float], window: list[float]) -> str:
     gaps = paired_gaps(window, causal)
     gap, half = mean(gaps), half_interval(gaps)
-    by = f"{abs(gap):.3f} nats (95% interval of the difference: {gap - half:.3f} to {gap + half:.3f})"
-    if abs(gap) <= half:
-        return f"The seeds do not tell the two apart: they differ by {by}. So the window does as well with less work."
-    if gap > 0:
-        return f"The window is better by {by}: the next character hangs on the last few."
-    return f"The causal graph is better by {by}: this is what the characters beyond the window are worth."
+    interval = f"95% interval of the difference: {gap - half:.3f} to {gap + half:.3f} nats"
+    if not abs(gap) > half:
+        return f"{len(gaps)} seeds cannot tell which is better ({interval}, positive where the window is)."
+    better = "window" if gap > 0 else "causal graph"
+    return f"The {better} is better by {abs(gap):.3f} nats ({interval}, positive where the window is)."
 
 
 def _sample(model: GPT, corpus: Corpus, seed: int) -> str:

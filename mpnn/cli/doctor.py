@@ -3,23 +3,24 @@
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
+from torch import Tensor
 
 import mpnn
-from mpnn import graphs, ops
+from mpnn import MessagePassing, graphs
+from mpnn.attention import Additive, DeltaRule, DotProduct, GatedLinear, Retention, StateSpace
 from mpnn.backends import registered, tuned
 from mpnn.cli.console import console
 from mpnn.data.locate import search_folders
-from mpnn.engine.choice import refusal as why_not
+from mpnn.engine.choice import Refused
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unusable
-from mpnn.round import Round
-from mpnn.scores import Dot
 
 # package: what it is for
 EXTRAS = {
@@ -35,6 +36,18 @@ APART = {
 }
 """Packages that the command for the others does not install."""
 _CLOSE = 1e-4  # relative to the largest number
+_WIDTH = 16
+LAYERS: dict[str, Callable[[], MessagePassing]] = {
+    "attention": lambda: MessagePassing(graphs.window(3), "sum", None, DotProduct(_WIDTH, 2)),
+    "GAT": lambda: MessagePassing(graphs.window(3), "sum", None, Additive(_WIDTH, 8, 2)),
+    "sum": lambda: MessagePassing(graphs.window(3)),
+    "max": lambda: MessagePassing(graphs.window(3), "max"),
+    "retention": lambda: MessagePassing(graphs.causal(), "sum", None, Retention(_WIDTH, 2)),
+    "gated linear": lambda: MessagePassing(graphs.causal(), "sum", None, GatedLinear(_WIDTH, 2)),
+    "state space": lambda: MessagePassing(graphs.causal(), "sum", None, StateSpace(_WIDTH, 2)),
+    "delta rule": lambda: MessagePassing(graphs.causal(), "sum", None, DeltaRule(_WIDTH, 2)),
+}
+"""The layers that are checked, by what the output calls them."""
 
 
 def doctor() -> None:
@@ -52,12 +65,14 @@ def doctor() -> None:
     if missing := [name for name in EXTRAS if installed(name) is None]:
         console.print(f"\nto install what is missing: pip install {' '.join(missing)}", soft_wrap=True)
     console.print("\nkernels, compared with the reference:")
-    wrong = False
+    checks = Table.grid(padding=(0, 2))
+    verdicts = []
     for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
         for name, verdict in kernels(device):
-            wrong |= verdict.startswith("WRONG")
-            console.print(f"  {device:<4} {name:<10} {verdict}", soft_wrap=True, markup=False)
-    if wrong:
+            checks.add_row(device, name, escape(verdict))
+            verdicts.append(verdict)
+    console.print(checks)
+    if any(verdict.startswith("WRONG") for verdict in verdicts):
         raise typer.Exit(1)
 
 
@@ -96,23 +111,33 @@ def installed(name: str) -> str | None:
 
 
 def kernels(device: str) -> Iterator[tuple[str, str]]:
-    """Each backend, and the result of a small check on a device: window attention, forward and gradient."""
+    """Each backend, and the results of the layers of `LAYERS` that it can run on a device, forward and gradient."""
     torch.manual_seed(0)
-    x = torch.randn(40, 2, 8).to(device)
-    graph = graphs.window(3).bind(40).to(device)
-    expected = _attend(graph, x, "edge_list")
-    round = Round(graph, x, Dot(x, x, 1.0))
+    x = torch.randn(40, _WIDTH).to(device)
+    layers = {name: build().to(device) for name, build in LAYERS.items()}
+    expected = {name: _results(layer, x, "edge_list") for name, layer in layers.items()}
     for backend in registered():
-        if (reason := why_not(backend, round)) is not None:
-            yield backend.NAME, f"not here: {reason}"
+        errors: dict[str, float] = {}
+        refusals: dict[str, str] = {}
+        for name, layer in layers.items():
+            try:
+                results = _results(layer, x, backend.NAME)
+            except Refused as error:
+                refusals[name] = str(error).partition(": ")[2]
+                continue
+            pairs = zip(results, expected[name], strict=True)
+            errors[name] = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+        if not errors:
+            yield backend.NAME, f"not here: {refusals['sum']}"
             continue
-        pairs = zip(_attend(graph, x, backend.NAME), expected, strict=True)
-        error = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
-        yield backend.NAME, f"correct to {error:.0e}" if error < _CLOSE else f"WRONG by {error:.1e}"
+        name, worst = max(errors.items(), key=lambda item: item[1])
+        verdict = f"correct to {worst:.0e}" if worst < _CLOSE else f"WRONG by {worst:.1e} ({name})"
+        yield backend.NAME, f"{verdict}: {', '.join(errors)}"
 
 
-def _attend(graph: mpnn.Graph, x: torch.Tensor, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _results(layer: MessagePassing, x: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    layer.backend = backend
     x = x.clone().requires_grad_()
-    out = ops.attend(graph, x, x, x, backend=backend)
+    out = layer(x)
     (gradient,) = torch.autograd.grad(out.square().sum(), x)
     return out.detach(), gradient

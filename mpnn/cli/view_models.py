@@ -48,6 +48,12 @@ def transformers_model(name: str, kind: str = "AutoModel") -> Any:
         raise not_a_model(name, error) from None
 
 
+def own_graph(model: Any) -> dict[str, Any]:
+    """The arguments of `mpnn.hf.use` that give a model of transformers the graph that it was saved with, if any."""
+    config = model.config.get_text_config()
+    return {"graph": getattr(config, "mpnn_graph", None), "causal": getattr(config, "mpnn_causal", True)}
+
+
 def not_a_model(name: str, error: OSError) -> ValueError:
     """The error for a name that does not load a model and what it reads."""
     why = str(error).splitlines()[0]
@@ -58,7 +64,7 @@ def not_a_model(name: str, error: OSError) -> ValueError:
 
 
 def record_transformers(model: Any, inputs: Any, name: str, graph: str | None, budget: int | None = None) -> Recording:
-    """The attention of a model of transformers over a graph, None for its own masks."""
+    """The attention of a model of transformers over a graph; None: the one that it was saved with, or its own masks."""
     import mpnn.hf
 
     layers = model.config.get_text_config().num_hidden_layers
@@ -69,7 +75,7 @@ def record_transformers(model: Any, inputs: Any, name: str, graph: str | None, b
             made.append(Recording(name, over.num_dst, layers, budget=budget))
         made[0].add(over, weights)
 
-    handle = mpnn.hf.use(model, graph)
+    handle = mpnn.hf.use(model, **(own_graph(model) if graph is None else {"graph": graph}))
     try:
         with torch.no_grad(), mpnn.hf.record(visit):
             model(**inputs)

@@ -165,15 +165,21 @@ class Comparison:
         )
 
     def alike(self) -> str:
-        """A sentence if the errors of all graphs after equal steps are within 1%, or ""."""
-        errors = [mean(result.errors(steps=self.steps)) for result in self.results]
-        least, most = min(errors), max(errors)
-        if len(errors) < 2 or not most - least < _ALIKE * least:
+        """A sentence if the errors of all graphs after equal steps are within 1%, or "". It says that the graph matters
+        little only where the 95% interval between the best and the worst is within 1%, too."""
+        by_error = sorted(self.results, key=lambda result: mean(result.errors(steps=self.steps)))
+        best, worst = (by_error[k].errors(steps=self.steps) for k in (0, -1))
+        least, gap = mean(best), mean(worst) - mean(best)
+        if len(by_error) < 2 or not gap < _ALIKE * least:
             return ""
-        return (
-            f"After {self.steps:,} equal steps, the errors of all graphs are within {most / least - 1:.1%}: here "
-            "the graph hardly matters, and its time decides."
-        )
+        said = f"After {self.steps:,} equal steps, the errors of all graphs are within {gap / least:.1%}"
+        half = half_interval(paired_gaps(best, worst))
+        if math.isinf(half):
+            return f"{said}; one seed cannot say whether they differ."
+        said += f" (95% interval from the best to the worst: {gap - half:.3g} to {gap + half:.3g}{self.unit})"
+        if max(half - gap, gap + half) < _ALIKE * least:
+            return f"{said}: here the graph hardly matters, and its time decides."
+        return f"{said}; more seeds would tell whether they differ."
 
 
 def half_interval(gaps: Sequence[float]) -> float:

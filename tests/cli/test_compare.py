@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -118,15 +119,32 @@ def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["compare", *options, "--context", "32", "--graphs", "causal; causal & window(4)"])
     assert done.exit_code == 0, done.output
     assert "LlamaForCausalLM read 16 pieces of 32 tokens of own.txt" in done.output
-    assert "predicts best" in done.output
-    assert "95%, the same 16 pieces" in done.output
+    said = " ".join(done.output.split())
+    assert "The least perplexity, " in said, "weights that were never trained prefer no graph"
+    assert "nats per token, is not certain." in said
     written = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert [one["graph"] for one in written["graphs"]] == ["the model's own masks = causal", "causal & window(4)"]
     assert "causal &amp; window(4)" in (tmp_path / "out" / "index.html").read_text()
     again = RUN.invoke(app, ["compare", *options])
     assert (again.exit_code, "replace it with --force" in again.output) == (2, True)
+    hf = pytest.importorskip("mpnn.hf")
+    with_graph = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "model")
+    hf.use(with_graph, "causal & window(2)")
+    with_graph.save_pretrained(tmp_path / "windowed")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "model" / name, tmp_path / "windowed" / name)
+    kept, windowed = compare_hf.load(str(tmp_path / "windowed"), text, 32)
+    first, *others = compare_hf.read(kept, windowed, ["causal", "causal & window(2)"])
+    assert (first.graph, first.edges) == ("its own graph, causal & window(2)", 93)
+    assert [one.graph for one in others] == ["causal"]
+    assert first.losses != pytest.approx(others[0].losses, abs=1e-4)
     loaded, pieces = compare_hf.load(str(tmp_path / "model"), text, 32)
     full, near = compare_hf.read(loaded, pieces, ["causal", "causal & window(4)", "causal & window(4) & window(8)"])
+    readings = [compare_hf.Reading("a", 9, [2.0, 2.1], 2.0), compare_hf.Reading("b", 5, [1.0, 1.11], 1.0)]
+    assert compare_hf.verdict(readings) == (
+        "b predicts best: perplexity 2.872. Against a, b takes 0.50 of the time and loses -0.99 ± 0.064 nats per token "
+        "(95%, the same 2 pieces)."
+    )
     own = [model(piece[None], labels=piece[None]).loss.item() for piece in pieces]
     assert full.losses == pytest.approx(own, abs=1e-5)
     assert near.losses != pytest.approx(own, abs=1e-5)

@@ -1,6 +1,7 @@
 """`mpnn doctor`: facts for a report of a problem, and a check of the kernels."""
 
 import os
+import re
 import sys
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from mpnn import MessagePassing
+from mpnn.aggregate import Max
 from mpnn.cli import doctor
 from mpnn.cli.app import app
 
@@ -22,21 +25,27 @@ def test_it_names_versions_kernels_and_what_is_missing(monkeypatch: pytest.Monke
     assert "no-such-package not installed: nothing" in said
     assert "comes-otherwise not installed: something" in said
     assert "to install what is missing: pip install no-such-package nor-this kernels" in said, "one command"
-    for name in ("edge_list", "dense", "tiles", "csr"):
-        assert f"cpu {name} correct to" in said
+    for name, layers in {
+        "edge_list": ", ".join(doctor.LAYERS),
+        "dense": "attention",
+        "tiles": "attention",
+        "csr": "attention, GAT, sum, max",
+        "scan": "retention, gated linear, state space, delta rule",
+    }.items():
+        assert re.search(rf"cpu {name} correct to [\de.+-]+: {layers}", said), name
 
 
 def test_a_kernel_that_computes_wrong_numbers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = doctor._attend
+    right = doctor._results
 
-    def wrong(graph: object, x: torch.Tensor, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
-        out, gradient = right(graph, x, backend)  # type: ignore[arg-type]
-        return out + (backend == "csr"), gradient
+    def wrong(layer: MessagePassing, x: torch.Tensor, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
+        out, gradient = right(layer, x, backend)
+        return out + (backend == "csr" and isinstance(layer.aggregate, Max)), gradient
 
-    monkeypatch.setattr(doctor, "_attend", wrong)
+    monkeypatch.setattr(doctor, "_results", wrong)
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
-    assert "csr WRONG by" in " ".join(done.output.split())
+    assert re.search(r"csr WRONG by [\d.e+-]+ \(max\): ", " ".join(done.output.split()))
 
 
 def test_it_says_what_a_gpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

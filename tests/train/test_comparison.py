@@ -83,7 +83,18 @@ def test_cautions_name_a_training_that_is_too_short_and_graphs_that_are_alike() 
     assert short.alike() == ""
     enough = Comparison([falling("a", 2.001, 2.0), falling("b", 2.02, 2.01)])
     assert enough.too_short() == ""
-    assert enough.alike().startswith("After 20 equal steps, the errors of all graphs are within 0.5%")
+    assert enough.alike() == (
+        "After 20 equal steps, the errors of all graphs are within 0.5%; one seed cannot say whether they differ."
+    )
+
+    def flat(graph: str, *errors: float) -> Result:
+        return Result(graph, 1.0, {seed: Curve([10], [1.0], [error]) for seed, error in enumerate(errors)})
+
+    surely = Comparison([flat("a", 2.0, 2.1, 2.2), flat("b", 2.001, 2.102, 2.201)], " nats")
+    assert surely.alike().endswith("nats): here the graph hardly matters, and its time decides.")
+    noisy = Comparison([flat("a", 2.0, 2.1, 2.2), flat("b", 2.2, 2.0, 2.11)])
+    assert noisy.alike().endswith("; more seeds would tell whether they differ.")
+    assert "interval from the best to the worst: -" in noisy.alike()
     alone = Comparison([falling("a", 3.0, 2.0)])
     assert alone.too_short() == alone.alike() == ""
 

@@ -61,6 +61,17 @@ def test_a_page_of_a_model_has_the_weights_of_transformers(folder: Path, tmp_pat
     assert data_of(page.read_text())["graph"] == {"expression": "window(2)", "n": N, "num_src": None}
 
 
+def test_a_model_is_shown_over_the_graph_that_it_was_saved_with(folder: Path, tmp_path: Path) -> None:
+    model = hf.AutoModel.from_pretrained(folder)
+    pytest.importorskip("mpnn.hf").use(model, "window(1)")
+    model.save_pretrained(tmp_path / "bert")
+    hf.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "bert")
+    page = tmp_path / "page.html"
+    assert run(tmp_path / "bert", "--text", "A bank by the rivers.", "-o", page).exit_code == 0
+    own = data_of(page.read_text())["attention"]["graphs"][0]
+    assert (own["name"], own["edges"]) == ("its own graph", 3 * N - 2)
+
+
 def test_a_run_of_mpnn_train(tmp_path: Path) -> None:
     folder, page = tmp_path / "run", tmp_path / "page.html"
     model = mpnn.models.GPT(6, 8, 2, 2, graphs.causal(), context=12)
