@@ -231,7 +231,7 @@ def _scalar(name: str, function: Scalar, single: bool, numbers: int = 2) -> Any:
         compiled.compile((number,) * numbers)
     except NumbaError as error:
         raise TypeError(
-            f"{name} must be a function of {_COUNTS[numbers]} that numba can compile, made of arithmetic, comparisons and "
-            f"the math module; {function!r} is not: {error}"
+            f"{name} must be a function of {_COUNTS[numbers]} that numba can compile, made of arithmetic, comparisons "
+            f"and the math module; {function!r} is not: {error}"
         ) from error
     return compiled
