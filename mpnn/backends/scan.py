@@ -7,7 +7,7 @@ decoding does.
 
 Without a score, a weight for each head and offset over `causal() & window(radius)` is a short convolution
 (`mpnn.kernels.short_convolution`): the sum of a few shifted products. Without weights, sums, means, extremes and
-variances over `causal()` or `causal() & documents(...)` are running ones (`mpnn.kernels.prefixes`).
+variances over `causal()`, `prefix(k)` or `causal() & documents(...)` are running ones (`mpnn.kernels.prefixes`).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
 from mpnn.graph import Graph
-from mpnn.graph.causal import convolution, documents
+from mpnn.graph.causal import convolution, documents, is_of_prefixes
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.strips import Strips
@@ -72,8 +72,9 @@ def refusal(round: Round) -> str | None:
         return unavailable(round.value, round.tensors) if on_gpu else library.why_missing()
     if _is_of_prefixes(round):
         lengths = documents(round.graph)
-        few = lengths is not None and 0 < len(lengths) * _MIN_ROWS <= round.graph.num_dst
-        return None if few else "running sums without weights are those of causal(), or of long documents in it"
+        count = len(lengths) if lengths is not None else 1 if is_of_prefixes(round.graph) else 0
+        few = 0 < count * _MIN_ROWS <= round.graph.num_dst
+        return None if few else "running sums without weights are those of causal() or prefix(), or of long documents"
     if round.score is None:
         return _why_no_convolution(round)
     if _blocks(round.graph) is None:
@@ -180,9 +181,20 @@ def _run_prefixes(round: Round) -> Result:
     """Nodes first, so that running sums add rows to rows."""
     of_prefixes = _OF_PREFIXES[type(round.reduce)]
     x = round.value.to(round.accumulate_dtype).movedim(-3, 0)
-    parts = [of_prefixes(part) for part in x.flatten(1).split(documents(round.graph) or [0])]
-    out = torch.cat(parts).view(x.shape).movedim(0, -3)
+    lengths = documents(round.graph)
+    if lengths is not None:
+        out = torch.cat([of_prefixes(part) for part in x.flatten(1).split(lengths or [0])])
+    else:
+        count = _lengths(round.graph)
+        out = of_prefixes(x.flatten(1)).index_select(0, (count - 1).clamp(min=0))
+        out = torch.where(count[:, None] > 0, out, torch.zeros_like(out))
+    out = out.view(round.graph.num_dst, *x.shape[1:]).movedim(0, -3)
     return Result(out.to(round.result_dtype))
+
+
+def _lengths(graph: Graph) -> Tensor:
+    """How many sources each destination of a graph of prefixes has, [N_dst]."""
+    return graph.cached("lengths of prefixes", lambda: torch.from_numpy(graph.runs.degree()))
 
 
 def _convolution(round: Round) -> tuple[int, list[int]] | None:

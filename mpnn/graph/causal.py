@@ -1,4 +1,5 @@
-"""Whether a graph is a chain of causal documents, over which gates form a product and the last nodes are convolved."""
+"""Whether a graph is a chain of causal documents, over which gates form a product and the last nodes are convolved, or
+one of prefixes, over which sums run."""
 
 import numpy as np
 
@@ -20,6 +21,19 @@ def _documents(graph: Graph) -> list[int] | None:
     if lengths is None or int((lengths * (lengths + 1) // 2).sum()) != graph.num_edges:  # edges that are repeated
         return None
     return [int(n) for n in lengths]
+
+
+def is_of_prefixes(graph: Graph) -> bool:
+    """Whether each destination attends to the first sources, some number of them: `prefix(k)`, `causal()`."""
+    return graph.cached("is of prefixes", lambda: _is_of_prefixes(graph))
+
+
+def _is_of_prefixes(graph: Graph) -> bool:
+    edges = graph.structure
+    if edges.most_runs > 1:
+        return False
+    ends = (edges.first, edges.last) if isinstance(edges, Strips) else (edges,)
+    return not any(runs.start.any() for runs in ends)
 
 
 def convolution(graph: Graph) -> tuple[int, list[int]] | None:
