@@ -451,6 +451,20 @@ def test_the_selective_scan(sizes: tuple[int, int], documents: list[int] | None)
     assert worst([x.double() for x in single], expected) < 1e-5
 
 
+@pytest.mark.parametrize("documents", [None, [0, 5, 1, 7]], ids=str)
+def test_second_derivatives_of_the_selective_scan(documents: list[int] | None) -> None:
+    given = selective(3, 5, nodes=13)
+
+    def derivatives(function: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in given]
+        out, last = function(*leaves, documents=documents)
+        first = torch.autograd.grad(out.sin().sum() + last.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(x.sin().sum() for x in first), leaves)
+        return [x.detach() for x in (*first, *second)]
+
+    assert worst(derivatives(selective_scan), derivatives(twin.selective_scan)) < 1e-9
+
+
 def test_the_selective_scan_in_two_pieces_and_without_nodes() -> None:
     x, dt, A, B, C, state = selective(24, 16)
     y, last = selective_scan(x, dt, A, B, C, state)
