@@ -61,16 +61,6 @@ def test_a_library_is_named_after_its_system():
     ]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    """What `python hatch_build.py --all` writes: minutes, unless the libraries are up to date."""
-    pytest.importorskip("ziglang", reason="ziglang compiles the kernels: pip install ziglang")
-    folder = tmp_path_factory.mktemp("dist")
-    environment = {name: value for name, value in os.environ.items() if name != "MPNN_TARGET"}
-    subprocess.run([sys.executable, "hatch_build.py", "--all", str(folder)], cwd=ROOT, check=True, env=environment)
-    return folder
-
-
 def sources() -> set[str]:
     """The files of the package: those that are not ignored."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "mpnn"]
@@ -84,8 +74,19 @@ def kernels() -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", hatch_build.TARGETS)
-def test_a_wheel_holds_the_package_and_the_kernels_of_its_platform(built, name, tmp_path):
+def test_wheels_of_five_platforms(tmp_path):
+    """One test, so that one process compiles."""
+    pytest.importorskip("ziglang", reason="ziglang compiles the kernels: pip install ziglang")
+    built = tmp_path / "dist"
+    environment = {name: value for name, value in os.environ.items() if name != "MPNN_TARGET"}
+    subprocess.run([sys.executable, "hatch_build.py", "--all", str(built)], cwd=ROOT, check=True, env=environment)
+    for name in hatch_build.TARGETS:
+        check_wheel(built, name, tmp_path / name)
+    check_metadata(built)
+
+
+def check_wheel(built: Path, name: str, tmp_path: Path) -> None:
+    """The wheel holds the package and the kernels of its platform."""
     target = hatch_build.TARGETS[name]
     path = built / f"mpnn-{version()}-py3-none-{target.platform}.whl"
     with zipfile.ZipFile(path) as wheel:
@@ -113,9 +114,8 @@ def version() -> str:
     return re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
 
 
-@pytest.mark.slow
-def test_an_index_would_take_them(built):
-    """Their metadata are valid, and name the README as Markdown."""
+def check_metadata(built: Path) -> None:
+    """An index would take them: their metadata are valid, and name the README as Markdown."""
     source = next(built.glob("*.tar.gz"))
     assert str(parse_sdist_filename(source.name)[1]) == version()
     with tarfile.open(source) as archive:
