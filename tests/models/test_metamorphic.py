@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from mpnn import models
 
 SEED = int(os.environ.get("MPNN_FUZZ_SEED") or date.today().strftime("%Y%m%d"))
-CASES = [0, *(pytest.param(case, marks=pytest.mark.slow) for case in range(1, 6))]
+CASES = [0, *(pytest.param(case, marks=pytest.mark.slow) for case in range(1, 3))]  # and others tomorrow
 
 OF_NODES_ONLY = {
     *("ArrivalTimes", "GPS", "GraphBert", "Graphormer", "PinSage"),
