@@ -84,6 +84,13 @@ def output(arguments: list[str]) -> str:
     return result.output.rstrip()
 
 
+def without_boxes(text: str) -> str:
+    """The help of a command as plain text: the title of each box as a line, and its content."""
+    boxes = re.compile(r"^╭─+ (.+?) ─+╮$|^╰─+╯$")
+    lines = [boxes.sub(lambda box: f"{box[1]}:" if box[1] else "", line) for line in text.split("\n")]
+    return "\n".join(re.sub(r"^│(.*)│$", r" \1", line).rstrip() for line in lines).strip()
+
+
 def command_line() -> str:
     """The help of each command."""
     import typer
@@ -93,7 +100,7 @@ def command_line() -> str:
     names = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     parts = ["# The command line\n"]
     for arguments in ([], *([name] for name in names)):
-        shown = output([*arguments, "--help"])
+        shown = without_boxes(output([*arguments, "--help"]))
         parts.append(f"## {' '.join(['mpnn', *arguments])}\n\n```text\n{shown}\n```\n")
     return "\n".join(parts)
 
@@ -128,6 +135,9 @@ def as_restructured_text(app: Any, what: str, name: str, object: Any, options: A
     """Indented blocks, which are formulas or code, become literal blocks; sections such as `Args:` stay.
     Public names in backticks become links."""
     lines[:] = [line if line.startswith(" " * 8) else linked(line) for line in literal_blocks(lines)]
+    if name in examples():
+        code = [f"   {line}" for line in examples()[name].split("\n")]
+        lines += ["", ".. rubric:: Example", "", ".. code-block:: python", "", *code, ""]
 
 
 def linked(line: str) -> str:
@@ -166,3 +176,22 @@ def literal_blocks(lines: list[str]) -> list[str]:
             quoted = re.split(r"(`[^`]*`)", line)  # |x| is a number's size, and not a substitution
             out.append("".join(part if part.startswith("`") else part.replace("|", r"\|") for part in quoted))
     return out
+
+
+@cache
+def examples() -> dict[str, str]:
+    """Code by the full names of classes, from reference/examples.txt. A block that begins with the names of several
+    classes is the code of each; `{name}` in it is the class."""
+    found = {}
+    blocks = re.split(r"^# (mpnn\..+)\n", (DOCS / "reference" / "examples.txt").read_text("utf-8"), flags=re.M)[1:]
+    for names, code in zip(blocks[::2], blocks[1::2], strict=True):
+        for full in names.split():
+            module, _, name = full.rpartition(".")
+            shown = code.strip().replace("{name}", name)
+            imports = ["import torch"] if "torch." in shown else []
+            used = [thing for thing in ("MessagePassing", "graphs") if re.search(rf"\b{thing}[.(]", shown)]
+            imports += [f"from mpnn import {', '.join(used)}"] if used else []
+            if not re.search(rf"^from {module} import .*\b{name}\b", shown, re.M):
+                imports.append(f"from {module} import {name}")
+            found[full] = "\n".join([*imports, *([""] if not shown.startswith(("import", "from")) else []), shown])
+    return found

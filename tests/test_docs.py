@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -162,3 +163,37 @@ def test_every_public_name_has_its_page(module: str) -> None:
         thing = getattr(package, name)
         if isinstance(thing, type) and thing.__module__.startswith(f"mpnn.{module}") and name not in inner:
             assert f"   ~mpnn.{module}.{name}\n" in pages, f"docs/reference has no mpnn.{module}.{name}"
+
+
+# What a caller never makes: base classes, errors, and what other functions return.
+WITHOUT_EXAMPLE = """
+    Aggregator Attention AttentionBias Backend BlockDiagonalMask BlockMask CheckpointError Chunks Composed
+    CompressedGraph DamagedFile DatasetNotFound DividedGraph EdgeFile EmbeddingTable GraphClassification HeteroBatch
+    HeteroSample KeyValue LinkSplit Mask NeighborBatch NodeInputs NodeTables Outputs Owners Part Partition Position
+    Recurrent Reformer ReformerConfig ReformerLM Report Role Rollouts Score StackedGraph TrainingDiverged TreeMask
+    Update deterministic_batches"""
+
+
+@pytest.mark.slow
+def test_every_public_class_has_an_example_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    pages, seen = page_script("site_pages"), set()
+    names = [
+        name
+        for page in (ROOT / "docs" / "reference").glob("*.md")
+        for name in re.findall(r"^   ~(mpnn\.[\w.]+)$", page.read_text(), re.M)
+    ]
+    for name, code in pages.examples().items():
+        assert name in names, f"no page shows the example of {name}"
+        assert not [line for line in code.splitlines() if len(line) > 88], name
+        exec(compile(code, name, "exec"), {"__name__": "example"})
+        seen.add(name)
+    lacking = []
+    for name in names:
+        module, _, short = name.rpartition(".")
+        thing = getattr(importlib.import_module(module), short, None)
+        code = re.search(r"^ +(assert |\w+ = |from |import |>>> )", inspect.getdoc(thing) or "", re.M)
+        if isinstance(thing, type) and not code and name not in seen and short not in WITHOUT_EXAMPLE.split():
+            lacking.append(name)
+    assert not lacking, "docs/reference/examples.txt lacks these"

@@ -18,6 +18,7 @@ TOO_WIDE = """
 const width = document.documentElement.clientWidth;
 const scrolls = "table, pre, .highlight, svg, .math";
 const isInBox = (e) => e.closest("p") && getComputedStyle(e.closest("p")).overflowX === "auto";  // a picture
+if (document.documentElement.scrollWidth > width) return ["the page scrolls sideways"];
 return [...document.querySelectorAll("main *")]
   .filter((e) => e.getBoundingClientRect().right > width + 2 && !e.closest(scrolls) && !isInBox(e))
   .map((e) => e.outerHTML.slice(0, 80)).slice(0, 3);
@@ -53,11 +54,25 @@ def test_every_link_between_pages_leads_somewhere(site: dict[Path, str]) -> None
     assert checked > 1000
 
 
+def test_a_page_has_one_title_and_the_help_of_commands_no_boxes(site: dict[Path, str]) -> None:
+    for page, text in site.items():
+        assert text.count("<h1") <= 1, page.name
+        if page.name == "models.html":
+            assert text.count("<details") > 30, "systems fold"
+        if page.name == "cli.html":
+            assert "Options:" in text
+            assert not set("╭│╰") & set(text)
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_pages_fit_a_narrow_screen_and_pictures_have_texts(site: dict[Path, str], tmp_path: Path) -> None:
+def test_pages_fit_a_phone_and_a_desktop_and_pictures_have_texts(site: dict[Path, str], tmp_path: Path) -> None:
+    """Sources, and every fourth page of the reference, stand for the others of their kinds."""
+    written = [page for page in site if not {"api", "_modules"} & set(page.parts)]
+    others = sorted(set(site) - set(written))[::4]
     with browser(tmp_path) as chromium:
-        for page in site:
-            chromium.open(page, width=400, scheme="dark")
-            assert chromium.run(TOO_WIDE) == [], page.name
-            assert chromium.run(WITHOUT_TEXT) == [], page.name
+        for page in [*written, *others]:
+            for width, scheme in ((390, "dark"), (1280, "light")):
+                chromium.open(page, width=width, scheme=scheme)
+                assert chromium.run(TOO_WIDE) == [], f"{page.name} at {width} px"
+                assert chromium.run(WITHOUT_TEXT) == [], page.name
         assert [problem for problem in chromium.problems if "invalid theme mode" not in problem] == []
