@@ -288,9 +288,14 @@ class _Contest:
             default_graphs = f"causal; {near}; strided({stride})"
             return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
         nodes, of_nodes = options.load_nodes(), options.node_sizes()
+        nodes.say_how_read()
         own, problem = nodes.own_graph, nodes.outputs.problem
         chosen = {name: getattr(options, name) for name in (*FILES, "problem")}
-        files = [f"--{name}" + ("" if value is True else f" {quote(value)}") for name, value in chosen.items() if value]
+        files = [
+            f"--{name}" + ("" if value is True else f" {quote(str(value))}")
+            for name, value in chosen.items()
+            if value is not None
+        ]
         options_of_data = " ".join(files) if nodes.name == "edges" else f"--task {nodes.name}"
 
         def node_run(expression: str, seed: int) -> Run:

@@ -11,7 +11,7 @@ from mpnn.graphs.tables import named
 
 
 def convert(
-    edges: Annotated[Path, typer.Argument(help="A file of edges: .npy, .parquet or text such as .csv.")],
+    edges: Annotated[Path, typer.Argument(help="A file of edges: .npy, Parquet, or text such as .csv.")],
     folder: Annotated[Path, typer.Argument(help="The folder to create.")],
     n: Annotated[
         int | None, typer.Option("--n", help="Number of nodes (destinations). Default: the largest index plus 1.")
@@ -25,6 +25,9 @@ def convert(
             metavar="SRC,DST",
             help="The columns of sources and destinations, by name or by number from 0, if there are more.",
         ),
+    ] = None,
+    first: Annotated[
+        int | None, typer.Option("--first", help="The number of the first node in the file: 0 or 1.", min=0, max=1)
     ] = None,
     edge_ids: Annotated[
         bool, typer.Option("--edge-ids", help="Also store the index of each edge in the file.")
@@ -51,7 +54,13 @@ def convert(
         sizes = {"num_nodes": n} if num_src is None else {"num_dst": n, "num_src": num_src}
         with console.status("sorting"):
             graph = write_csr(
-                folder, edges, **sizes, columns=named(columns), edge_ids=edge_ids, memory=int(memory * 1e9)
+                folder,
+                edges,
+                **sizes,
+                columns=named(columns),
+                first=first,
+                edge_ids=edge_ids,
+                memory=int(memory * 1e9),
             )
     nodes = f"{graph.num_dst:,} nodes"
     if graph.num_src != graph.num_dst:

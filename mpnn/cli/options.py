@@ -26,7 +26,9 @@ Defaults = Mapping[str, Mapping[str, Any]]
 
 _SHARED = {"graph": None, "seed": 0, "device": "cpu", "precision": "float32"}
 _NODES = {**asdict(NodeSettings()), **_SHARED, "steps": EPOCHS}
-FILES = dict.fromkeys(("nodes", "labels", "edges", "columns", "target", "weights", "directed", "split", "ignore"))
+FILES = dict.fromkeys(
+    ("nodes", "labels", "edges", "columns", "target", "weights", "directed", "first", "split", "ignore")
+)
 DEFAULTS: Defaults = {
     "text": {**asdict(TextSettings()), **_SHARED, "text": "pydoc", "file": None},
     "cora": _NODES,
@@ -93,7 +95,7 @@ class Options:
     dropout: float | None = _option(float, "Share of features and attention weights dropped in training.", _NODE)
     nodes: str | None = _option(
         Path,
-        "Your own nodes: a row of features for each (.npy, Parquet, or text with commas, semicolons, tabs or blanks). "
+        "Your own nodes: a row of features for each (.npy, Parquet, or text such as CSV and TSV). "
         "A column id names them.",
         _OWN,
         flags=("--nodes", "--features"),
@@ -123,6 +125,9 @@ class Options:
     weights: str | None = _option(str, "The column of --edges with weights, 0 or more.", _OWN, metavar="COLUMN")
     directed: bool | None = _option(
         bool, "Edges count from source to destination only, not in both directions.", _OWN, flags=("--directed",)
+    )
+    first: int | None = _option(
+        int, "The number of the first node in --edges, 0 or 1, where nodes have no ids.", _OWN, min=0, max=1
     )
     split: str | None = _option(
         Path,
@@ -222,11 +227,11 @@ class Options:
     def edge_file(self) -> EdgeFile | None:
         """The table of edges; None if there is none, which also --columns, --weights and --directed need."""
         if self.edges is None:
-            for name in ("columns", "weights", "directed"):
-                if getattr(self, name):
+            for name in ("columns", "weights", "directed", "first"):
+                if getattr(self, name) is not None and getattr(self, name) is not False:
                     raise ValueError(f"--{name} is about --edges, which is missing")
             return None
-        return EdgeFile(Path(self.edges), named(self.columns), self.weights, bool(self.directed))
+        return EdgeFile(Path(self.edges), named(self.columns), self.weights, bool(self.directed), self.first)
 
     def corpus(self) -> Corpus:
         """The text, of resolved options. Raises ValueError or OSError if the file cannot be read."""

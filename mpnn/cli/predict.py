@@ -25,7 +25,8 @@ def predict(
         Path | None, typer.Option(help="Other nodes, with the features of the run's; their targets are not read.")
     ] = None,
     edges: Annotated[
-        Path | None, typer.Option(help="The edges of these nodes. Default: those of the run, of which all are kept.")
+        Path | None,
+        typer.Option(help="The edges of these nodes. Default: the run's graph, if they are the run's nodes."),
     ] = None,
     force: Force = False,
 ) -> None:
@@ -53,15 +54,18 @@ def _predicted(folder: Path, nodes: Path | None, edges: Path | None) -> tuple[Se
     if options.task == "text":
         raise ValueError(f"{folder} has a model of text; mpnn generate continues text")
     saved = _saved_names(folder)
-    if nodes is None and edges is None:
+    over_edges = str(settings["graph"]).strip() == "edges"
+    if edges is None and (nodes is None or (over_edges and options.nodes is not None)):
         run, model = saved_run(folder)
         assert isinstance(run, NodeRun)
         x, graph, ids = run.nodes.data.x, run.graph, saved["ids"]
+        x = x if nodes is None else _own(nodes, saved, folder).to(x.device)
     else:
         if options.nodes is None or (edges is not None and options.edges is None):
             raise ValueError(f"{folder} was trained without {'--nodes' if options.nodes is None else '--edges'}")
         changed = replace(options, edges=options.edges if edges is None else str(edges))
-        inputs = node_inputs(nodes or Path(options.nodes), changed.edge_file(), saved["inputs"])
+        linked = changed.edge_file() if over_edges else None
+        inputs = node_inputs(nodes or Path(options.nodes), linked, saved["inputs"])
         device = str(options.device)
         model = NODE_MODELS[str(options.model)].from_pretrained(folder).to(device)
         graph = graph_over(inputs, "edges", settings["graph"]).to(device)
@@ -69,6 +73,19 @@ def _predicted(folder: Path, nodes: Path | None, edges: Path | None) -> tuple[Se
     with torch.no_grad():
         values = model.eval()(x, graph).cpu()
     return ids or [*map(str, range(len(values)))], saved["outputs"], values
+
+
+def _own(nodes: Path, saved: dict[str, Any], folder: Path) -> Tensor:
+    """The features in a table of the nodes of the run, in their order. Other nodes are refused."""
+    inputs = node_inputs(nodes, None, saved["inputs"])
+    if inputs.ids is None or saved["ids"] is None:
+        raise ValueError(f"{nodes} may have other nodes than {folder}, without ids; name their edges with --edges")
+    row = {name: k for k, name in enumerate(inputs.ids)}
+    if other := row.keys() ^ {*saved["ids"]}:
+        new = sorted(other & row.keys())
+        what = f"has the node {new[0]!r}, which is new to" if new else f"lacks the node {min(other)!r} of"
+        raise ValueError(f"{nodes} {what} {folder}; name the edges of its nodes with --edges")
+    return inputs.x[[row[name] for name in saved["ids"]]]
 
 
 def _saved_names(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from rich.markup import escape
 from rich.progress import Progress as Bars, TaskID
 from rich.table import Table
 from safetensors import SafetensorError
@@ -135,10 +136,11 @@ class Nodes:
         content = data.node_tables(nodes, edges=edges, seed=seed, **tables)
         paths = [nodes, tables.get("labels"), None if edges is None else edges.path, tables.get("split")]
         digests = [sha256(path.read_bytes()).digest() for path in paths if path is not None]
-        how = {} if edges is None else {"columns": edges.columns, "weights": edges.weights, "directed": edges.directed}
+        read = ("columns", "weights", "directed", "first")
+        how = {} if edges is None else {name: getattr(edges, name) for name in read}
         how |= {name: value for name, value in tables.items() if not isinstance(value, Path)}
-        read = " ".join(f"{name}={value}" for name, value in how.items() if value)
-        digest = f"{sha256(b''.join(digests)).hexdigest()[:8]} {read}"
+        said = " ".join(f"{name}={value}" for name, value in how.items() if value)
+        digest = f"{sha256(b''.join(digests)).hexdigest()[:8]} {said}"
         own = "knn(8)" if edges is None else "edges"
         return Nodes("edges", content, own, dropout=0.5, lr=0.01, patience=None, digest=digest)
 
@@ -147,6 +149,14 @@ class Nodes:
         """What the outputs of a model mean."""
         known = getattr(self.data, "outputs", None)
         return known or Outputs("classes", tuple(map(str, range(self.data.num_classes))))
+
+    def say_how_read(self) -> None:
+        """Prints how the user's files were read, as a table."""
+        grid = Table.grid(padding=(0, 2))
+        for file, what in getattr(self.data, "understood", ()):
+            grid.add_row(escape(file), escape(what), style="dim")
+        if grid.row_count:
+            console.console.print(grid)
 
     def to(self, device: str) -> "Nodes":
         """The same nodes on a device."""

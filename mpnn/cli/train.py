@@ -24,7 +24,7 @@ from mpnn.cli.console import (
 from mpnn.cli.expressions import imported
 from mpnn.cli.options import DEFAULTS, Options, takes
 from mpnn.cli.stop import Stopped
-from mpnn.cli.tasks import CHARACTERS, NODES, Run
+from mpnn.cli.tasks import CHARACTERS, NODES, NodeRun, Run
 from mpnn.graph.files import write_atomically
 from mpnn.models.saving import CONFIG, WEIGHTS, Model
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
@@ -97,6 +97,8 @@ def train(
             options = options.resolved()
             run = options.run()
             run.check_saving()
+        if isinstance(run, NodeRun):
+            run.nodes.say_how_read()
         checkpoint = Checkpoint(out / CHECKPOINT, seconds=checkpoint_every, run=run.settings)
         if force:
             _delete(out, checkpoint)

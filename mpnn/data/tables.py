@@ -1,7 +1,9 @@
 """Graphs of one's own, from tables in files: nodes with names, their targets and split, edges with weights."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,25 +14,22 @@ from torch import Tensor
 
 from mpnn.data.errors import DamagedFile
 from mpnn.data.planetoid import NodeClassification
-from mpnn.graphs.tables import (
-    ID,
-    Columns,
-    Table,
-    column_names,
-    edge_chunks,
-    edge_columns,
-    number,
-    read_columns,
-    whole_numbers,
-)
+from mpnn.graphs.tables import ID, Columns, Table, counted_from, edge_columns, numbered_ends, read_table
 
 Problem = Literal["classes", "multilabel", "regression"]
 PARTS = ("train", "val", "test")
 SPLIT, MASKS = "split", tuple(f"{part}_mask" for part in PARTS)
 _RESERVED = (ID, SPLIT, *MASKS)
-_YES, _NO = ("1", "1.0", "true"), ("0", "0.0", "false", "")
+_YES, _NO = ("1", "1.0", "true"), ("0", "0.0", "false")
 _TRAIN, _VALIDATION = 0.6, 0.2
 _FEWEST = 4  # labeled nodes, so that no part of the split is empty
+_ROUNDING = 1e-4  # of the range of a feature: what float32 may take from it
+_WORDS = (
+    "((from|to|source|target|src|dst|dest|destination|head|tail|start|end|sender|receiver|citing|cited|parent|child|left|"
+    "right|subject|object|node|vertex|id|user|item|author|paper)[ _.]?)+|[abuvij]"
+)
+_ARE_ENDS = re.compile(rf"(?i)({_WORDS}),({_WORDS})|(?P<stem>[a-z_]+)(1,(?P=stem)2|0,(?P=stem)1)").fullmatch
+Tables = Callable[[Path], Table]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +57,15 @@ class EdgeFile:
         columns: the two columns, by name or by number from 0, if there are more.
         weights: the column of weights.
         directed: whether an edge counts from its source to its destination only.
+        first: the number of the first node, 0 or 1, of nodes without names. Default: 0, and edges of which none has
+            node 0 are refused.
     """
 
     path: Path
     columns: Columns | None = None
     weights: str | None = None
     directed: bool = False
+    first: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,7 @@ class NodeInputs:
         x: float32 [N, F]. inputs: the names of the features. ids: the names of the nodes; None: their numbers.
         edge_index: int64 [2, E], ordered by dst, then src; no duplicates, no self-loops.
         edge_weight: float32 [E], or None.
+        understood: for each file how it was read, for people.
     """
 
     x: Tensor
@@ -81,6 +84,7 @@ class NodeInputs:
     ids: tuple[str, ...] | None
     edge_index: Tensor
     edge_weight: Tensor | None
+    understood: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +98,7 @@ class NodeTables(NodeClassification):
     inputs: tuple[str, ...]
     ids: tuple[str, ...] | None
     outputs: Outputs
+    understood: tuple[tuple[str, str], ...] = ()
 
 
 def node_tables(
@@ -109,10 +114,10 @@ def node_tables(
 ) -> NodeTables:
     """Reads a graph.
 
-    A file is UTF-8 text with one row a line, its cells separated by commas, semicolons, tabs or blanks, a NumPy array
-    (`.npy`) or Parquet. The first line may be a header. A column `id` names the nodes: `edges`, `labels` and `split`
+    A file is text with one row a line, its cells separated by commas, semicolons, tabs, bars or blanks, Parquet, or a
+    NumPy array (`.npy`). The first line may be a header. A column `id` names the nodes: `edges`, `labels` and `split`
     then use these names. Without it, nodes are numbered from 0. Rows of tables without `id` are in the order of nodes.
-    Empty lines between them are refused.
+    Empty lines between them are refused. Empty cells, NA, nan, None, null and the like are missing values.
 
     Args:
         nodes: a row of numbers for each node: its features.
@@ -120,37 +125,41 @@ def node_tables(
         edges: source and destination of each link, which counts in both directions; None for no links.
         seed: of the split without `split`: 60% of the nodes with targets are for training, 20% for validation.
         target: the columns to learn; needed without `labels`. Default: all of `labels`.
-        problem: "classes": one column of names or of whole numbers; empty, or -1 among numbers, where it is unknown.
-            "multilabel": columns of 0 and 1. "regression": columns of numbers.
+        problem: "classes": one column of names or of whole numbers; missing, or -1 among numbers, where it is unknown.
+            Classes are at most half as many as the nodes that have one. "multilabel": columns of 0 and 1. "regression":
+            columns of numbers.
         split: a table with a column `split` (train, val, test or empty), or with `train_mask`, `val_mask` and
             `test_mask` (0 or 1). These columns may also be in `nodes`.
         ignore: columns of `nodes` that are no features.
 
     Raises:
         DamagedFile: if a file is not such a table, or the tables do not fit together. The message names the row.
+        ImportError: text and Parquet need pyarrow (the extra `tables`).
         OSError: if a file cannot be read.
     """
+    read = cache(read_table)
     try:
         drop = (*ignore, *(target or ())) if labels is None else ignore
-        given = _inputs(nodes, EdgeFile(edges) if isinstance(edges, Path) else edges, drop)
+        given = _inputs(read, nodes, EdgeFile(edges) if isinstance(edges, Path) else edges, drop)
         if labels is None and not target:
             raise ValueError(f"name the columns of {nodes} to learn as the target, or another file as labels")
-        y, known, outputs = _targets(_rows_of(labels or nodes, target, given, nodes), problem)
+        y, known, outputs = _targets(_rows_of(read(labels or nodes), target, given, nodes), problem)
         if known.sum() < _FEWEST:
             raise ValueError(
                 f"{labels or nodes} has {known.sum()} labeled nodes; training, validation and test need {_FEWEST} at "
                 "least, and more to mean anything"
             )
-        if split is None and {SPLIT, *MASKS} & {*column_names(nodes)}:
+        if split is None and {SPLIT, *MASKS} & {*read(nodes).names}:
             split = nodes
-        masks = _random_split(known, seed) if split is None else _split(split, known, given, nodes)
+        masks = _random_split(known, seed) if split is None else _split(read(split), known, given, nodes)
     except ValueError as error:
         raise DamagedFile(str(error)) from None
     if problem == "regression":
         y, outputs = _standardized(y, masks[0], outputs)
     train, val, test = masks
+    understood = _understood(read(nodes), labels, split, given, outputs, known, masks)
     return NodeTables(
-        given.x, y, train, val, test, given.edge_index, given.edge_weight, given.inputs, given.ids, outputs
+        given.x, y, train, val, test, given.edge_index, given.edge_weight, given.inputs, given.ids, outputs, understood
     )
 
 
@@ -158,10 +167,10 @@ def node_inputs(nodes: Path, edges: EdgeFile | None, inputs: Sequence[str]) -> N
     """The nodes and edges in files, of which the columns `inputs` are the features.
 
     Raises:
-        DamagedFile, OSError: as for `node_tables`.
+        DamagedFile, ImportError, OSError: as for `node_tables`.
     """
     try:
-        return _inputs(nodes, edges, inputs=inputs)
+        return _inputs(read_table, nodes, edges, inputs=inputs)
     except ValueError as error:
         raise DamagedFile(str(error)) from None
 
@@ -170,43 +179,73 @@ def node_inputs(nodes: Path, edges: EdgeFile | None, inputs: Sequence[str]) -> N
 
 
 def _inputs(
-    nodes: Path, edges: EdgeFile | None, drop: Sequence[str] = (), inputs: Sequence[str] | None = None
+    read: Tables, nodes: Path, edges: EdgeFile | None, drop: Sequence[str] = (), inputs: Sequence[str] | None = None
 ) -> NodeInputs:
     """`drop`: the columns that are no features; or `inputs`: those that are, in this order."""
-    names = _names(nodes, inputs or drop)
+    table = read(nodes)
+    names = _names(table, inputs or drop)
     if "" in names:
-        raise ValueError(
-            f"column {names.index('')} of {nodes} has no name; pandas' to_csv writes row numbers there: use "
-            "index=False, or name the column id if it names the nodes"
-        )
-    inputs = inputs or [name for name in names if name not in (*_RESERVED, *drop)]
+        raise ValueError(f"column {names.index('')} of {nodes} has no name; name it, or leave it out")
+    inputs = inputs or [name for name in names if name not in (*_RESERVED, *drop) and name != table.id]
     if not inputs:
         raise ValueError(f"{nodes} has no column of features besides {', '.join(names)}")
     hint = "; features are numbers: write numbers, or ignore the column"
-    table = read_columns(nodes, inputs, [ID] if ID in names else [], hint)
-    with np.errstate(over="ignore"):  # infinities are refused
-        x = np.stack([table.columns[name] for name in inputs], 1).astype(np.float32)
-    table.refuse(~np.isfinite(x).all(1), "has a number that is NaN, infinite or too large for float32")
+    columns = [_feature(table, name, table.numbers(name, hint)) for name in inputs]
+    x = np.stack(columns, 1)
     if table.lines is not None and len(inputs) > 2 and [*inputs] == [*map(str, x[0].astype(int))]:
         raise ValueError(f"{table.where(0)} counts the columns, as pandas' to_csv does without names: give them names")
-    ids = _ids(table) if ID in names else None
-    edge_index, weight = (
-        (torch.empty(2, 0, dtype=torch.int64), None) if edges is None else _edges(edges, nodes, len(x), ids)
+    ids = None if table.id is None else _ids(table, table.id)
+    if ids is None:
+        _check_order(table)
+    none = torch.empty(2, 0, dtype=torch.int64), None, ()
+    return NodeInputs(
+        torch.from_numpy(x), tuple(inputs), ids, *(none if edges is None else _edges(edges, nodes, len(x), ids))
     )
-    return NodeInputs(torch.from_numpy(x), tuple(inputs), ids, edge_index, weight)
 
 
-def _names(path: Path, used: Iterable[str]) -> list[str]:
-    """The names of the columns of a file, `used` among them."""
-    names = column_names(path)
-    if absent := [name for name in used if name not in names]:
-        raise ValueError(f"{path} has no column {absent[0]!r}; it has {', '.join(map(repr, names))}")
-    return names
+def _feature(table: Table, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
+    """A column of features as float32; one that float32 does not hold is refused."""
+    table.refuse(
+        np.isnan(numbers),
+        f"has no number in column {name!r} (it is empty, NaN or the like); fill it, or ignore the column",
+    )
+    with np.errstate(over="ignore"):  # infinities are refused
+        column = numbers.astype(np.float32)
+    table.refuse(~np.isfinite(column), f"has a number in column {name!r} that is infinite or too large for float32")
+    wrong = np.abs(column - numbers) > _ROUNDING * np.ptp(numbers)
+    if np.ptp(numbers):
+        row = int(wrong.argmax())
+        table.refuse(
+            wrong,
+            f"has {numbers[row]:.17g} in column {name!r}, whose differences float32 rounds away; subtract the mean",
+        )
+    parts = {part.lower() for part in re.findall("[A-Z]?[a-z]+|[A-Z]+", name)}
+    if parts & {"id", "ids", "index"} and len(np.unique(numbers)) == len(numbers) > 1 and (numbers % 1 == 0).all():
+        raise ValueError(
+            f"column {name!r} of {table.path} seems to name the nodes; call it id, or ignore it: names are no features"
+        )
+    return column
 
 
-def _ids(table: Table) -> tuple[str, ...]:
-    ids = table.columns[ID]
-    table.refuse(ids == "", "has no id")
+def _check_order(table: Table) -> None:
+    """Refuses rows without names whose numbers say that they are not all of them, or in another order."""
+    if not table.is_ordered:
+        raise ValueError(
+            f"the row numbers that pandas wrote to {table.path} are not 0, 1, 2, ...: call them id if they name the "
+            "nodes, or drop them with reset_index(drop=True)"
+        )
+
+
+def _names(table: Table, used: Iterable[str]) -> Sequence[str]:
+    """The names of the columns of a table, `used` among them."""
+    if absent := [name for name in used if name not in table.names]:
+        raise ValueError(f"{table.path} has no column {absent[0]!r}; it has {', '.join(map(repr, table.names))}")
+    return table.names
+
+
+def _ids(table: Table, name: str) -> tuple[str, ...]:
+    ids = table.text(name)
+    table.refuse(ids == None, "has no id (NA, nan, None and null stand for a missing one)")  # noqa: E711
     first = np.unique(ids, return_index=True)[1]
     is_first = np.zeros(len(ids), bool)
     is_first[first] = True
@@ -217,15 +256,24 @@ def _ids(table: Table) -> tuple[str, ...]:
 def _numbers_of(table: Table, column: str, ids: Sequence[str], nodes: Path) -> NDArray[np.int64]:
     """The numbers of the nodes that a column names."""
     number = {name: k for k, name in enumerate(ids)}
-    found = np.array([number.get(name, -1) for name in table.columns[column].tolist()])
+    found = np.array([number.get(name, -1) for name in table.text(column).tolist()])
     table.refuse(found < 0, f"has a node in column {column!r} that is no id of {nodes}")
     return found
 
 
-def _edges(edges: EdgeFile, nodes: Path, size: int, ids: Sequence[str] | None) -> tuple[Tensor, Tensor | None]:
-    """The edges and weights as in `NodeInputs`."""
-    table, links, weight = _links(edges, nodes, ids)
+def _edges(
+    edges: EdgeFile, nodes: Path, size: int, ids: Sequence[str] | None
+) -> tuple[Tensor, Tensor | None, tuple[tuple[str, str], ...]]:
+    """The edges and weights as in `NodeInputs`, and how the file was read."""
+    table, ends = _edge_table(edges, ids)
+    if ids is not None:
+        links = np.stack([_numbers_of(table, end, ids, nodes) for end in ends])
+    else:
+        links = numbered_ends(table, ends, "; number the nodes from 0, or name them in a column id")
+        links -= counted_from(edges.first, int(links.min()), edges.path)
+    weight = np.ones(len(table)) if edges.weights is None else table.numbers(edges.weights)
     table.refuse(((links < 0) | (links >= size)).any(0), f"has no two of the {size} nodes of {nodes}, numbered from 0")
+    table.refuse(np.isnan(weight), f"has no number in column {edges.weights!r}")
     table.refuse(~(np.isfinite(weight) & (weight >= 0)), "has a weight that is negative or not finite")
     if not edges.directed:
         links, weight = np.concatenate([links, links[::-1]], 1), np.concatenate([weight, weight])
@@ -235,69 +283,90 @@ def _edges(edges: EdgeFile, nodes: Path, size: int, ids: Sequence[str] | None) -
     repeats[1:] = (links[:, order[1:]] == links[:, order[:-1]]).all(0)
     clash = np.zeros(len(links[0]), bool)
     clash[order[1:]] = repeats[1:] & (np.diff(weight[order]) != 0)
-    table.refuse(clash, "repeats an edge with another weight; keep one of the two, or make edges directed")
+    remedy = "add them up to one" if edges.directed else "keep one of the two, or make edges directed"
+    table.refuse(clash.reshape(-1, len(table)).any(0), f"repeats an edge with another weight; {remedy}")
     kept = order[~repeats]
-    edge_index = torch.from_numpy(links[:, kept])
-    return edge_index, None if edges.weights is None else torch.from_numpy(weight[kept]).float()
+    loops = int((links[0, : len(table)] == links[1, : len(table)]).sum())
+    note = [
+        f"{len(table):,} edges, ids as {'numbers' if ids is None else 'text'}, {table.form}",
+        f"{ends[0]} {'to' if edges.directed else 'and'} {ends[1]}",
+        f"column {edges.weights} is a weight" if edges.weights else "",
+        f"{loops:,} self-loops left out" if loops else "",
+        f"{repeats.sum():,} repeats left out" if edges.directed and repeats.any() else "",
+        _unused(table, [*ends, edges.weights or ""]),
+    ]
+    weights = None if edges.weights is None else torch.from_numpy(weight[kept]).float()
+    return torch.from_numpy(links[:, kept]), weights, ((edges.path.name, ", ".join(filter(None, note))),)
 
 
-def _links(edges: EdgeFile, nodes: Path, ids: Sequence[str] | None) -> tuple[Table, NDArray[np.int64], NDArray[Any]]:
-    """The table, the numbers of the two nodes of each row [2, E], and the weights [E]."""
-    path, weights = edges.path, [] if edges.weights is None else [edges.weights]
-    names = _names(path, weights)
-    if path.suffix == ".npy":
-        links = whole_numbers(np.concatenate([*edge_chunks(path, columns=edges.columns)], axis=1).T, path).T
-        if ids is not None or weights:
-            raise ValueError(
-                f"{path} is an array of node numbers; nodes with ids, and weights, need a table with a header"
-            )
-        return Table(path, {"": links[0]}, None), links, np.ones(links.shape[1])
-    columns = edges.columns or ([name for name in names if name not in weights] if weights else None)
-    ends = [names[k] for k in edge_columns(path, names, len(names), columns)]
-    if ids is None:
-        hint = "; number the nodes from 0, or name them in a column id"
-        table = read_columns(path, [*ends, *weights], hint=hint, gaps=True)
-        links = whole_numbers(np.stack([table.columns[end] for end in ends], 1), path, table.lines).T
-    else:
-        table = read_columns(path, weights, ends, gaps=True)
-        if {*ends} <= {*ids}:
-            raise ValueError(f"the first line of {path} links {ends[0]!r} and {ends[1]!r}; write a header above it")
-        links = np.stack([_numbers_of(table, end, ids, nodes) for end in ends])
-    return table, links, table.columns[weights[0]] if weights else np.ones(len(table))
+def _edge_table(edges: EdgeFile, ids: Sequence[str] | None) -> tuple[Table, list[str]]:
+    """The table, and the names of the columns of the two ends."""
+    read = partial(read_table, edges.path, of_edges=True, notes=ids is None)
+    table = read()
+    ends = _end_names(table, edges)
+    if ids is None or not table.header:
+        return table, ends
+    if {*ends} & {*ids} and (edges.columns or edges.weights):
+        raise ValueError(f"the first line of {edges.path} links {ends[0]!r} and {ends[1]!r}; write a header above it")
+    if {*ends} & {*ids}:
+        table = read(header=False)
+        return table, _end_names(table, edges)
+    if not (table.is_sure or edges.columns or edges.weights or _ARE_ENDS(",".join(ends))):
+        raise ValueError(
+            f"the first line of {edges.path} may be a header or an edge of {ends[0]!r} and {ends[1]!r}: name the "
+            "columns (--columns) if it is a header, and write a header above it if it is an edge"
+        )
+    return table, ends
+
+
+def _end_names(table: Table, edges: EdgeFile) -> list[str]:
+    names = _names(table, [] if edges.weights is None else [edges.weights])
+    columns = edges.columns or ([name for name in names if name != edges.weights] if edges.weights else None)
+    return [names[k] for k in edge_columns(table, columns)]
 
 
 # --------------------------------------------------------------------------------------------------------- targets
 
 
-def _rows_of(path: Path, columns: Sequence[str] | None, given: NodeInputs, nodes: Path) -> Table:
+def _rows_of(table: Table, columns: Sequence[str] | None, given: NodeInputs, nodes: Path) -> Table:
     """Columns of a table, a row for each node: by its `id` (of nodes without names: their numbers), or by the order.
-    Default: all columns. Nodes without a row get empty cells."""
-    names = _names(path, columns or ())
-    columns = columns or [name for name in names if name not in _RESERVED]
-    table = read_columns(path, text=[*columns, *([ID] if ID in names else [])])
-    row = np.arange(len(table))
-    if ID in names:
-        _ids(table)
-        row = np.full(len(given.x), -1)
-        ids = given.ids or [*map(str, range(len(given.x)))]
-        row[_numbers_of(table, ID, ids, nodes)] = np.arange(len(table))
-    if len(row) != len(given.x):
-        raise ValueError(f"{path} must have one row for each of the {len(given.x)} rows of {nodes}; it has {len(row)}")
-    cells = {name: np.where(row < 0, "", table.columns[name].astype(str)[row]) for name in columns}
-    return Table(path, cells, None if table.lines is None else np.array(table.lines)[row].tolist())
+    Default: all columns. Cells of nodes without a row are missing."""
+    names = _names(table, columns or ())
+    columns = columns or [name for name in names if name not in _RESERVED and name != table.id]
+    size = len(given.x)
+    if table.id is None:
+        _check_order(table)
+        if len(table) != size:
+            raise ValueError(
+                f"{table.path} must have one row for each of the {size} rows of {nodes}; it has {len(table)}"
+            )
+        return replace(table, names=columns)
+    _ids(table, table.id)
+    row = np.full(size, -1)
+    row[_numbers_of(table, table.id, given.ids or [*map(str, range(size))], nodes)] = np.arange(len(table))
+
+    def placed(name: str) -> Any:
+        from pyarrow import array
+
+        return table.read(name).take(array(row, mask=row < 0))
+
+    return replace(
+        table, names=columns, size=size, read=placed, lines=None if table.lines is None else table.lines[row]
+    )
 
 
 def _targets(table: Table, problem: Problem) -> tuple[Tensor, NDArray[np.bool_], Outputs]:
     """The targets, which nodes have them, and what they mean."""
-    names, columns = tuple(table.columns), [_values(table, name) for name in table.columns]
+    names = tuple(table.names)
     if problem == "classes":
         if len(names) > 1:
             raise ValueError(
                 f"{table.path} has {len(names)} columns to learn, {', '.join(names)}, and classes are one: name it as "
                 "the target, or set the problem to multilabel or regression"
             )
-        return _classes(table, columns[0])
-    if any(column.dtype.kind == "U" for column in columns):
+        return _classes(table, names[0])
+    columns = [table.values(name) for name in names]
+    if any(column.dtype.kind == "O" for column in columns):
         raise ValueError(f"{problem} needs numbers as targets; {table.path} has words in {', '.join(names)}")
     y = np.stack(columns, 1)
     known = ~np.isnan(y).any(1)
@@ -310,20 +379,10 @@ def _targets(table: Table, problem: Problem) -> tuple[Tensor, NDArray[np.bool_],
     return torch.from_numpy(y == 1), known, Outputs(problem, names)
 
 
-def _values(table: Table, name: str) -> NDArray[Any]:
-    """A column as float64, NaN where it is empty; or as text, if it has no number."""
-    cells = table.columns[name]
-    numbers = np.array([number(cell) for cell in cells.tolist()])
-    is_word = np.isnan(numbers) & (cells != "")
-    if is_word.sum() == (cells != "").sum():
-        return cells
-    table.refuse(is_word, f"has a word in column {name!r} among numbers")
-    return numbers
-
-
-def _classes(table: Table, values: NDArray[Any]) -> tuple[Tensor, NDArray[np.bool_], Outputs]:
-    if values.dtype.kind == "U":
-        known = values != ""
+def _classes(table: Table, name: str) -> tuple[Tensor, NDArray[np.bool_], Outputs]:
+    values = table.values(name)
+    if values.dtype.kind == "O":
+        known = np.array([value is not None for value in values])
     else:
         known = ~np.isnan(values) & (values != -1)
         table.refuse(
@@ -335,6 +394,11 @@ def _classes(table: Table, values: NDArray[Any]) -> tuple[Tensor, NDArray[np.boo
     names, y = np.unique(values[known], return_inverse=True)
     if len(names) == 1:
         raise ValueError(f"{table.path} has one class only, {names[0]}; there is nothing to learn")
+    if len(names) > known.sum() // 2 >= _FEWEST // 2:
+        raise ValueError(
+            f"column {name!r} of {table.path} has {len(names):,} classes for {known.sum():,} nodes, and a class needs "
+            "two at least: names are no classes, and the problem regression learns numbers"
+        )
     target = np.zeros(len(values), np.int64)
     target[known] = y
     return torch.from_numpy(target), known, Outputs("classes", tuple(map(str, names.tolist())))
@@ -358,16 +422,50 @@ def _random_split(known: NDArray[np.bool_], seed: int) -> list[Tensor]:
     return [none.index_fill(0, part, True) for part in order.split([train, val, len(nodes) - train - val])]
 
 
-def _split(path: Path, known: NDArray[np.bool_], given: NodeInputs, nodes: Path) -> list[Tensor]:
+def _split(table: Table, known: NDArray[np.bool_], given: NodeInputs, nodes: Path) -> list[Tensor]:
     """The masks of the parts that a table states."""
-    columns = [SPLIT] if SPLIT in column_names(path) else MASKS
-    table = _rows_of(path, columns, given, nodes)
-    cells = [np.char.lower(table.columns[name]) for name in columns]
-    for column, words in zip(cells, [(*PARTS, "")] if columns == [SPLIT] else [(*_YES, *_NO)] * 3, strict=True):
-        table.refuse(~np.isin(column, words), f"has a split other than {', '.join(words[:-1])} and nothing")
+    columns = [SPLIT] if SPLIT in table.names else MASKS
+    table = _rows_of(table, columns, given, nodes)
+    words = PARTS if columns == [SPLIT] else (*_YES, *_NO)
+    cells = [np.array([(cell or "").lower() for cell in table.text(name)]) for name in columns]
+    for column in cells:
+        table.refuse(~np.isin(column, (*words, "")), f"has a split other than {', '.join(words)} and nothing")
     masks = [cells[0] == part for part in PARTS] if columns == [SPLIT] else [np.isin(column, _YES) for column in cells]
     table.refuse(np.sum(masks, axis=0) > 1, "puts a node into two parts")
     table.refuse(np.any(masks, axis=0) & ~known, "puts a node into a part, and its target is unknown")
     if not all(mask.any() for mask in masks):
-        raise ValueError(f"{path} leaves a part empty; training needs nodes in {', '.join(PARTS)}")
+        raise ValueError(f"{table.path} leaves a part empty; training needs nodes in {', '.join(PARTS)}")
     return [torch.from_numpy(mask) for mask in masks]
+
+
+# ------------------------------------------------------------------------------------------------ what was understood
+
+
+def _unused(table: Table, used: Iterable[str]) -> str:
+    unused = [name for name in table.names if name not in {*used}]
+    return f"not used: {_listed(unused)}" if unused else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8:,} more" if len(names) > 8 else "")
+
+
+def _understood(
+    table: Table, labels: Path | None, split: Path | None, given: NodeInputs, outputs: Outputs, known: Any, masks: Any
+) -> tuple[tuple[str, str], ...]:
+    """For each file how it was read."""
+    names = _listed(outputs.names)
+    learned = (
+        f"{len(outputs.names)} classes, {names}" if outputs.problem == "classes" else f"{outputs.problem}, {names}"
+    )
+    sizes = ", ".join(f"{int(mask.sum()):,} {part}" for mask, part in zip(masks, PARTS, strict=True))
+    ids = "numbered from 0" if table.id is None else f"named by column {table.id}"
+    note = f"{len(table):,} nodes, {ids}, {table.form}, features {_listed(given.inputs)}"
+    learned += f", for {known.sum():,} of {len(table):,} nodes"
+    of_split = f"{sizes} ({'at random' if split is None else 'as stated'})"
+    return (
+        (table.path.name, note),
+        *given.understood,
+        ((labels or table.path).name, learned),
+        ((split or labels or table.path).name, of_split),
+    )

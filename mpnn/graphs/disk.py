@@ -21,7 +21,7 @@ from torch import Tensor
 from mpnn.graph.arguments import at_least
 from mpnn.graph.files import atomic_path
 from mpnn.graphs.compressed import CompressedGraph
-from mpnn.graphs.tables import Columns, edge_chunks
+from mpnn.graphs.tables import Columns, counted_from, edge_chunks
 
 Ints = NDArray[np.int64]
 _FORMAT, _VERSION = "mpnn csr", 1
@@ -80,6 +80,7 @@ def write_csr(
     num_src: int | None = None,
     num_dst: int | None = None,
     columns: Columns | None = None,
+    first: int | None = None,
     edge_ids: bool = False,
     memory: int = 1 << 30,
 ) -> CompressedGraph:
@@ -92,13 +93,17 @@ def write_csr(
         edges: a path, or integers [2, E], sources in row 0, or an iterable of chunks [2, n]. Paths are
 
             - `.npy`: integers [2, E], or [E, 2] for E other than 2;
-            - `.parquet`: two columns, source and destination (needs pyarrow);
-            - anything else: text, one pair a line, separated by commas, semicolons, tabs or blanks, with comments after
-              `#`. The first line may be a header.
+            - Parquet: two columns, source and destination;
+            - anything else: text, one pair a line, separated by commas, semicolons, tabs, bars or blanks, with comments
+              after `#`. The first line may be a header. It may be packed (gzip, bzip2, xz, zip).
+
+            Text and Parquet need pyarrow (the extra `tables`).
         num_nodes: the number of nodes, if sources and destinations are one set. Default: the largest index plus 1.
         num_src, num_dst: the sizes of two sets of nodes, instead of `num_nodes`.
         columns: the columns of sources and destinations in a file, by name or by number from 0; needed if it has more
             than two.
+        first: the number of the first node in a file, 0 or 1. Default: 0; a file in which no edge has node 0 is then
+            refused, because it may count from 1.
         edge_ids: also store the index of each edge in the input.
         memory: bytes that sorting may take.
 
@@ -116,7 +121,10 @@ def write_csr(
     with atomic_path(folder, folder=True) as temporary:
         if num_nodes is not None:
             num_src = num_dst = num_nodes
-        pieces, most = _sorted_pieces(temporary, chunks_of(edges, piece, columns), num_src, num_dst, edge_ids)
+        chunks = chunks_of(edges, piece, columns)
+        if isinstance(edges, (str, os.PathLike)):
+            chunks = _counted(chunks, first, Path(edges))
+        pieces, most = _sorted_pieces(temporary, chunks, num_src, num_dst, edge_ids)
         if num_src is None or num_dst is None:
             num_src = num_dst = max(most) + 1
         num_edges = sum(len(keys) for keys, _ in pieces)
@@ -161,6 +169,15 @@ def chunks_of(edges: Any, size: int, columns: Columns | None = None) -> Iterator
                 waiting, count = waiting[-1:], waiting[-1].shape[1]
     if waiting:
         yield np.concatenate(waiting, 1, dtype=np.int64)
+
+
+def _counted(chunks: Iterator[Ints], first: int | None, path: Path) -> Iterator[Ints]:
+    """The edges of a file, counted from 0."""
+    least = 0
+    for k, chunk in enumerate(chunks):
+        least = min(int(chunk.min()), least) if k else int(chunk.min())
+        yield chunk - (first or 0)
+    counted_from(first, least, path)
 
 
 def _checked(edges: NDArray[Any]) -> NDArray[Any]:

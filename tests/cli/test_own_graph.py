@@ -62,6 +62,8 @@ def clubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_page_leads_from_tables_to_predictions(clubs: str) -> None:
     assert "accuracy 100.0%, loss" in clubs
+    said = re.findall(r"```text\n(.*?)```", (HOWTO / "own_graph.md").read_text(), re.S)[0]
+    assert " ".join(clubs.split()).startswith(" ".join(said.split()))
     assert "12 predictions in predictions.csv" in clubs
     table = {row["id"]: row for row in rows("predictions.csv")}
     assert [*table["fay"]] == ["id", "class", "p_chess", "p_dance"]
@@ -75,8 +77,16 @@ def test_the_page_leads_from_tables_to_predictions(clubs: str) -> None:
     assert "predictions.csv exists: name another file" in refusal("predict runs/clubs -o predictions.csv")
     bad = "predict runs/clubs --nodes new_knows.csv -o p.csv"
     assert "new_knows.csv has no column 'age'; it has 'from', 'to', 'days'" in refusal(bad)
-    assert "'from' that is no id of new_people.csv" in refusal(bad.replace("new_knows", "new_people"))
+    assert "new_people.csv has the node 'max', which is new to runs/clubs; name the edges" in refusal(
+        bad.replace("new_knows", "new_people")
+    )
     assert not Path("p.csv").exists()
+    header, *people = Path("people.csv").read_text().splitlines()
+    Path("later.csv").write_text("\n".join([header, *reversed(people)]).replace("14,2.5", "20,9.5"))
+    run("predict runs/clubs --nodes later.csv -o later_predictions.csv")
+    later = {row["id"]: row for row in rows("later_predictions.csv")}
+    moved = {name for name in table if later[name] != table[name]}
+    assert "ann" in moved <= {"ann", "bob", "cem", "dan", "eve", "fay"}, "the others do not receive from ann"
     Path("people.csv").write_text(Path("people.csv").read_text().replace("14,2.5", "14,2.6"))
     assert "changed since its training: data was" in refusal("predict runs/clubs -o p.csv")
     Path("runs/clubs/nodes.json").write_text("{}")

@@ -1,11 +1,16 @@
 """Graphs from files of one's own: what is read, how it is split, and what is refused."""
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv
 import pytest
 import torch
+from pyarrow import parquet
+from table_fuzzer import misread
 
 from mpnn.data import DamagedFile, node_tables
 from mpnn.data.tables import EdgeFile, node_inputs
@@ -133,13 +138,12 @@ def test_other_nodes_need_the_features_of_the_model(people: dict[str, Any], tmp_
 
 
 def test_parquet_holds_the_same(people: dict[str, Any], tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
     expected = node_tables(**people)
     for name in ("people", "knows"):
-        table = csv.read_csv(tmp_path / f"{name}.csv", convert_options=csv.ConvertOptions(strings_can_be_null=True))
-        assert isinstance(table, pyarrow.Table)
-        parquet.write_table(table, tmp_path / f"{name}.parquet")
+        options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+        parquet.write_table(
+            pyarrow.csv.read_csv(tmp_path / f"{name}.csv", convert_options=options), tmp_path / f"{name}.parquet"
+        )
     edges = EdgeFile(tmp_path / "knows.parquet", weights="hours")
     data = node_tables(**people | {"nodes": tmp_path / "people.parquet", "edges": edges})
     assert (data.ids, data.outputs.names) == (expected.ids, expected.outputs.names)
@@ -157,11 +161,24 @@ def test_parquet_holds_the_same(people: dict[str, Any], tmp_path: Path) -> None:
         ("labels", "0\n1\n\n" + "0\n" * 7, r"line 3 of .*y.txt is empty"),
         ("labels", "0\n1\n0\n" + "-1\n" * 7, "has 3 labeled nodes; training, validation and test need 4 at least"),
         ("labels", "0\n1\n", r"must have one row for each of the 10 rows"),
-        ("labels", "cook\n" * 10, r"must have one row for each of the 10 rows of .*; it has 9"),  # no header
+        ("labels", "a\nb\n" * 4 + "b\n", r"must have one row for each of the 10 rows of .*; it has 9"),
+        ("labels", "job\n" + "cook\nnurse\n" * 4 + "cook\n", r"one row for each of the 10 rows of .*; it has 9"),
         ("labels", "0\n0.5\n" * 5, r"line 2 of .*y.txt has a number that is no class.* problem to regression"),
         ("labels", "0\n-2\n" * 5, r"line 2 of .*y.txt has a number that is no class"),
         ("labels", "c\n" + "0\n1\n" * 4 + "x\n0\n", r"line 10 of .*y.txt has a word in column 'c' among numbers"),
-        ("labels", "c\n" + "0\n1\n" * 4 + "nan\n0\n", r"line 10 of .*y.txt has a word in column 'c' among numbers"),
+        (
+            "labels",
+            "c\n" + "".join(f"n{k}\n" for k in range(10)),
+            "column 'c' .* has 10 classes for 10 nodes, and a class",
+        ),
+        (
+            "labels",
+            ",c\n" + "".join(f"{2 * k},{k % 2}\n" for k in range(10)),
+            r"pandas wrote to .* are not 0, 1, 2, \.\.\.",
+        ),
+        ("edges", "1,2\n2,10\n", r"no edge of .*e.csv has node 0: set first to 1 \(--first 1\) if"),
+        ("edges", "0,1\n1,null\n", r"line 2 of .*e.csv has an edge without a source or a destination"),
+        ("edges", "0,1\n1,9007199254740993\n", r"line 2 of .*e.csv must have whole numbers below 2\^53"),
         ("labels", "c,d\n" + "0,1\n" * 10, "has 2 columns to learn, c, d, and classes are one"),
         ("labels", "-1\n" * 10, "has 0 labeled nodes"),
     ],
@@ -177,19 +194,47 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
     [
         (PEOPLE + "ann,1,cook,a\n", KNOWS, r"line 7 of .*people.csv has the id of a row above; ids are unique"),
         (PEOPLE + ",1,cook,a\n", KNOWS, r"line 7 of .*people.csv has no id"),
+        (PEOPLE + "NA,1,cook,a\n", KNOWS, r"line 7 of .*people.csv has no id \(NA, nan, None and null stand for"),
+        (
+            PEOPLE.replace("41", "null"),
+            KNOWS,
+            r"line 3 of .*people.csv has no number in column 'age' \(it is empty, NaN",
+        ),
+        (PEOPLE.replace("41", "1_0"), KNOWS, r"line 3 of .*people.csv has '1_0' in place of a number in column 'age'"),
+        (
+            PEOPLE.replace("bob", '"bob'),
+            KNOWS,
+            r"line 3 of .*people.csv has a quote too few or too many; a row is one line",
+        ),
+        (
+            "id,age,job,team\n" + "".join(f"n{k},{1_700_000_000 + k},{k % 2},a\n" for k in range(9)),
+            KNOWS,
+            r"line 3 of .* has 1700000001 in column 'age', whose differences float32 rounds away; subtract the mean",
+        ),
+        (
+            "user_id,age,job,team\n" + "".join(f"{k},5,{k % 2},a\n" for k in range(9)),
+            KNOWS,
+            r"column 'user_id' of .*people.csv seems to name the nodes; call it id, or ignore it",
+        ),
+        (PEOPLE, "ann,zed\nann,bob\n", r"line 1 of .*knows.csv has a node in column '1' that is no id of .*people.csv"),
+        (
+            PEOPLE,
+            "yan,zed\nann,bob\n",
+            r"first line of .* may be a header or an edge of 'yan' and 'zed': name the columns",
+        ),
         (PEOPLE + "#kim,1,cook,a\n", KNOWS, r"line 7 of .*people.csv begins with #, and may be a comment or a row"),
         (
             PEOPLE.replace("30", "old"),
             KNOWS,
             r"line 2 .* has 'old' .* in column 'age'; features are numbers: .* ignore",
         ),
-        (PEOPLE.replace("id,", ","), KNOWS, "column 0 of .*people.csv has no name; pandas' to_csv"),
+        (PEOPLE.replace("id,", ","), KNOWS, "column 0 of .*people.csv has no name: name it id if it names"),
         (PEOPLE.replace("team", "age"), KNOWS, "has 4 columns, and two are named 'age'"),
         (PEOPLE.replace("team", "squad"), KNOWS, "has no column 'team'; it has 'id', 'age', 'job', 'squad'"),
         (PEOPLE, KNOWS + "kim,ann,1\n", r"line 6 of .*knows.csv has a node in column 'from' that is no id of .*people"),
         (PEOPLE, KNOWS + "ann,bob,7\n", r"line 6 of .*knows.csv repeats an edge with another weight"),
         (PEOPLE, KNOWS.replace("1.5", "-1"), r"line 2 of .*knows.csv has a weight that is negative or not finite"),
-        (PEOPLE, KNOWS.replace("1.5", ""), r"line 2 of .*knows.csv has '' in place of a number in column 'hours'"),
+        (PEOPLE, KNOWS.replace("1.5", ""), r"line 2 of .*knows.csv has no number in column 'hours'"),
         (PEOPLE, KNOWS.replace("hours", "days"), "has no column 'hours'; it has 'from', 'to', 'days'"),
         (PEOPLE, KNOWS.replace("from,to", "ann,bob"), "the first line of .* links 'ann' and 'bob'; write a header"),
     ],
@@ -199,6 +244,8 @@ def test_tables_with_names_that_do_not_fit_are_refused(
 ) -> None:
     people["nodes"].write_text(people_text)
     people["edges"].path.write_text(knows_text)
+    if "hours" not in knows_text and "days" not in knows_text:
+        people["edges"] = people["edges"].path
     with pytest.raises(DamagedFile, match=why):
         node_tables(**people)
 
@@ -235,10 +282,10 @@ def test_features_that_are_not_finite_are_refused(files: dict[str, Path]) -> Non
     x = np.eye(10)
     x[3, 2] = np.nan
     np.save(files["nodes"], x)
-    with pytest.raises(DamagedFile, match=r"row 4 of .* has a number that is NaN"):
+    with pytest.raises(DamagedFile, match=r"row 4 of .* has no number in column '2'"):
         node_tables(**files)
     np.save(files["nodes"], np.eye(10) * 1e300)
-    with pytest.raises(DamagedFile, match=r"row 1 of .* too large for float32"):
+    with pytest.raises(DamagedFile, match=r"row 1 of .* is infinite or too large for float32"):
         node_tables(**files)
 
 
@@ -258,10 +305,81 @@ def test_arrays_of_edges_hold_whole_numbers(files: dict[str, Path], tmp_path: Pa
         node_tables(**files)
 
 
-def test_a_cell_too_long_for_the_reader_is_refused(people: dict[str, Any]) -> None:
-    people["nodes"].write_text(PEOPLE + "kim,1,cook," + "a" * 200_000 + "\n")
-    with pytest.raises(DamagedFile, match=r"the row that begins with 'kim,1,cook,a*' cannot be read: field larger"):
+@pytest.mark.parametrize(
+    ("text", "features", "jobs"),
+    [
+        (PEOPLE.replace(",", ";").replace("30", "30,5"), [30.5, 41, 25, 50, 33], "cook nurse"),
+        (PEOPLE.replace(",", "|"), [30, 41, 25, 50, 33], "cook nurse"),
+        (PEOPLE.replace("30", '"30,5"'), [30.5, 41, 25, 50, 33], "cook nurse"),
+        (PEOPLE.replace(",", "\t").replace("age", "age, in years"), [30, 41, 25, 50, 33], "cook nurse"),
+        (PEOPLE.replace("age", "#age").replace("bob,41,", "bob,41,None"), [30, 41, 25, 50, 33], "cook nurse"),
+        (PEOPLE.replace("id,", "ID,").replace("\n", "\r\n"), [30, 41, 25, 50, 33], "cook nurse"),
+        (
+            "\n".join(f"{k - 1 if k else ''},{row}" for k, row in enumerate(PEOPLE.split())),
+            [30, 41, 25, 50, 33],
+            "cook nurse",
+        ),
+    ],
+)
+def test_dialects_hold_the_same(people: dict[str, Any], text: str, features: list[float], jobs: str) -> None:
+    people["nodes"].write_text(text, newline="")
+    people["edges"].path.write_bytes(gzip.compress(people["edges"].path.read_bytes()))  # whatever its name is
+    data = node_tables(**people)
+    assert data.x[:, 0].tolist() == features
+    assert data.outputs.names == tuple(jobs.split())
+    assert data.edge_weight is not None
+    assert data.edge_weight.tolist() == [1.5, 1.5, 2, 2]
+
+
+def test_a_comma_that_may_divide_thousands_is_refused(people: dict[str, Any]) -> None:
+    people["nodes"].write_text(PEOPLE.replace("30", '"1,234"'))
+    with pytest.raises(
+        DamagedFile, match=r"line 2 of .* has a comma in a number of column 'age', which may be a thousand"
+    ):
         node_tables(**people)
+    people["nodes"].write_text(PEOPLE.replace(",", ";").replace("30", "30,5").replace("41", "41.5"))
+    with pytest.raises(DamagedFile, match=r"'30,5' in place of a number"):
+        node_tables(**people)
+
+
+def test_how_files_were_read_is_said(people: dict[str, Any]) -> None:
+    assert node_tables(**people).understood == (
+        ("people.csv", "5 nodes, named by column id, header found, commas, features age"),
+        (
+            "knows.csv",
+            "4 edges, ids as text, header found, commas, from and to, column hours is a weight, 1 self-loops left out",
+        ),
+        ("people.csv", "2 classes, cook, nurse, for 4 of 5 nodes"),
+        ("people.csv", "2 train, 1 val, 1 test (at random)"),
+    )
+
+
+def test_edges_that_count_from_1_say_so(files: dict[str, Path]) -> None:
+    expected = node_tables(**files).edge_index
+    files["edges"].write_text("".join(f"{i + 1} {i + 2}\n" for i in range(9)))
+    assert torch.equal(node_tables(**files | {"edges": EdgeFile(files["edges"], first=1)}).edge_index, expected)
+
+
+def test_row_numbers_of_pandas_are_no_features(people: dict[str, Any], tmp_path: Path) -> None:
+    """A filtered DataFrame keeps its row numbers in Parquet, and no number says which node they mean."""
+    table = pyarrow.table({"age": [1.0, 2, 3, 4], "job": ["a", "a", "b", "b"], "__index_level_0__": [0, 2, 3, 5]})
+    metadata = {"pandas": json.dumps({"index_columns": ["__index_level_0__"]})}
+    path = tmp_path / "f.parquet"
+    parquet.write_table(table.replace_schema_metadata(metadata), path)
+    with pytest.raises(DamagedFile, match=r"row numbers that pandas wrote to .*f.parquet are not 0, 1, 2, \.\.\."):
+        node_tables(path, target=["job"])
+    named = table.append_column("id", pyarrow.array(["a", "b", "c", "d"]))
+    parquet.write_table(named.replace_schema_metadata(metadata), path)
+    assert node_tables(path, target=["job"]).inputs == ("age",)
+
+
+def test_no_draw_of_the_fuzzer_is_misread() -> None:
+    assert misread(range(200)) == []
+
+
+@pytest.mark.slow
+def test_no_draw_of_many_is_misread() -> None:
+    assert misread(range(1000, 1800)) == []
 
 
 def test_columns_of_edges_are_named(files: dict[str, Path]) -> None:

@@ -1,0 +1,461 @@
+"""Draws graphs, writes them as files of every dialect, and most often with a fault, and reads them back.
+
+A file must be read as what was drawn, or refused with a sentence; anything else is a silent misreading. As a program,
+it draws more than the tests do: `PYTHONPATH=.:tests/support python tests/support/table_fuzzer.py 20000`.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import random
+import re
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+
+from mpnn.data import node_tables
+from mpnn.data.tables import EdgeFile
+from mpnn.graphs import write_csr
+
+WORDS = [
+    "ann",
+    "bob",
+    "Çem",
+    "dan",
+    "eve",
+    "fay",
+    "gil",
+    "hal",
+    "ida",
+    "jan",
+    "kim",
+    "lea",
+    "max",
+    "nia",
+    "to",
+    "O'Neil",
+]
+MARKS = ["", "NA", "nan", "NaN", "None", "null", "<NA>", "n/a"]
+Rows = list[list[str]]
+
+
+class Draw:
+    """A graph, how its files are written, and what is wrong with them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        one_of = self.random.choice
+        self.size = self.random.randint(8, 14)
+        self.notes: list[str] = [f"seed {seed}"]
+        self.ids = one_of([None, None, *self._ids()])
+        self.features = {
+            name: self._feature() for name in self.random.sample(["age", "#friends", "income, EUR", "w"], 2)
+        }
+        kind = one_of([["a", "b"], ["C#", "C", "x y"], ["0", "1"], ["3", "7", "12"]])
+        self.classes: list[str | None] = [kind[k % len(kind)] for k in range(self.size)]
+        for k in self.random.sample(range(self.size), one_of([0, 0, 1, 2])):
+            self.classes[k] = None
+        pairs = {tuple(self.random.sample(range(self.size), 2)) for _ in range(2 * self.size)}
+        if one_of([True, True, False]):
+            pairs |= {(0, 1)}
+        edges = {(min(p), max(p)): p for p in pairs}
+        self.edges = [*edges.values()]
+        self.random.shuffle(self.edges)
+        self.weights = [one_of(["0.5", "1.25", "2", "3"]) for _ in self.edges] if one_of([True, False]) else None
+        self.extra = one_of([None, None, "since", "kind"])
+        self.first = one_of([None, None, None, 1]) if self.ids is None else None
+
+    def _ids(self) -> list[list[str]]:
+        numbers = self.random.sample(range(10**17, 10**18), self.size)
+        return [
+            self.random.sample(WORDS, self.size),
+            [f"{k:03}" for k in range(self.size)],
+            [*map(str, numbers)],
+            [*map(str, range(1, self.size + 1))],
+            [f"user {k}" for k in range(self.size)],
+        ]
+
+    def _feature(self) -> list[str]:
+        kind = self.random.choice(["whole", "parts", "parts", "small", "stamp"])
+        if kind == "whole":
+            return [str(self.random.randint(-50, 50)) for _ in range(self.size)]
+        if kind == "small":
+            return [f"{self.random.gauss(0, 1e-3):.3e}" for _ in range(self.size)]
+        if kind == "stamp":  # float32 holds their differences, or the column is refused
+            return [
+                str(self.random.choice([1, 10**8]) * self.random.randint(1, 9) + 1_700_000_000)
+                for _ in range(self.size)
+            ]
+        return [f"{self.random.uniform(-9, 9):.{self.random.choice([1, 2, 3, 12])}f}" for _ in range(self.size)]
+
+    # ------------------------------------------------------------------------------------------------------- truth
+
+    def check(self, data: Any) -> str:
+        """What was read otherwise than it was drawn, or nothing."""
+        expected = np.array([[float(cell) for cell in column] for column in self.features.values()], np.float32).T
+        if data.x.shape != expected.shape or not np.allclose(data.x.numpy(), expected, rtol=1e-6, atol=0):
+            return "features"
+        if self.ids is not None and data.ids != tuple(self.ids):
+            return "ids"
+        known = (data.train_mask | data.val_mask | data.test_mask).tolist()
+        classes = [
+            data.outputs.names[k] if is_known else None for k, is_known in zip(data.y.tolist(), known, strict=True)
+        ]
+        if classes != self.classes:
+            return "classes"
+        both = {}
+        for k, (a, b) in enumerate(self.edges):
+            both[a, b] = both[b, a] = 1.0 if self.weights is None else float(self.weights[k])
+        weights = [1.0] * data.edge_index.shape[1] if data.edge_weight is None else data.edge_weight.tolist()
+        found = dict(zip(map(tuple, data.edge_index.T.tolist()), weights, strict=True))
+        return "" if found == both else "edges"
+
+    # ------------------------------------------------------------------------------------------------------ tables
+
+    def node_rows(self, mark: str) -> Rows:
+        columns = [[name, *cells] for name, cells in self.features.items()]
+        if self.ids is not None:
+            columns.insert(self.random.randint(0, 2), [self.random.choice(["id", "ID", "Id"]), *self.ids])
+        columns.append(["club", *(mark if cell is None else cell for cell in self.classes)])
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def edge_rows(self) -> Rows:
+        names = self.ids or [str(k + (self.first or 0)) for k in range(self.size)]
+        ends = self.random.choice([["from", "to"], ["source", "target"], ["paper_id", "cites"], ["id1", "id2"]])
+        rows = [ends, *([names[a], names[b]] for a, b in self.edges)]
+        if self.weights is not None:
+            rows = [[*row, cell] for row, cell in zip(rows, ["hours", *self.weights], strict=True)]
+        if self.extra is not None:
+            cells = [
+                self.random.choice(["2019", "2020-01-31"] if self.extra == "since" else ["a b", "c"]) for _ in rows[1:]
+            ]
+            rows = [[*row, cell] for row, cell in zip(rows, [self.extra, *cells], strict=True)]
+        return rows
+
+    # --------------------------------------------------------------------------------------------------------- run
+
+    def run(self, folder: Path) -> tuple[str, str]:
+        """What came out, and what was misread if anything."""
+        one_of = self.random.choice
+        mark = one_of(MARKS)
+        nodes, edges = self.node_rows(mark), self.edge_rows()
+        has_header = self.ids is not None or one_of([True, True, False])
+        target = "club" if has_header else str(len(nodes[0]) - 1)
+        columns: Any = edges[0][:2] if len(edges[0]) > 2 else one_of([None, edges[0][:2]])
+        edge_header = one_of([True, True, False]) or self.weights is not None
+        if not edge_header:
+            columns = (0, 1) if len(edges[0]) > 2 else None
+        fault = one_of([*FAULTS, *[None] * 20])
+        of_nodes = fault is None or fault[0] == "nodes" or (fault[0] == "both" and one_of([True, False]))
+        if fault is not None:
+            self.notes.append(f"{fault[2]} in {'nodes' if of_nodes else 'edges'}")
+            if fault[1] is not None and not fault[1](self, nodes if of_nodes else edges):
+                fault = None
+        broken = None if fault is None or fault[1] is not None else fault[2]
+        first = self.first if one_of([True, True, False]) else None
+        paths = []
+        for name, rows, header in (("nodes", nodes, has_header), ("edges", edges, edge_header)):
+            own = broken if (name == "nodes") == of_nodes else None
+            paths.append(write(self, folder, name, rows, header, own))
+        file = EdgeFile(paths[1], columns, None if self.weights is None else "hours", first=first)
+        try:
+            data = node_tables(paths[0], edges=file, target=[target])
+        except ValueError as error:
+            outcome, wrong = f"refused: {error}", ""
+        else:
+            wrong = self.check(data)
+            outcome = "read" if not wrong else f"misread {wrong}: {data.understood}"
+        if not wrong and self.ids is None:
+            wrong = self._check_folder(folder, paths[1], columns if len(edges[0]) > 2 else None, first)
+        if wrong or (outcome != "read" and fault is None and not self._may_refuse(outcome)):
+            kept = "\n".join(f"{path.name}: {path.read_bytes()[:600]!r}" for path in paths)
+            return (
+                outcome,
+                f"{wrong or 'refused without a fault'}; {'; '.join(self.notes)}; first={first}\n{outcome}\n{kept}",
+            )
+        return outcome, ""
+
+    def _check_folder(self, folder: Path, path: Path, columns: Any, first: int | None) -> str:
+        """The same edges by `write_csr`, which leaves nothing behind where it refuses."""
+        try:
+            graph = write_csr(folder / "csr", path, self.size, columns=columns, first=first).graph()
+        except (ValueError, IndexError):
+            return "" if not [*folder.glob(".csr*"), *folder.glob("csr*")] else "a folder is left"
+        return "" if {*map(tuple, graph.edge_index.T.tolist())} == {*self.edges} else "edges on the disk"
+
+    def _may_refuse(self, outcome: str) -> bool:
+        """Files without a fault that may be refused: what they mean is not certain."""
+        doubts = (
+            "float32 rounds",
+            "has node 0",
+            "may be a header",
+            "a thousand or one",
+            "labeled nodes",
+            "seems to name",
+        )
+        doubts += (
+            "no edge",
+            "as many commas",
+            "classes for",
+            "row numbers that pandas",
+            "one class only",
+            "numbers the ",
+        )
+        is_id = (
+            self.ids is not None
+            and "to" in self.ids
+            and any(
+                said in outcome for said in ("links 'from' and 'to'", "in column '0' that is no id", "has 3 columns")
+            )
+        )
+        return (
+            is_id
+            or ("has no column" in outcome and "#friends" in self.features)
+            or any(doubt in outcome for doubt in doubts)
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def write(draw: Draw, folder: Path, name: str, rows: Rows, header: bool, broken: str | None) -> Path:
+    """Writes the rows in a dialect. `broken`: what happens to the bytes."""
+    one_of = draw.random.choice
+    is_whole = header and broken is None and len({*rows[0]}) == len(rows[0])
+    if is_whole and one_of([True, *[False] * 5]):
+        return _parquet(draw, folder / f"{name}.parquet", rows, name)
+    rows = [[*row] for row in rows]
+    if name == "edges" and not header and "since" not in rows[0] and len({len(row) for row in rows}) == 1:
+        ends = [row[:2] for row in rows[1:]]
+        if (
+            broken is None
+            and len(rows[0]) == 2
+            and all(re.fullmatch("0|[1-9][0-9]{0,17}", c) for r in ends for c in r)
+            and one_of([True, False])
+        ):
+            path = folder / "edges.npy"
+            np.save(path, np.array(ends, int).T)
+            draw.notes.append("edges in an array")
+            return path
+    separator = one_of([",", ",", ";", "\t", "|", " "])
+    words = [cell for row in rows for cell in row]
+    if separator == " " and any(not cell or " " in cell for cell in words):
+        separator = "\t"
+    decimal = one_of([".", "."] + ([","] if separator != "," else []))
+    if decimal == ",":
+        rows = [rows[0], *([_with_comma(cell) for cell in row] for row in rows[1:])]
+    if header and one_of([True, *[False] * 4]) and separator != " ":
+        numbers = [*range(len(rows) - 1)]
+        if one_of([True, False]):
+            numbers = [2 * k for k in numbers]
+        rows = [["", *rows[0]], *([str(k), *row] for k, row in zip(numbers, rows[1:], strict=True))]
+        draw.notes.append(f"row numbers in {name}")
+    rows = rows if header else rows[1:]
+    out = io.StringIO()
+    quoting = one_of([csv.QUOTE_MINIMAL, csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+    for k, row in enumerate(rows):
+        if name == "edges" and k and one_of([False] * 20 + [True]):
+            out.write("\n")
+        writer = csv.writer(out, delimiter=separator, quoting=quoting, lineterminator="\n")
+        blanks = separator in ",;" and quoting == csv.QUOTE_MINIMAL and not any('"' in c or separator in c for c in row)
+        writer.writerow([f" {cell}" if blanks and k % 3 == 1 else cell for cell in row])
+    text = one_of(["", "", "# a comment\n", "#\n# from, to\n"]) + out.getvalue()
+    text = _break_text(draw, text, separator, broken)
+    if one_of([True, False]):
+        text = text.removesuffix("\n")
+    text = text.replace("\n", one_of(["\n", "\n", "\r\n", "\r"]))
+    encoding = one_of(["utf-8", "utf-8", "utf-8-sig", "utf-16"])
+    if broken == "latin-1":
+        encoding, text = "latin-1", text.replace("Ç", "ç").encode("latin-1", "replace").decode("latin-1")
+    draw.notes.append(f"{name}: {separator!r} {decimal} {encoding} quoting {quoting}{'' if header else ' no header'}")
+    data = text.encode(encoding)
+    packed = one_of(["", "", "", "gz", "zip", "bz2", "xz"])
+    if broken == "two files in a zip":
+        packed = "zip"
+    path = folder / f"{name}.csv{'.' if packed else ''}{packed}"
+    if packed == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.csv", data)
+            if broken == "two files in a zip":
+                archive.writestr("b.csv", data)
+        return path
+    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}.get(packed, bytes)
+    data = pack(data)
+    path.write_bytes(data[: len(data) // 2] if broken == "half of a packed file" and packed else data)
+    return path
+
+
+def _with_comma(cell: str) -> str:
+    head, _, tail = cell.partition(".")
+    return f"{head},{tail}" if head.lstrip("-").isdecimal() and tail[:1].isdecimal() else cell
+
+
+def _break_text(draw: Draw, text: str, separator: str, broken: str | None) -> str:
+    lines = text.split("\n")
+    at = draw.random.randrange(1, len(lines) - 1) if len(lines) > 2 else 0
+    if broken == "a row cut short":
+        lines[at] = lines[at].rpartition(separator)[0]
+    elif broken == "a row too long":
+        lines[at] += separator + draw.random.choice(["", "1", "x"])
+    elif broken == "a line break lost":
+        lines[at : at + 2] = ["".join(lines[at : at + 2])]
+    elif broken == "a quote too many":
+        k = draw.random.randint(0, len(lines[at]))
+        lines[at] = lines[at][:k] + '"' + lines[at][k:]
+    elif broken == "a zero byte":
+        lines[at] += "\0"
+    elif broken == "another separator":
+        lines[at] = lines[at].replace(separator, ";" if separator == "," else ",")
+    elif broken == "the file ends within a row":
+        kept = "\n".join(lines).rstrip("\n")
+        return kept[: kept.rfind(separator)]
+    elif broken == "a line is empty":
+        lines.insert(at, "")
+    elif broken == "a comment among rows":
+        lines.insert(at, "# and now, the rest")
+    return "\n".join(lines)
+
+
+def _parquet(draw: Draw, path: Path, rows: Rows, name: str) -> Path:
+    """As pandas writes a DataFrame."""
+    columns: dict[str, Any] = {}
+    for k, column in enumerate(rows[0]):
+        cells = [None if row[k] in MARKS else row[k] for row in rows[1:]]
+        numbers = [cell for cell in cells if cell is not None]
+        try:
+            exact = all(str(int(cell)) == cell and abs(int(cell)) < 2**63 for cell in numbers)
+        except ValueError:
+            exact = False
+        if exact and draw.random.choice([True, False]):
+            columns[column] = pyarrow.array([None if cell is None else int(cell) for cell in cells], "int64")
+        elif column in draw.features or column == "hours":
+            are_numbers = all(re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", cell) and cell.count(".") < 2 for cell in numbers)
+            cells = [None if cell is None else float(cell) for cell in cells] if are_numbers else cells
+            columns[column] = pyarrow.array(cells, "float64" if are_numbers else "string")
+        else:
+            array = pyarrow.array(cells, draw.random.choice(["string", "large_string"]))
+            columns[column] = array.dictionary_encode() if draw.random.choice([True, False]) else array
+    index: list[Any] = [{"kind": "range", "name": None, "start": 0, "stop": len(rows) - 1, "step": 1}]
+    if draw.random.choice([True, False]):
+        step = draw.random.choice([1, 2])
+        columns["__index_level_0__"] = pyarrow.array([step * k for k in range(len(rows) - 1)], "int64")
+        index = ["__index_level_0__"]
+    table = pyarrow.table(columns).replace_schema_metadata({"pandas": json.dumps({"index_columns": index})})
+    parquet.write_table(table, path)
+    draw.notes.append(f"{name} in Parquet with {index}")
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+
+def _replace(column: str | int, *cells: str) -> Any:
+    """A fault that puts another cell into a column, where the table has it."""
+
+    def apply(draw: Draw, rows: Rows) -> bool:
+        k = column if isinstance(column, int) else rows[0].index(column) if column in rows[0] else -1
+        if column == "id":
+            k = next((k for k, name in enumerate(rows[0]) if name.lower() == "id"), -1)
+        if column == "feature":
+            k = rows[0].index(draw.random.choice([*draw.features]))
+        if k < 0:
+            return False
+        row = draw.random.choice(rows[1:])
+        cell = draw.random.choice([cell for cell in cells if cell != row[k]])
+        row[k] = cell
+        return True
+
+    return apply
+
+
+def _repeat_id(draw: Draw, rows: Rows) -> bool:
+    if draw.ids is None:
+        return False
+    rows[1] = [*rows[2]]
+    return True
+
+
+def _repeat_name(draw: Draw, rows: Rows) -> bool:
+    rows[0][draw.random.randrange(len(rows[0]) - 1)] = rows[0][-1]
+    return True
+
+
+def _unknown_end(draw: Draw, rows: Rows) -> bool:
+    row = rows[1] if draw.random.choice([True, False]) else draw.random.choice(rows[1:])
+    ends = [draw.random.choice([0, 1])] if draw.random.choice([True, True, False]) else [0, 1]
+    for k, end in enumerate(ends):
+        is_number = draw.ids is None or draw.ids[0].isdecimal()
+        row[end] = (
+            str(10**19 + k) if is_number and draw.ids else str(draw.size + 5 + k) if is_number else ["zed", "zoe"][k]
+        )
+    return True
+
+
+def _clash(draw: Draw, rows: Rows) -> bool:
+    if draw.weights is None:
+        return False
+    rows.append([*rows[1][:2], "9", *rows[1][3:]])
+    return True
+
+
+def _many_classes(draw: Draw, rows: Rows) -> bool:
+    for k, row in enumerate(rows[1:]):
+        row[-1] = f"name{k}"
+    return True
+
+
+FAULTS = [
+    ("nodes", _replace("feature", "old", "1_000", "1 000", "−5", "１２", "5%", "0x10", "1.2.3", "12:30"), "no number"),
+    ("nodes", _replace("feature", *MARKS), "a missing feature"),
+    ("nodes", _replace("feature", "1e400", "inf", "-inf"), "a number that is too large"),
+    ("nodes", _replace("id", *MARKS), "a missing id"),
+    ("nodes", _repeat_id, "a repeated id"),
+    ("both", _repeat_name, "a repeated name"),
+    ("nodes", _many_classes, "names as classes"),
+    ("edges", _unknown_end, "an unknown end"),
+    ("edges", _replace(0, *MARKS, "1.5", "-1", "9007199254740993", "1e3"), "an end that is none"),
+    ("edges", _replace("hours", *MARKS, "-1", "inf", "many", "1.5.2"), "a weight that is none"),
+    ("edges", _clash, "a repeated edge with another weight"),
+    *(
+        ("both", None, name)
+        for name in (
+            *("a row cut short", "a row too long", "a line break lost", "a quote too many", "a zero byte"),
+            *("another separator", "the file ends within a row", "latin-1", "two files in a zip"),
+            *("half of a packed file", "a comment among rows"),
+        )
+    ),
+    ("nodes", None, "a line is empty"),
+]
+
+
+def misread(seeds: range, say: Any = None) -> list[str]:
+    """The draws that are read otherwise than they were drawn, or refused without a reason."""
+    wrong = []
+    outcomes: Counter[str] = Counter()
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome, found = Draw(seed).run(Path(folder))
+        outcomes[outcome.partition(":")[0]] += 1
+        if found:
+            wrong.append(found)
+            if say:
+                say(found)
+    if say:
+        say(f"{dict(outcomes)}, {len(wrong)} misread or refused without a fault")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(bool(misread(range(*map(int, sys.argv[1:])), print)))
