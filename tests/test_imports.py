@@ -225,4 +225,4 @@ def test_extras_that_texts_name_exist() -> None:
     named = {
         name for page in pages for text in re.findall(r"mpnn\[([\w,]+)\]", page.read_text()) for name in text.split(",")
     }
-    assert {"cli", "parquet", "scatter", "train"} <= named <= extras
+    assert {"cli", "scatter", "tables", "train"} <= named <= extras

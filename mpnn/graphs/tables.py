@@ -16,7 +16,6 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -44,6 +43,7 @@ _NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _DECIMAL_COMMA = r"[+-]?([0-9]+|[0-9]*,[0-9]+)([eE][+-]?[0-9]+)?"
 _IS_NUMBER, _IS_DECIMAL_COMMA = re.compile(_NUMBER).fullmatch, re.compile(_DECIMAL_COMMA).fullmatch
 _PACKED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+_IS_COMMENT = re.compile(r"\s*[#%]").match
 _EMPTY_LINE = re.compile(r"\n[ \t]*\n")
 _FACTORIZE = "; number the nodes from 0 first, for example with pandas.factorize"
 
@@ -203,10 +203,16 @@ def read_table(path: Path, *, of_edges: bool = False, notes: bool = False, heade
         names = [*map(str, range(array.shape[1]))]
         return Table(path, names, len(array), lambda name: np.asarray(array[:, int(name)]), "an array")
     table = _parquet_table(path) if _is_parquet(path) else next(_text(path, of_edges, notes, header))
-    twice = [name for name, number in Counter(table.names).items() if number > 1]
-    if twice:
-        raise ValueError(f"{path} has {len(table.names)} columns, and two are named {twice[0]!r}; rename one of them")
+    _refuse_twins(table, table.names)
     return table
+
+
+def _refuse_twins(table: Table, names: Iterable[str]) -> None:
+    """Refuses names that two columns have."""
+    if twice := [name for name in names if table.names.count(name) > 1]:
+        raise ValueError(
+            f"{table.path} has {len(table.names)} columns, and two are named {twice[0]!r}; rename one of them"
+        )
 
 
 def edge_chunks(path: Path, size: int = _CHUNK, columns: Columns | None = None) -> Iterator[NDArray[Any]]:
@@ -250,13 +256,14 @@ def edge_columns(table: Table, columns: Columns | None) -> list[int]:
                 f"{table.path} has {width} columns{listed}, and edges have two, source and destination"
                 + ("; name two of them as columns, by name or by number from 0" if width > 2 else "")
             )
-        return [0, 1]
+        columns = (0, 1)
     found = [names.index(str(column)) if names.count(str(column)) == 1 else column for column in columns]
     if len(found) != 2 or not all(isinstance(k, int) and 0 <= k < width for k in found) or found[0] == found[1]:
         raise ValueError(
             f"columns must be two different columns of the {width} of {table.path}{listed}, by name or by number from "
             f"0; got {tuple(columns)}"
         )
+    _refuse_twins(table, [table.names[int(k)] for k in found])
     return [int(k) for k in found]
 
 
@@ -305,7 +312,8 @@ def _rows(lines: Sequence[str], separator: str) -> Iterator[list[str] | None]:
     for line in lines:
         try:
             line = line.strip() if separator == " " else line
-            yield next(csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True))
+            cells = next(csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True))
+            yield None if line.count('"') % 2 else cells
         except csv.Error:
             yield None
 
@@ -376,42 +384,43 @@ def _text(path: Path, gaps: bool, notes: bool, header: bool | None, size: int | 
 def _content(path: Path, text: str, begun: int, gaps: bool, notes: bool) -> tuple[NDArray[np.int64], list[str]]:
     """The lines that are rows, without comments, and their numbers; `begun` lines stand before them."""
     lines = text.split("\n")
-    if not any(mark in text for mark in "#%\0") and not _EMPTY_LINE.search(f"\n{text}\n"):
-        return np.arange(begun + 1, begun + 1 + len(lines)), lines
-    numbers: list[int] = []
-    rows: list[str] = []
-    named = ""  # the last comment before the first row: a header, if its first name begins with #
+    if not begun and text.startswith("%%MatrixMarket"):
+        raise ValueError(
+            f"{path} is a MatrixMarket file: its first row holds sizes and it counts from 1; "
+            "graphs.from_scipy(scipy.io.mmread(path)) reads it"
+        )
+    at = next((k for k, line in enumerate(lines) if line.strip() and not _IS_COMMENT(line)), len(lines))
+    if 0 < at < len(lines) and not begun and re.match(r"#[^\s#]", lines[at - 1]):
+        at -= any(0 < lines[at].count(mark) == lines[at - 1].count(mark) for mark in ",;\t|")  # a header, not a comment
+    numbers = np.arange(begun + at + 1, begun + len(lines) + 1)
+    rest = "\n".join(lines[at + 1 :])
+    if not any(mark in rest for mark in "#%\0") and not _EMPTY_LINE.search(f"\n{rest}\n" if rest else ""):
+        return numbers, lines[at:]
+    rows = lines[at : at + 1]
+    kept = [0]
     empty = 0
-    for number, line in enumerate(lines, begun + 1):
-        if number == 1 and line.startswith("%%MatrixMarket"):
-            raise ValueError(
-                f"{path} is a MatrixMarket file: its first row holds sizes and it counts from 1; "
-                "graphs.from_scipy(scipy.io.mmread(path)) reads it"
-            )
+    for k, line in enumerate(lines[at + 1 :], 1):
         if "\0" in line:
-            raise ValueError(f"line {number} of {path} has a zero byte: the file is not text")
-        is_comment = line.lstrip().startswith(("#", "%"))
-        if is_comment and rows and not notes and any(mark in line for mark in ",;\t|"):
+            raise ValueError(f"line {numbers[k]} of {path} has a zero byte: the file is not text")
+        is_comment = _IS_COMMENT(line)
+        if is_comment and not notes and any(mark in line for mark in ",;\t|"):
             raise ValueError(
-                f"line {number} of {path} begins with {line.lstrip()[0]}, and may be a comment or a row: put its first "
-                "cell in quotes, or delete the line"
+                f"line {numbers[k]} of {path} begins with {line.lstrip()[0]}, and may be a comment or a row: put its "
+                "first cell in quotes, or delete the line"
             )
-        if is_comment and not rows:
-            named = line if re.match(r"#[^\s#]", line) and not begun else ""
-        elif not rows and any(0 < line.count(mark) == named.count(mark) for mark in ",;\t|"):
-            numbers.append(number - 1)
-            rows.append(named)
         if is_comment or not line.strip():
-            empty = empty or (number if rows and not is_comment else 0)
+            empty = empty or (0 if is_comment else int(numbers[k]))
             continue
         if empty and not gaps:
             raise ValueError(
                 f"line {empty} of {path} is empty, so that it is unclear which node the lines after it mean; "
                 "delete the line, or write the missing row"
             )
-        numbers.append(number)
-        rows.append(re.sub(r"\s[#%].*", "", line) if notes else line)
-    return np.array(numbers, np.int64), rows
+        kept.append(k)
+        rows.append(line)
+    if notes:
+        rows = [re.sub(r"\s[#%].*", "", row) if "#" in row or "%" in row else row for row in rows]
+    return numbers[kept], rows
 
 
 def _text_table(path: Path, lines: NDArray[np.int64], rows: Sequence[str], layout: _Layout) -> Table:
@@ -425,11 +434,12 @@ def _text_table(path: Path, lines: NDArray[np.int64], rows: Sequence[str], layou
             raise ValueError(_first_mistake(path, lines, rows, layout))
         columns = [arrow.chunked_array([column], arrow.string()) for column in zip(*cells, strict=True)]
     else:
-        if layout.separator == " ":
-            rows = [" ".join(row.split()) for row in rows]
+        text = "\n".join(rows)
+        if layout.separator == " " and any(blanks in f"\n{text}\n" for blanks in ("  ", "\t", " \n", "\n ")):
+            text = re.sub(r"[ \t]+", " ", re.sub(r"[ \t]*\n[ \t]*", "\n", text.strip()))
         try:
             columns = arrow_csv.read_csv(
-                arrow.BufferReader("\n".join(rows).encode()),
+                arrow.BufferReader(text.encode()),
                 arrow_csv.ReadOptions(column_names=keys, block_size=_BYTES),
                 arrow_csv.ParseOptions(delimiter=layout.separator, quote_char=False, ignore_empty_lines=False),
                 arrow_csv.ConvertOptions(column_types=dict.fromkeys(keys, arrow.string())),

@@ -161,8 +161,9 @@ def test_graph_convert_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     assert "--num-src needs --n" in refusal(*where, "--num-src", "5")
     edges.write_text("0,1\n1\n")
     assert f"line 2 of {edges} has 1 columns, and the first row has 2" in refusal(*where)
-    edges.write_text(",src,dst\n0,5,7\n1,8,2\n")
-    assert "has 3 columns ('', 'src', 'dst')" in refusal(*where)
+    edges.write_text("id,src,dst\n0,5,7\n1,8,2\n")
+    assert "has 3 columns ('id', 'src', 'dst')" in refusal(*where)
+    assert "no edge of" in refusal(*where, "--columns", "src,dst")
     assert "got ('src', 'dest')" in refusal(*where, "--columns", "src,dest")
     assert [path.name for path in tmp_path.iterdir()] == ["edges.csv"]
 

@@ -217,7 +217,13 @@ class Draw:
             self.ids is not None
             and "to" in self.ids
             and any(
-                said in outcome for said in ("links 'from' and 'to'", "in column '0' that is no id", "has 3 columns")
+                said in outcome
+                for said in (
+                    "links 'from' and 'to'",
+                    "in column '0' that is no id",
+                    "has 3 columns",
+                    "columns must be two",
+                )
             )
         )
         return (
