@@ -117,6 +117,32 @@ def test_weights_and_calls_without_padding_run_as_before() -> None:
         torch.testing.assert_close(b * RIGHT[:, None, :, None], a * RIGHT[:, None, :, None], rtol=0, atol=2e-6)
 
 
+class MeanPooling(torch.nn.Module):
+    """A user's module around an encoder, which reads no state at padding."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        states, keep = self.encoder(**inputs)[0], inputs["attention_mask"][..., None]
+        return (states * keep).sum(1) / keep.sum(1), states
+
+
+def test_own_modules_are_named_by_their_class() -> None:
+    """Elsewhere nothing changes unasked."""
+    expected, _ = MeanPooling(pair("bert")[0])(**given("bert", RIGHT))
+    for classes, is_unpadded in (((), False), ([MeanPooling], True), ([torch.nn.Linear], False)):
+        model = MeanPooling(pair("bert")[0])
+        mpnn.hf.use(model, classes=classes)
+        with torch.no_grad():
+            mean, states = model(**given("bert", RIGHT))
+        torch.testing.assert_close(mean, expected, rtol=0, atol=2e-6)
+        assert bool((states[RIGHT == 0] == 0).all()) == is_unpadded
+    with pytest.raises(TypeError, match="classes must be classes of modules"):
+        mpnn.hf.use(MeanPooling(pair("bert")[0]), classes=["MeanPooling"])
+
+
 def test_copies_pickles_and_what_restores() -> None:
     hf_model, ours = pair("bert")
     for model in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):

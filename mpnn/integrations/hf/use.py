@@ -5,7 +5,7 @@ import inspect
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,6 +85,7 @@ def use(
     *,
     causal: bool = True,
     unpad: bool | None = None,
+    classes: Sequence[type[nn.Module]] = (),
     maps: bool = True,
     layers: bool = True,
 ) -> Handle:
@@ -110,7 +111,9 @@ def use(
             which it would read the tokens that it predicts. False allows it on purpose. Encoders are not concerned.
         unpad: whether an encoder computes the tokens of a padded batch only, in all of its layers
             (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: in a `SentenceTransformer` or
-            `CrossEncoder` of sentence-transformers, which ignore those states.
+            `CrossEncoder` of sentence-transformers, which ignore those states, and in a model of one of `classes`.
+        classes: classes of your own modules around an encoder that ignore its states at padding, as a pooling by the
+            attention mask does. Encoders in other modules keep their padding unless `unpad` is True.
         maps: whether linear maps (`nn.Linear` and GPT-2's `Conv1D`, not their subclasses) run by oneDNN where this is
             quicker than torch's product (`maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
             `mpnn tune` measured it. They stay the same objects. `torch.jit.script` is refused until `restore()`.
@@ -139,6 +142,9 @@ def use(
     if not isinstance(model, nn.Module) or not (inner := _models(model)):
         given = f"the class {model.__name__}; pass a model" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {given}")
+    if wrong := [kind for kind in classes if not isinstance(kind, type)]:
+        raise TypeError(f"classes must be classes of modules, such as [MyEncoder]; got {wrong[0]!r}")
+    ignores_padding = isinstance(model, tuple(classes)) or _ignores_padding(model)
     handle = Handle(model)
     try:
         for part in inner:
@@ -164,7 +170,7 @@ def use(
             if _has_graph(part) and part.config.model_type not in NATIVE:
                 part.config.attn_implementation = NAME
             _check_layers(part, graph)
-            if unpad or (unpad is None and _ignores_padding(model) and is_encoder(part.base_model)):
+            if unpad or (unpad is None and ignores_padding and is_encoder(part.base_model)):
                 handle._undo.append(remove_padding(part.base_model))
         if maps:
             taken = linear_maps.use(model)
