@@ -301,6 +301,21 @@ def _refuse_divided_nodes() -> None:
         )
 
 
+def standard_operators(program: "torch.export.ExportedProgram") -> "torch.export.ExportedProgram":
+    """A program of `torch.export` with matrix products, masks, gathers and scatters in place of this library's
+    operator, so that it runs without Python: in an AOTInductor package, or after another conversion.
+    `torch.onnx.export` does it by itself.
+
+    It computes all pairs of a topology, and each edge of edges that are an input; it is not differentiated.
+
+    Raises:
+        NotImplementedError: a layer has what standard operators do not serve. The message names it.
+    """
+    from mpnn.engine.compile import standard  # imports torch's compiler
+
+    return program.run_decompositions({torch.ops.mpnn.run.default: standard.run})
+
+
 def _traced(graph: Graph, x: Tensor) -> Graph:
     """The graph, or its stand-in while a program is traced."""
     return engine.outline(graph, graph.num_dst, graph.num_src, x.device) if torch.compiler.is_compiling() else graph

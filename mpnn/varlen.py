@@ -307,8 +307,11 @@ def varlen_attn(
         out [T_q, H, D_v], or (out, lse [H, T_q]).
 
     Raises:
-        ValueError, TypeError: shapes, dtypes or devices do not fit together; block_table comes without seqused_k.
+        ValueError, TypeError: shapes, dtypes or devices do not fit together; block_table comes without seqused_k;
+            return_aux asks for max_scores.
     """
+    if getattr(return_aux, "max_scores", False):
+        raise ValueError("varlen_attn returns the log-sum-exp, lse, and no max_scores")
     if not enable_gqa and query.shape[-2] != key.shape[-2]:
         raise ValueError(
             "Expect query and key/value to have the same number of heads but got "

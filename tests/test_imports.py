@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import mpnn
 
@@ -226,3 +228,35 @@ def test_extras_that_texts_name_exist() -> None:
         name for page in pages for text in re.findall(r"mpnn\[([\w,]+)\]", page.read_text()) for name in text.split(",")
     }
     assert {"cli", "scatter", "tables", "train"} <= named <= extras
+
+
+def test_extras_have_tested_versions_and_messages_ask_for_them() -> None:
+    """Each package of an extra is in constraints.txt in a version that the extra allows, each package that an error
+    tells to install is in an extra, and conda's recipe needs what pyproject.toml needs."""
+    tomllib, yaml = pytest.importorskip("tomllib"), pytest.importorskip("yaml")
+    folder = ROOT.parent
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    pins: dict[str, list[str]] = {}
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)", (folder / "constraints.txt").read_text(), re.M):
+        pins.setdefault(canonicalize_name(name), []).append(version)
+    extras, known = project["optional-dependencies"], {"torch", "numpy", "scipy"}
+    for extra, texts in {"": project["dependencies"], **extras}.items():
+        for wanted in map(Requirement, texts):
+            if wanted.name == "mpnn":
+                assert wanted.extras <= set(extras), extra
+                continue
+            known.add(canonicalize_name(wanted.name))
+            versions = pins.get(canonicalize_name(wanted.name), [])
+            assert any(version in wanted.specifier for version in versions), (extra, str(wanted), versions)
+
+    asked = set()
+    for path in ROOT.rglob("*.py"):
+        for names in re.findall(r"pip install (?:--[\w-]+ )*((?:[a-z][\w-]*(?![\w\[{=]) ?)+)", path.read_text()):
+            asked |= {(canonicalize_name(name), path.name) for name in names.split()}
+    assert len(asked) > 8
+    assert {(name, where) for name, where in asked if name not in known} == set()
+
+    recipe = yaml.safe_load((folder / "recipe" / "recipe.yaml").read_text())
+    assert recipe["context"]["version"] == project["version"]
+    run = [text.replace("pytorch", "torch").replace(" ", "") for text in recipe["requirements"]["run"]]
+    assert run == [f"python{project['requires-python']}", *project["dependencies"]]

@@ -43,7 +43,8 @@ def test_notebooks_are_those_of_their_pages() -> None:
 def test_every_block_of_a_page_is_a_cell(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Title\n\n![a](img/a.png)\n\n```python\nx = 1\n\ny = 2\n```\n\nText, then\n\n```sh\nls\n```\n")
-    cells = build().notebook(page)["cells"]
+    install, *cells = build().notebook(page)["cells"]
+    assert "%pip install" in "".join(install["source"])
     assert [cell["cell_type"] for cell in cells] == ["markdown", "code", "markdown"]
     assert "".join(cells[1]["source"]) == "x = 1\n\ny = 2"
     assert "](../img/a.png)" in "".join(cells[0]["source"])

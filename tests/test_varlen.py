@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import varlen as of_torch
+from torch.nn.attention import flex_attention, varlen as of_torch
 
 from mpnn import graphs, varlen
 from mpnn.kernels.cpu import library
@@ -152,6 +152,8 @@ def test_varlen_attn(window: tuple[int, int]) -> None:
     out, lse = varlen.varlen_attn(*qkv, *cu, 77, 60, return_aux=of_torch.AuxRequest(lse=True), **options)
     torch.testing.assert_close(lse, sums)
     assert_same(out, right, qkv)
+    with pytest.raises(ValueError, match="varlen_attn returns the log-sum-exp, lse, and no max_scores"):
+        varlen.varlen_attn(*qkv, *cu, 77, 60, return_aux=flex_attention.AuxRequest(max_scores=True), **options)
     # a prefix of the keys of each sequence, also where they lie in pages of another order
     used = torch.tensor([3, 30, 0, 4, 17])
     firsts = [n[:m] for n, m in zip(torch.arange(sum(LENGTHS[1])).split(LENGTHS[1]), used, strict=True)]

@@ -200,3 +200,6 @@ def test_errors_of_biases() -> None:
         xformers.LocalAttentionFromBottomRightMask(-1, 0)
     with pytest.raises(NotImplementedError, match="dropout is not supported on the non-autograd API"):
         xformers.memory_efficient_attention_forward_requires_grad(*features(2, 2), p=0.1)
+    with pytest.raises(ImportError, match="PagedBlockDiagonalPaddedKeysMask is not served: gather the pages"):
+        from mpnn.shim.xformers import PagedBlockDiagonalPaddedKeysMask  # noqa: F401
+    assert not hasattr(xformers, "NoSuchMask")

@@ -1,8 +1,9 @@
 """Writes the notebooks from pages of Markdown, and runs them: `python docs/notebooks/build.py [NAME ...]`.
 
 A page is easy to review and to edit; a notebook is easy to open and to run. Each block of Python in a page becomes a
-cell of code, and the text between two blocks a cell of text. The notebooks carry their outputs, so that they can be
-read where nothing runs; tests/test_notebooks.py checks that their cells are those of the pages, and runs them.
+cell of code, and the text between two blocks a cell of text. A first cell installs what is missing. The notebooks
+carry their outputs, so that they can be read where nothing runs; tests/test_notebooks.py checks that their cells are
+those of the pages, and runs them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+INSTALL = """# Where mpnn is missing, as on Colab. Until it is on PyPI, give the path of a wheel.
+import importlib.util
+
+if importlib.util.find_spec("mpnn") is None:
+    %pip install -q "mpnn[examples]"
+"""
 PAGES = (HERE.parent / "transformers_are_graphs.md", *sorted(HERE.glob("*.md")))
 
 
@@ -24,6 +31,7 @@ def notebook(page: Path) -> dict[str, Any]:
     pieces = re.split(r"^```python\n(.*?)^```\n", text, flags=re.M | re.S)
     kinds = [("code" if k % 2 else "markdown", piece.strip("\n")) for k, piece in enumerate(pieces)]
     cells = [_cell(number, kind, piece) for number, (kind, piece) in enumerate(k for k in kinds if k[1].strip())]
+    cells.insert(0, _cell("install", "code", INSTALL.strip()))
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -36,7 +44,7 @@ def _from_here(page: Path, target: str) -> str:
     return target if page.parent == HERE else f"../{target}"
 
 
-def _cell(number: int, kind: str, text: str) -> dict[str, Any]:
+def _cell(number: int | str, kind: str, text: str) -> dict[str, Any]:
     cell: dict[str, Any] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}
     if kind == "code":
         cell |= {"execution_count": None, "outputs": []}

@@ -52,8 +52,8 @@ def check_kind(name: str, value: Any, kind: type) -> None:
 
 
 def check_graph(graph: Any) -> Topology | Graph:
-    if isinstance(graph, (Topology, Graph)):
-        return graph
+    if isinstance(graph, (Topology, Graph)) or (torch.compiler.is_exporting() and hasattr(graph, "recipe")):
+        return graph  # an exported program has a stand-in for a graph of its inputs
     advice = {
         Tensor: "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)",
         str: "; text becomes one by graphs.parse(text)",

@@ -261,7 +261,7 @@ def _logits(score: Score, round: Round, csr: CSR) -> Tensor:
     """The score's logits, [E, ..., H] in CSR order."""
     rows = {name: _rows(getattr(score, name), role, round, csr) for name, role in score.roles.items()}
     logits = score.logits(**rows)
-    expected = (len(csr.col), *round.batch, round.heads)
+    expected = (csr.col.shape[0], *round.batch, round.heads)
     if not isinstance(logits, Tensor) or logits.shape != expected:
         raise ValueError(
             f"{type(score).__name__}.logits must return one number for each edge and head, {list(expected)}; it "

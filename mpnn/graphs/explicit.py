@@ -3,7 +3,7 @@ edges."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,10 +42,15 @@ def from_edges(
         edge_attr: one row per edge, [E] or [E, ...]; not copied.
         edge_type: the type of each edge, integers [E].
 
+    Inside a model that `torch.export` or `torch.onnx.export` traces, the edges are an input of the program, and E and
+    the sizes may differ in each call. Pass the sizes there.
+
     Raises:
         IndexError: if an edge refers to a node that does not exist. The message names the edge.
         TypeError, ValueError: if the data are not integers, a shape is wrong, or both kinds of sizes are passed.
     """
+    if torch.compiler.is_exporting() and isinstance(edge_index, Tensor):
+        return _of_a_program(edge_index, num_nodes, num_src, num_dst, edge_attr, edge_type)
     edge_index = _tensor("edge_index", edge_index)
     if edge_index.numel() == 0:
         edge_index = edge_index.long()  # torch makes an empty list a float tensor
@@ -65,6 +70,20 @@ def from_edges(
         edge_attr=None if edge_attr is None else _tensor("edge_attr", edge_attr),
         edge_type=None if edge_type is None else _integers(_tensor("edge_type", edge_type)),
     )
+
+
+def _of_a_program(edges: Tensor, num_nodes: Any, num_src: Any, num_dst: Any, attr: Any, edge_type: Any) -> Graph:
+    """A stand-in for a graph whose edges are an input of the program that is exported."""
+    from mpnn.engine.compile.outline import Listed  # imports torch's compiler
+
+    num_dst, num_src = (num_nodes if n is None else n for n in (num_dst, num_src))
+    if num_dst is None or num_src is None or edge_type is not None:
+        raise ValueError(
+            "in a program that is exported, from_edges needs num_nodes, or num_src and num_dst (such as x.shape[-2]), "
+            "and takes no edge_type"
+        )
+    check_form(edges)
+    return cast(Graph, Listed(edges.long(), num_dst, num_src, attr))
 
 
 def from_blocks(

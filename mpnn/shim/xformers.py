@@ -25,6 +25,16 @@ from mpnn.varlen import spans
 unbind = torch.unbind
 
 
+def __getattr__(name: str) -> Any:
+    """Names that xformers has and this module does not."""
+    if "Paged" in name:
+        raise ImportError(
+            f"{name} is not served: gather the pages of keys and values and use the bias without Paged, or call "
+            "mpnn.varlen.varlen_attn(block_table=..., seqused_k=...)"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def memory_efficient_attention(
     query: Tensor,
     key: Tensor,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -41,15 +41,23 @@ def graph_to_tensor(graph: Outline) -> Tensor:
     return _graph(graph.original, *graph.base, *graph.recipe)
 
 
-def graph_from_tensor(token: Tensor) -> Topology | Graph:
-    """The graph or topology of a token: its number in this process, or its bytes.
+def graph_from_tensor(token: Tensor, num_dst: int = 0, num_src: int = 0) -> Topology | Graph:
+    """The graph or topology of a token: its number in this process, its bytes, or its edges, int64 [2, E], between so
+    many nodes.
 
     Raises:
+        IndexError: if an edge refers to a node that does not exist.
         RuntimeError: if the token is the number of a graph that was freed.
         UnpicklingError, ValueError: if the bytes hold anything else than a graph or topology.
     """
     if token.dim() == 0:
         return resolve(token)
+    if token.dim() == 2:
+        # All layers of a call get one tensor.
+        stamp = None if token.is_inference() else (token._version, num_dst, num_src)
+        if stamp is None or token not in _LISTED or _LISTED[token][0] != stamp:
+            _LISTED[token] = stamp, Graph.from_edges(token.clone(), num_dst, num_src)
+        return cast(Graph, _LISTED[token][1])
     if token not in _OPENED:
         data = token.cpu().numpy().tobytes()
         digest = sha256(data).digest()
@@ -58,6 +66,7 @@ def graph_from_tensor(token: Tensor) -> Topology | Graph:
     return _OPENED[token]
 
 
+_LISTED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _OPENED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _EQUAL: WeakValueDictionary[bytes, Topology | Graph] = WeakValueDictionary()
 """By digest, so that all layers over one graph share it and its cached values."""

@@ -40,7 +40,7 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Out, the weights (empty unless returned) and the ticket."""
     call = Call(*arguments)
     graph = _graph(call)
-    if any(call.needs):
+    if any(call.needs) and not torch.is_inference_mode_enabled():
         recorded = _record(call, graph)
         outputs, ticket = [x.detach() for x in recorded.outputs], _ticket(recorded)
     else:
@@ -50,7 +50,8 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _graph(call: Call) -> Graph:
-    graph = bound(graph_from_tensor(call.token), *call.sizes[3:5]).to(call.tensors[0].device)
+    sizes = call.sizes[3:5]
+    graph = bound(graph_from_tensor(call.token, *sizes), *sizes).to(call.tensors[0].device)
     if graph.exchange is not LOCAL:
         raise ValueError("torch.compile does not trace layers over a part of a graph; leave them uncompiled")
     return derived_graph(call, graph)

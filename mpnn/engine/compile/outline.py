@@ -124,6 +124,29 @@ class Built(Outline):
         self.original: Any = None
 
 
+class Listed(Built):
+    """A graph whose edges are an input of an exported program: `token` is its `edge_index`, int64 [2, E]."""
+
+    def __init__(self, edges: Tensor, num_dst: int, num_src: int, edge_attr: Tensor | None = None) -> None:
+        super().__init__(edges, num_dst, num_src, edges.device)
+        self.edge_attr = edge_attr
+
+    @property
+    def _listed(self) -> Tensor | None:
+        return None if self.recipe else self.token
+
+    @property
+    def has_edge_types(self) -> bool:
+        return False
+
+    def derive(
+        self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
+    ) -> "Outline":
+        graph = Listed(self.token, num_dst, self.num_src if num_src is None else num_src)
+        graph.base, graph.recipe = (self.num_dst, self.num_src), (build, *arguments)
+        return graph
+
+
 def outline(graph: Topology | Graph | Outline, num_dst: int, num_src: int, device: torch.device) -> Graph:
     """A stand-in for a graph of this size in a traced program."""
     return cast(Graph, graph if isinstance(graph, Outline) else Outline(graph, num_dst, num_src, device))

@@ -6,6 +6,10 @@ takes N x M numbers: what runs elsewhere is a dense attention with the graph's n
 
 Served are rounds over topologies in `MASKS`, and the set operators on them, with dot-product scores, biases by offset
 and of nodes, sinks and sums or means. Anything else is refused with its name.
+
+Edges that are an input of the program (`graphs.from_edges` inside the model) stay edges: the reference, `edge_list`,
+runs over them in the order in which they come, with gathers and scatters in place of its row pointers. It then serves
+all scores and biases, and E x H x D numbers are written.
 """
 
 import ast
@@ -19,15 +23,17 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from mpnn.aggregate import Mean, Sum
+from mpnn.aggregate import Index, Max, Mean, Min, Sum
+from mpnn.backends import edge_list
 from mpnn.engine.compile.form import Call, read, unflatten
 from mpnn.graph import Graph
+from mpnn.graph.csr import CSR
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
 from mpnn.scores import Dot
 
-_NEEDS = "torch.onnx.export converts rounds over topologies with dot-product attention"
+_NEEDS = "torch.onnx.export converts rounds over edges that are inputs, and dot-product attention over topologies"
 
 
 # torch refuses constants, torch.tensor(...), in what replaces an operator, so lists become sums of comparisons.
@@ -82,20 +88,46 @@ def run_in_trace(mode: ProxyTorchDispatchMode, op: Any, types: Any, arguments: A
 def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The results of `torch.ops.mpnn.run` by standard operators."""
     call = Call(*arguments)
-    text = read(call.form).topology
-    if not text:
-        raise NotImplementedError(f"{_NEEDS}; this layer runs over explicit edges, or over a graph of one size")
-    i, j = (torch.arange(n, device=call.tensors[0].device) for n in call.sizes[:2])
-    stand_in: Any = _Positions(*call.sizes[:2])
-    out = _attend(unflatten(call, cast(Graph, stand_in)), mask(text, i[:, None], j[None]), j[None] - i[:, None])
+    form = read(call.form)
+    stand_in: Any = _Nodes(*call.sizes[:2])
+    if call.token.dim() == 2 and not form.derived:
+        stand_in.csr = _Edges(call.token, *call.sizes[:2])
+        out = _over_edges(unflatten(call, cast(Graph, stand_in)))
+    elif form.topology:
+        i, j = (torch.arange(n, device=call.tensors[0].device) for n in call.sizes[:2])
+        allowed = mask(form.topology, i[:, None], j[None])
+        out = _attend(unflatten(call, cast(Graph, stand_in)), allowed, j[None] - i[:, None])
+    else:
+        raise NotImplementedError(
+            f"{_NEEDS}; this layer runs over a graph that it holds: take the edges as an input, and build the graph in "
+            "the model's forward, graphs.from_edges(edge_index, x.shape[-2])"
+        )
     return out, out.new_empty(0), torch.zeros((), dtype=torch.int64)
 
 
-class _Positions:
+class _Nodes:
     """The sizes of a graph, which are symbols."""
+
+    positions = types = None
+    shift = 0
 
     def __init__(self, num_dst: Any, num_src: Any) -> None:
         self.num_dst, self.num_src = num_dst, num_src
+
+
+class _Edges:
+    """Edges [2, E] in the caller's order, as `edge_list` reads those of a `CSR` and of an `Index`."""
+
+    def __init__(self, edges: Tensor, num_dst: Any, num_src: Any) -> None:
+        self.col, self.row = edges
+        self.num_dst, self.plain = num_dst, self.row
+
+    @property
+    def degree(self) -> Tensor:
+        return self.row.new_zeros(self.num_dst).index_add(0, self.row, torch.ones_like(self.row))
+
+    def from_caller(self, per_edge: Tensor) -> Tensor:
+        return per_edge
 
 
 def mask(text: str, i: Tensor, j: Tensor) -> Tensor:
@@ -123,6 +155,58 @@ def mask(text: str, i: Tensor, j: Tensor) -> Tensor:
         raise NotImplementedError(f"{_NEEDS} of {', '.join(MASKS)}; got {ast.unparse(node)}")
 
     return of(ast.parse(text, mode="eval").body)
+
+
+def _over_edges(round: Round) -> Tensor:
+    """[..., N_dst, H, D] of a round whose graph has `_Edges`."""
+    _refuse_any(round, round.normalize in ("sparsemax", "entmax15"), tuple(_SCATTERS))
+    edges: Any = round.graph.csr
+    weights = edge_list._sum_of_logits(round, cast(CSR, edges), None)
+    if weights is not None and round.normalize == "sigmoid":
+        weights = weights.sigmoid()
+    elif weights is not None and round.normalize == "softmax":
+        largest = _scattered(weights, edges, "max")
+        if round.sinks is not None:
+            largest = torch.maximum(largest, round.sinks.to(largest.dtype).expand_as(largest))
+        largest = largest.clamp(min=torch.finfo(largest.dtype).min)
+        exponentials = (weights - largest.index_select(0, edges.row)).exp()
+        total = _scattered(exponentials, edges, "add")
+        total = total if round.sinks is None else total + (round.sinks - largest).exp()
+        weights = exponentials / total.clamp(min=torch.finfo(total.dtype).tiny).index_select(0, edges.row)
+    round = round.with_fields(reduce=_Reduce(*_SCATTERS[type(round.reduce)]))
+    out = edge_list._reduced(weights, round, cast(CSR, edges), edges)
+    return (out.movedim(0, -3) if round.batch else out).to(round.result_dtype).contiguous()
+
+
+_SCATTERS = {Sum: ("add", False), Mean: ("add", True), Max: ("max", False), Min: ("min", False)}
+"""How messages are reduced, and whether the result is divided by their number."""
+
+
+class _Reduce:
+    """An aggregator of messages in any order."""
+
+    def __init__(self, how: str, divides: bool) -> None:
+        self.how, self.divides = how, divides
+
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        out = _scattered(messages, cast(Any, index), self.how)
+        degree = index.degree.view(-1, *[1] * (out.dim() - 1))
+        return out / degree.clamp(min=1) if self.divides else out.masked_fill(degree == 0, 0.0)
+
+
+def _scattered(messages: Tensor, edges: _Edges, how: str) -> Tensor:
+    """The sum, the largest or the smallest of each destination's messages [E, ...]; without any, 0 or an infinity."""
+    empty = {"add": 0.0, "max": -torch.inf, "min": torch.inf}[how]
+    start = messages.new_full((edges.num_dst, *messages.shape[1:]), empty)
+    if how == "add":
+        return start.index_add(0, edges.row, messages)
+    if torch.onnx.is_in_onnx_export():
+        # torch converts scatter_reduce to an operator that takes an index of each number, and many times as long.
+        inputs = start, edges.row[:, None], messages
+        options: Any = {"dtype": start.dtype, "shape": start.shape, "version": 18}
+        return torch.onnx.ops.symbolic("ScatterND", inputs, {"reduction": how}, **options)
+    rows = edges.row.view(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+    return start.scatter_reduce(0, rows, messages, f"a{how}")
 
 
 def _attend(round: Round, allowed: Tensor, offset: Tensor) -> Tensor:
@@ -183,19 +267,27 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 
 
 def _refuse(round: Round) -> None:
-    """Raises NotImplementedError if a round has what is not served here."""
-    tables = all(type(b) is BiasTable and type(b.relation) is Offset for b in round.bias)
+    """Raises NotImplementedError if a round has what is not served over topologies."""
     score = round.score
+    tables = all(type(b) is BiasTable and type(b.relation) is Offset for b in round.bias)
     reasons = {
         "additive and other scores": score is not None and (type(score) is not Dot or score.edge_key is not None),
         "biases of edges other than a table by offset": not tables,
         "vectors of edges": round.edge_value is not None,
+    }
+    _refuse_any(round, any(reasons.values()), (Sum, Mean), next((what for what in reasons if reasons[what]), ""))
+
+
+def _refuse_any(round: Round, applies: bool, aggregators: tuple[type, ...], what: str = "") -> None:
+    """Raises NotImplementedError with `what` if it applies, or if the round has what is served nowhere."""
+    reasons = {
+        what or f"normalize={round.normalize!r}": applies,
         "softmax over destinations": round.normalize == "softmax_dst",
+        "heads that mix": round.mix_logits is not None or round.mix_weights is not None,
         "dropout (call eval() first)": bool(round.dropout),
-        f"the aggregator {type(round.reduce).__name__}": type(round.reduce) not in (Sum, Mean),
+        f"the aggregator {type(round.reduce).__name__}": type(round.reduce) not in aggregators,
         "returned weights or log-sum-exps": round.return_weights or round.return_lse,
         "recurrences": round.recurrent,
     }
-    for what, applies in reasons.items():
-        if applies:
-            raise NotImplementedError(f"{_NEEDS}; this one has {what}")
+    for reason in (reason for reason, applies in reasons.items() if applies):
+        raise NotImplementedError(f"{_NEEDS}; this one has {reason}")
