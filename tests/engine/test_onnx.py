@@ -312,7 +312,7 @@ def test_what_is_refused(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_program_in_cpp_runs_an_encoder(tmp_path: Path) -> None:
-    """Without Python: AOTInductor's package of an encoder over a structured graph, at a length that was not exported."""
+    """Without Python: a package of AOTInductor, over a structured graph, at a length that was not exported."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
     compiler = shutil.which("g++") or shutil.which("clang++")
