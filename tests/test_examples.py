@@ -57,6 +57,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--steps 2 --states 40 --moves 3",
         ["PaiNN: force error ", "SchNet: force error ", "3 steps of dynamics", "total energy varies by"],
     ),
+    "equivariant.py": (
+        "--steps 1 --states 40",
+        ["force error on new clusters 3", "states turn with it to", "forces to"],
+    ),
     "arrival_times.py": (
         "--trips 40 --epochs 1",
         ["three new days", "times at free speed", "a linear model of each segment", "ArrivalTimes"],
@@ -154,6 +158,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
 }
 
+PACKAGES = {"equivariant.py": "e3nn"}
 DATA = {"depth_and_smoothing.py": "cora", "graph_classification.py": "MUTAG", "links.py": "cora"}
 
 # The default suite runs those that take a few seconds, the slow one all.
@@ -166,6 +171,8 @@ QUICK = ("custom_aggregator.py", "explain_plan.py")
 def test_runs_by_itself(file, tmp_path):
     if file in DATA:
         real(locate, DATA[file])
+    if file in PACKAGES:
+        pytest.importorskip(PACKAGES[file])
     runs(file, *RUNS[file], tmp_path)
 
 

@@ -1,5 +1,5 @@
 // Runs an encoder that Python has saved: run PACKAGE TOKEN TOKEN ..., without Python.
-#include <ATen/ATen.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <cstdio>
