@@ -159,8 +159,8 @@ class Layers(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers).eval()
 
-    def forward(self, x: Tensor, edges: Tensor | None = None) -> tuple[Tensor, ...]:
-        graph = None if edges is None else graphs.from_edges(edges, x.shape[-2])
+    def forward(self, x: Tensor, edges: Tensor | Graph | None = None) -> tuple[Tensor, ...]:
+        graph = graphs.from_edges(edges, x.shape[-2]) if isinstance(edges, Tensor) else edges
         return tuple([layer(x, graph) for layer in self.layers])
 
 
@@ -209,7 +209,7 @@ def converted(model: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("layers")])
 def test_programs_of_any_length(name: str) -> None:
     make, draw, shapes = CASES[name]
     torch.manual_seed(0)
