@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.topology import Topology
 from mpnn.round import Round
 
@@ -49,6 +50,16 @@ def outline(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.d
     from mpnn.engine.compile.outline import outline
 
     return outline(graph, num_dst, num_src, device)
+
+
+def listed(edges: Tensor, num_dst: int, num_src: int, edge_attr: Tensor | None) -> Any:
+    """A stand-in for a graph whose edges are an input of a program that `torch.export` traces."""
+    from mpnn.engine.compile.outline import Listed
+
+    return Listed(edges, num_dst, num_src, edge_attr)
+
+
+FUNCTIONS["listed"] = listed
 
 
 def build_once(build: Callable[..., T], *arguments: Any) -> T:

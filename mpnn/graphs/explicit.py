@@ -3,7 +3,7 @@ edges."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
 from mpnn.graph.csr import check_form
 from mpnn.graph.modes import outside_modes
+from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import GridOffset, Offset
 from mpnn.graph.runs import Runs, require_room
 
@@ -74,8 +75,6 @@ def from_edges(
 
 def _of_a_program(edges: Tensor, num_nodes: Any, num_src: Any, num_dst: Any, attr: Any, edge_type: Any) -> Graph:
     """A stand-in for a graph whose edges are an input of the program that is exported."""
-    from mpnn.engine.compile.outline import Listed  # imports torch's compiler
-
     num_dst, num_src = (num_nodes if n is None else n for n in (num_dst, num_src))
     if num_dst is None or num_src is None or edge_type is not None:
         raise ValueError(
@@ -83,7 +82,8 @@ def _of_a_program(edges: Tensor, num_nodes: Any, num_src: Any, num_dst: Any, att
             "and takes no edge_type"
         )
     check_form(edges)
-    return cast(Graph, Listed(edges.long(), num_dst, num_src, attr))
+    graph: Graph = FUNCTIONS["listed"](edges.long(), num_dst, num_src, attr)
+    return graph
 
 
 def from_blocks(
