@@ -219,10 +219,10 @@ def _feature(table: Table, name: str, numbers: NDArray[np.float64]) -> NDArray[n
             wrong,
             f"has {numbers[row]:.17g} in column {name!r}, whose differences float32 rounds away; subtract the mean",
         )
-    parts = {part.lower() for part in re.findall("[A-Z]?[a-z]+|[A-Z]+", name)}
-    if parts & {"id", "ids", "index"} and len(np.unique(numbers)) == len(numbers) > 1 and (numbers % 1 == 0).all():
+    is_name = re.search("(?i)(^|[^a-z])id$|^index$", name) or name.endswith("Id")
+    if is_name and len(np.unique(numbers)) == len(numbers) > 1 and (numbers % 1 == 0).all():
         raise ValueError(
-            f"column {name!r} of {table.path} seems to name the nodes; call it id, or ignore it: names are no features"
+            f"column {name!r} of {table.path} seems to name the nodes; call it id, ignore it, or rename it"
         )
     return column
 

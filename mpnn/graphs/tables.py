@@ -45,6 +45,7 @@ _IS_NUMBER, _IS_DECIMAL_COMMA = re.compile(_NUMBER).fullmatch, re.compile(_DECIM
 _PACKED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _IS_COMMENT = re.compile(r"\s*[#%]").match
 _EMPTY_LINE = re.compile(r"\n[ \t]*\n")
+_QUOTES = 'has a quote too few or too many; a row is one line, and "" is a quote in a cell'
 _FACTORIZE = "; number the nodes from 0 first, for example with pandas.factorize"
 
 
@@ -301,8 +302,9 @@ class _Layout:
     @staticmethod
     def of(path: Path, sample: Sequence[str], header: bool | None) -> "_Layout":
         separator = _separator(path, sample)
-        rows = [[cell.strip() for cell in row] for row in _rows(sample, separator) if row is not None]
-        first, *rest = rows or [[""]]
+        first, *rest = ([cell.strip() for cell in row or ()] for row in _rows(sample, separator))
+        if not first:
+            raise ValueError(f"the first row of {path} {_QUOTES}")
         guessed = _is_header(first, rest) if header is None else header
         return _Layout(separator, first, guessed is not False, guessed is not None)
 
@@ -468,9 +470,7 @@ def _first_mistake(path: Path, lines: NDArray[np.int64], rows: Sequence[str], la
     width = len(layout.first)
     for line, cells in zip(lines, _rows(rows, layout.separator), strict=True):
         if cells is None:
-            return (
-                f'line {line} of {path} has a quote too few or too many; a row is one line, and "" is a quote in a cell'
-            )
+            return f"line {line} of {path} {_QUOTES}"
         if len(cells) != width:
             return f"line {line} of {path} has {len(cells)} columns, and the first row has {width}"
     return f"{path} is not a table that pyarrow reads"

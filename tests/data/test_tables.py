@@ -214,7 +214,7 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
         (
             "user_id,age,job,team\n" + "".join(f"{k},5,{k % 2},a\n" for k in range(9)),
             KNOWS,
-            r"column 'user_id' of .*people.csv seems to name the nodes; call it id, or ignore it",
+            r"column 'user_id' of .*people.csv seems to name the nodes; call it id, ignore it, or rename",
         ),
         (PEOPLE, "ann,zed\nann,bob\n", r"line 1 of .*knows.csv has a node in column '1' that is no id of .*people.csv"),
         (

@@ -310,7 +310,7 @@ def _with_comma(cell: str) -> str:
 
 def _break_text(draw: Draw, text: str, separator: str, broken: str | None) -> str:
     lines = text.split("\n")
-    at = draw.random.randrange(1, len(lines) - 1) if len(lines) > 2 else 0
+    at = draw.random.randrange(len(lines) - 1)
     if broken == "a row cut short":
         lines[at] = lines[at].rpartition(separator)[0]
     elif broken == "a row too long":
