@@ -311,6 +311,8 @@ def _with_comma(cell: str) -> str:
 def _break_text(draw: Draw, text: str, separator: str, broken: str | None) -> str:
     lines = text.split("\n")
     at = draw.random.randrange(len(lines) - 1)
+    while lines[at].startswith("#"):  # what stands in a comment is lost to every reader
+        at += 1
     if broken == "a row cut short":
         lines[at] = lines[at].rpartition(separator)[0]
     elif broken == "a row too long":
