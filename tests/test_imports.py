@@ -57,7 +57,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "cli": {
         *("graph", "graphs", "scores", "round", "backends", "engine", "message_passing", "data", "view", "models"),
-        *("train", "hf", "kernels", "ops", "mpnn", "distributed"),
+        *("train", "hf", "kernels", "ops", "mpnn", "distributed", "attention"),
     },
     "__main__": {"cli"},
 }
