@@ -156,13 +156,24 @@ def compare(
             share = seconds / 3 / (len(expressions) * len(_RATES))
             candidates = _candidates(contest, expressions, share)
         began = perf_counter()
+
+        def told(graph: str, rate: float, seed: int, until: float) -> Curve:
+            """Trains, and prints a line, also into a file: a comparison takes minutes."""
+            curve = train(graph, rate, seed, until)
+            reached = f"{min(curve.errors):.3g}{contest.unit} after {curve.steps[-1]:,} steps"
+            if not math.isfinite(curve.errors[-1]):
+                reached = "diverged"
+            spent = f"{perf_counter() - began:.0f} s"
+            console.print(f"  {spent:>7}  {graph}, rate {rate:.1e}, seed {seed}: {reached}", soft_wrap=True)
+            return curve
+
         with _training(contest) as train:
             found = compare_graphs(
                 [one.graph for one in candidates],
                 [contest.rate * factor for factor in _RATES],
                 list(range(seeds)),
                 seconds,
-                train,
+                told,
                 lambda line: console.print(line, soft_wrap=True),
                 contest.unit,
             )

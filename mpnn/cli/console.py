@@ -20,7 +20,7 @@ NumSrc = Annotated[
     int | None, typer.Option("--num-src", help="Number of sources, if they are other nodes. Default: same as --n.")
 ]
 console = Console(highlight=False)
-_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+_errors = Console(stderr=True, highlight=False)
 
 
 @contextmanager
@@ -82,7 +82,8 @@ def fail(why: str) -> NoReturn:
 
 
 def warn(what: str) -> None:
-    _errors.print(f"mpnn: {what}", style="bold red", markup=False)
+    # A terminal gets whole words on a line, a file or a pipe the message on one.
+    _errors.print(f"mpnn: {what}", style="bold red", markup=False, soft_wrap=not _errors.is_terminal)
 
 
 @contextmanager

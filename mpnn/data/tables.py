@@ -256,8 +256,10 @@ def _ids(table: Table, name: str) -> tuple[str, ...]:
 def _numbers_of(table: Table, column: str, ids: Sequence[str], nodes: Path) -> NDArray[np.int64]:
     """The numbers of the nodes that a column names."""
     number = {name: k for k, name in enumerate(ids)}
-    found = np.array([number.get(name, -1) for name in table.text(column).tolist()])
-    table.refuse(found < 0, f"has a node in column {column!r} that is no id of {nodes}")
+    names = table.text(column).tolist()
+    found = np.array([number.get(name, -1) for name in names])
+    unknown = next((name for name in names if name not in number), "")
+    table.refuse(found < 0, f"has a node in column {column!r} that is no id of {nodes}: {unknown!r}")
     return found
 
 

@@ -231,7 +231,11 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
         (PEOPLE.replace("id,", ","), KNOWS, "column 0 of .*people.csv has no name: name it id if it names"),
         (PEOPLE.replace("team", "age"), KNOWS, "has 4 columns, and two are named 'age'"),
         (PEOPLE.replace("team", "squad"), KNOWS, "has no column 'team'; it has 'id', 'age', 'job', 'squad'"),
-        (PEOPLE, KNOWS + "kim,ann,1\n", r"line 6 of .*knows.csv has a node in column 'from' that is no id of .*people"),
+        (
+            PEOPLE,
+            KNOWS + "kim,ann,1\n",
+            r"line 6 of .*knows.csv has a node in column 'from' that is no id of .*people.csv: 'kim'",
+        ),
         (PEOPLE, KNOWS + "ann,bob,7\n", r"line 6 of .*knows.csv repeats an edge with another weight"),
         (PEOPLE, KNOWS.replace("1.5", "-1"), r"line 2 of .*knows.csv has a weight that is negative or not finite"),
         (PEOPLE, KNOWS.replace("1.5", ""), r"line 2 of .*knows.csv has no number in column 'hours'"),
