@@ -149,8 +149,10 @@ class Comparison:
                 f". The difference from {other.graph}, {margin:.3g}{self.unit}, is not certain with {seeds} "
                 f"(95% interval {margin - half:.3g} to {margin + half:.3g}); {cheaper.graph} costs less in each step."
             )
-        ahead = min(self.results, key=lambda result: mean(result.errors(steps=self.steps)))
-        return f"{said} After {self.steps:,} equal steps, {ahead.graph} is ahead."
+        errors = {result.graph: mean(result.errors(steps=self.steps)) for result in self.results}
+        ahead = [graph for graph, error in errors.items() if error == min(errors.values())]
+        who = ahead[0] if len(ahead) == 1 else f"none of {' and '.join(ahead)}"
+        return f"{said} After {self.steps:,} equal steps, {who} is ahead."
 
     def too_short(self) -> str:
         """A sentence if the best graph gained more in the second half of its training than it is ahead, or ""."""
@@ -174,6 +176,10 @@ class Comparison:
             return ""
         said = f"After {self.steps:,} equal steps, the errors of all graphs are within {gap / least:.1%}"
         half = half_interval(paired_gaps(best, worst))
+        if gap == half == 0:
+            return (
+                f"{said}: they are equal with every seed, which says that the test is too small or too short to tell."
+            )
         if math.isinf(half):
             return f"{said}; one seed cannot say whether they differ."
         said += f" (95% interval from the best to the worst: {gap - half:.3g} to {gap + half:.3g}{self.unit})"
