@@ -17,7 +17,7 @@ from mpnn.cli.view_models import own_graph, shown_name
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"
-HEADINGS = ("graph", "edges", "perplexity", "nats a token", "more than its own, 95%", "time of a piece")
+HEADINGS = ("graph", "edges", "perplexity", "nats", "over its own, 95%", "a piece")
 
 _PIECES = 16
 _MAX_TOKENS = 2048  # of a piece, unless --context says so
@@ -83,14 +83,16 @@ def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]
 
     own = own_graph(model)
     saved = own["graph"]
-    name = OWN if saved is None else f"its own graph, {saved if isinstance(saved, str) else 'by layer'}"
+    name = OWN if saved is None else f"its own, {saved if isinstance(saved, str) else 'by layer'}"
     candidates = [_Candidate(name, own, _graphs(model, pieces[:1], own))]
     for expression in graphs:
         found = _graphs(model, pieces[:1], {"graph": expression})
         same = next((one for one in candidates if _are_equal(one.graphs, found)), None)
         if same is None:
             candidates.append(_Candidate(expression, {"graph": expression}, found))
-        elif expression != saved:
+        elif same is candidates[0] and saved is not None:
+            same.name = f"its own, {expression}"
+        else:
             same.name += f" = {expression}"
     for one in candidates:
         handle = mpnn.hf.use(model, **one.options)
