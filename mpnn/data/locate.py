@@ -1,7 +1,7 @@
 """Finds or downloads the files of a dataset.
 
-It looks in `$MPNN_DATA/<folder>`, then in the cache, then where a package of the operating system puts it, then
-downloads into the cache. If this fails, the error explains how to get the files. A download is checked by size and
+It looks in `$MPNN_DATA/<folder>`, then in the cache, then where a package of the operating system or of Python puts it,
+then downloads into the cache. If this fails, the error explains how to get the files. A download is checked by size and
 SHA-256 and renamed atomically: the cache never contains a partial file.
 """
 
@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Sequence
 from hashlib import sha256
 from http.client import HTTPException
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
@@ -120,7 +121,15 @@ def search_folders() -> list[Path]:
 
 
 def _places(source: Source, folders: Sequence[Path]) -> list[Path]:
-    return [*folders, *([Path(source.installed)] if source.installed else [])]
+    system = [Path(source.installed)] if source.installed else []
+    return [*folders, *system, *_in_package(source)]
+
+
+def _in_package(source: Source) -> list[Path]:
+    """The folder of an installed Python package that has the files, which does not import the package."""
+    name, _, folder = (source.package or "").partition("/")
+    spec = find_spec(name) if name else None
+    return [Path(place) / folder for place in (spec.submodule_search_locations or [])] if spec else []
 
 
 def _first_with(files: Sequence[RemoteFile], folders: Sequence[Path]) -> Path | None:

@@ -39,6 +39,7 @@ class Source:
         license: license or terms of use, as the source states them.
         cite: the paper to cite.
         installed: where a package of the operating system puts the files; None if there is no such package.
+        package: the folder of a Python package that has the files, such as "pykeen/datasets/umls", or None.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Source:
     license: str
     cite: str
     installed: str | None = None
+    package: str | None = None
 
 
 _FILE = Path(__file__).with_name("sources.json")
