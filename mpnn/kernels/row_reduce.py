@@ -93,7 +93,7 @@ class RowReduce(torch.autograd.Function):
             by_torch = partial(_sum_by_torch, ctx.rows, mean)
             return *gradients_again(by_torch, (value, weight), needs, (d_out,)), *[None] * 4
         if ctx.kind == "mean":
-            d_out = _divided(d_out, ctx.rows.degree.to(_wide(d_out.dtype)))
+            d_out = d_out * ctx.rows.degree.to(_wide(d_out.dtype)).reciprocal()  # as the forward pass does
         if value is not None:
             value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
         d_value, d_weight = Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)

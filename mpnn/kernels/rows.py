@@ -101,9 +101,11 @@ class Rows:
     def _cuts(self, count: int, piece: int) -> NDArray[np.int64]:
         """The edges at which parts begin, and the last one's end."""
         ptr = self.ptr.numpy()
+        degree = np.diff(ptr)
+        if count == 1 and (self.num_edges <= piece or degree.max() <= piece):
+            return np.array([0, self.num_edges])
         even = self.num_edges * np.arange(1, count) // count
         at_rows = ptr[np.searchsorted(ptr, even, side="right") - 1]
-        degree = np.diff(ptr)
         long = np.flatnonzero(degree > piece)
         steps = -(-degree[long] // piece)
         first = np.repeat(ptr[long], steps)

@@ -1,5 +1,6 @@
 """Functions that map each row of a tensor by itself. Large tensors go through all steps a block at a time, so that
-nothing between the steps is kept for the backward pass (`mpnn/kernels/edge_sum.py`)."""
+nothing between the steps is kept for the backward pass (`mpnn/kernels/edge_sum.py`). There it is computed again, so a
+training step that has the memory keeps it instead."""
 
 from typing import Any
 
@@ -14,13 +15,26 @@ from mpnn.update.maps import Linear, linear
 _OF_ROWS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LeakyReLU, nn.ELU, nn.Identity)
 
 
+KEPT = 1 << 28
+"""Bytes between the steps of a function that a training step keeps rather than computing them again: 256 MiB."""
+
+
 def mapped(f: Any, x: Tensor) -> Tensor:
-    """`f(x)`, x [..., R, D] -> [..., R, F]. In blocks of rows, if f is known to map each by itself and x is large."""
+    """`f(x)`, x [..., R, D] -> [..., R, F]. In blocks of rows, if f is known to map each by itself, x is large, and no
+    gradients are wanted or f keeps more than `KEPT` bytes for them."""
     known = row_function(f) if x.numel() > edge_sum.BLOCK else None
     if known is None or not edge_sum.serves(x, *known[1]):
         return f(x)
+    if torch.is_grad_enabled() and _bytes_kept(x, known[1]) <= KEPT:
+        return f(x)
     out: Tensor = edge_sum.RowMap.apply(known[0], x.reshape(-1, x.shape[-1]), *known[1])
     return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _bytes_kept(x: Tensor, parameters: tuple[Tensor, ...]) -> int:
+    """About what the steps of a function keep: two tensors for each of its maps, one before an activation."""
+    rows = x.numel() // max(1, x.shape[-1])
+    return rows * x.element_size() * sum(2 * len(p) for p in parameters if p.dim() == 2)
 
 
 def row_function(f: Any) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]] | None:

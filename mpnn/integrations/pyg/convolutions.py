@@ -107,15 +107,33 @@ class Replacement:
     def bind(self, edges: Any, size: Any, x: Any, edge_type: Tensor | None = None) -> tuple[Graph, Tensor]:
         """The graph, and the features of the nodes that send: the first of a pair, whatever the flow."""
         conv: Any = self
-        sender, receiver = _pair(x)
+        sender = _pair(x)[0]
         if isinstance(edges, Graph):
             return edges, sender
+        return graph_of(edges, *self.sizes(edges, size, x), conv.flow, edge_type), sender
+
+    def sizes(self, edges: Any, size: Any, x: Any) -> tuple[int, int]:
+        """The numbers of nodes that send and of those that receive."""
+        conv: Any = self
         sizes = conv._check_input(edges, size)
-        for k, features in enumerate((sender, receiver if isinstance(x, (tuple, list)) else None)):
+        for k, features in enumerate(x if isinstance(x, (tuple, list)) else (x,)):
             if features is not None:
                 conv._set_size(sizes, k, features)
-        num_dst = sizes[0] if sizes[1] is None else sizes[1]
-        return graph_of(edges, sizes[0], num_dst, conv.flow, edge_type), sender
+        return sizes[0], sizes[0] if sizes[1] is None else sizes[1]
+
+    def few(self, edges: Any, size: Any, x: Any) -> tuple[Tensor, Tensor, int] | None:
+        """The edges, the features of the nodes that send and the number of those that receive, where `_sum_of_few` is
+        the quickest way to their sums; else None."""
+        conv: Any = self
+        sender = _pair(x)[0]
+        if self.mpnn_backend != "auto" or not is_edge_list(edges) or not sender.is_cpu or sender.dtype not in WIDE:
+            return None
+        ends = edges.ends if isinstance(edges, Graph) else edges
+        if ends.shape[1] * sender.shape[-1] > FEW:
+            return None
+        if isinstance(edges, Graph):
+            return ends, sender, edges.num_dst
+        return (ends if conv.flow == "source_to_target" else ends.flip(0)), sender, self.sizes(edges, size, x)[1]
 
     def with_loops(self, graph: Graph, attr: Tensor | None) -> tuple[Graph, Tensor | None]:
         """The graph and its attributes with one self-loop per node, if the convolution adds self-loops."""
@@ -159,6 +177,12 @@ class WeightedSum(Replacement):
         if weight is not None and any(isinstance(reduce, aggr.SoftmaxAggregation) for reduce in reducers):
             weighted: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return weighted
+        if weight is None and reducers in LINEAR and (few := self.few(edge_index, size, x)) is not None:
+            try:
+                return _sum_of_few(*few, reducers == ["mean"])
+            except IndexError:
+                self.bind(edge_index, size, x)  # a graph names the edge
+                raise
         graph, sender = self.bind(edge_index, size, x)
         if weight is not None:  # integers, or wider than the features
             dtype = torch.promote_types(sender.dtype, weight.dtype)
@@ -507,6 +531,10 @@ class ClampedStd(Composed):
 
 
 LINEAR = ["sum"], ["mean"]
+FEW, WIDE = 1 << 18, (torch.float32, torch.float64)
+"""Numbers in all messages together, up to which sorted edges and a plan cost more than they save, and kernels keep each
+row whole; the dtypes in which they add up as torch does."""
+
 REDUCERS: dict[type, str | Aggregator] = {
     aggr.SumAggregation: "sum",
     aggr.MeanAggregation: "mean",
@@ -526,6 +554,14 @@ def _aggregated(graph: Graph, x: Tensor, reduce: Any, weight: Tensor | None, bac
         return ops.aggregate(graph, x, reduce, weight=weight, backend=backend)
     logits = (x * reduce.t).detach() if reduce.semi_grad else x * reduce.t
     return engine.run(Round(graph, x.unsqueeze(-1), src_bias=logits), backend)[0].squeeze(-1)
+
+
+def _sum_of_few(ends: Tensor, x: Tensor, num_dst: int, mean: bool) -> Tensor:
+    """Sums or means of x [..., N, F] at the destinations, without a graph. They have the bits of the kernels, which add
+    in the order of the edges, too."""
+    src, dst = ends.unbind(0)
+    out = x.new_zeros(*x.shape[:-2], num_dst, x.shape[-1]).index_add_(-2, dst, x.index_select(-2, src))
+    return out * torch.bincount(dst, minlength=num_dst).clamp(min=1).to(x.dtype).reciprocal()[:, None] if mean else out
 
 
 def _reducers(module: Any) -> list[Any] | None:
