@@ -1,11 +1,11 @@
 """Link prediction over time: TGAT and TGN (Xu et al. 2020; Rossi et al. 2020) against models without time.
 
-Events are generated, because no installed package contains any. The rule: 100 users and 60 items, which belong to 6
-groups of 10. A user is in one group at a time. At each of 6,000 events, a user drawn at random leaves the group for any
-with probability 0.1, then chooses an item of the group. An event has features: the center of the item's group, 8
-standard normal numbers, plus as much noise. A model scores for each of the last 1,500 events the user with the item
-chosen, and with an item drawn at random; models with time see all events before. The best score knows the group of the
-user's last event.
+Generated data: the claim is about a law, that a memory of past events tells what comes next, and the best score that
+the law allows is known. The rule: 100 users and 60 items, which belong to 6 groups of 10. A user is in one group at a
+time. At each of 6,000 events, a user drawn at random leaves the group for any with probability 0.1, then chooses an
+item of the group. An event has features: the center of the item's group, 8 standard normal numbers, plus as much
+noise. A model scores for each of the last 1,500 events the user with the item chosen, and with an item drawn at
+random; models with time see all events before. The best score knows the group of the user's last event.
 
     python examples/events.py                           two minutes on one core
     python examples/events.py --seeds 1 --steps 2       a quick test

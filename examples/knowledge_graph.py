@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from mpnn import Graph, graphs
-from mpnn.data import locate
+from mpnn.data.read import read
 from mpnn.models import RGCN
 from mpnn.train.loop import Settings, fit
 
@@ -43,8 +43,7 @@ class Knowledge:
     [E, 2R, E], all of them."""
 
     def __init__(self, name: str) -> None:
-        folder = locate(name)
-        lines = {part: (folder / f"{part}.txt").read_text(encoding="utf-8").split("\n") for part in PARTS}
+        lines = {part: read(name, f"{part}.txt").decode().split("\n") for part in PARTS}
         triples = {part: [line.split("\t") for line in lines[part] if line] for part in PARTS}
         all_triples = [triple for part in PARTS for triple in triples[part]]
         ends = sorted({end for head, _, tail in all_triples for end in (head, tail)})

@@ -26,14 +26,14 @@ from torch.optim import Adam
 
 from mpnn import Graph, MessagePassing, graphs
 from mpnn.attention import EdgeWeight
-from mpnn.data import locate
+from mpnn.data.read import read
 from mpnn.models import PinSage
 from mpnn.train.loop import History, Settings, fit
 
 MODELS = ("LightGCN", "factors", "PinSage", "random walks", "popularity")
 SOURCE = "benchmark of recommenders-team/recommenders"
 PUBLISHED = {"LightGCN": ("0.420", SOURCE), "factors": ("0.390 for BPR", SOURCE)}
-STEPS = {"LightGCN": 1000, "factors": 1000, "PinSage": 300}
+STEPS = {"LightGCN": 1000, "factors": 300, "PinSage": 300}
 NEIGHBORS, NEGATIVES, FIRST, BATCH = 10, 20, 10, 4096
 
 
@@ -42,8 +42,7 @@ class Ratings:
     known of films."""
 
     def __init__(self, seed: int) -> None:
-        folder, generator = locate("movielens-100k"), torch.Generator().manual_seed(seed)
-        ratings = _table(folder / "ml-100k.inter")
+        generator, ratings = torch.Generator().manual_seed(seed), _table("ml-100k.inter")
         pairs = torch.tensor([(int(row["user_id:token"]), int(row["item_id:token"])) for row in ratings]) - 1
         self.users, self.items = (pairs.amax(0) + 1).tolist()
         order = torch.randperm(len(pairs), generator=generator)
@@ -57,7 +56,7 @@ class Ratings:
         self.known = torch.zeros_like(self.test)
         self.known[self.user, self.item] = True
         self.count = torch.bincount(self.item, minlength=self.items).float()
-        films = {int(row["item_id:token"]) - 1: row for row in _table(folder / "ml-100k.item")}
+        films = {int(row["item_id:token"]) - 1: row for row in _table("ml-100k.item")}
         genres = sorted({genre for row in films.values() for genre in row["class:token_seq"].split()})
         rows = [films[item] for item in range(self.items)]
         year = [float(row["release_year:token"]) if row["release_year:token"].isdigit() else 1990.0 for row in rows]
@@ -74,9 +73,9 @@ class Ratings:
         return ((hits * gain).sum(1) / best).mean().item()
 
 
-def _table(path: Any) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+def _table(file: str) -> list[dict[str, str]]:
+    lines = read("movielens-100k", file).decode().splitlines()
+    return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 class LightGCN(nn.Module):
@@ -89,7 +88,7 @@ class LightGCN(nn.Module):
 
     def __init__(self, ratings: Ratings, hops: int, dim: int = 64) -> None:
         super().__init__()
-        self.users, self.hops = ratings.users, hops
+        self.users, self.hops, self.penalty = ratings.users, hops, 1e-4 if hops else 1e-2
         self.own = nn.Embedding(ratings.users + ratings.items, dim)
         nn.init.normal_(self.own.weight, std=0.1)
         ends = torch.stack([ratings.user, ratings.item + ratings.users])
@@ -113,7 +112,7 @@ class LightGCN(nn.Module):
         user_z = users.index_select(0, user)
         margin = (user_z * (items.index_select(0, item) - items.index_select(0, other))).sum(1)
         read = self.own(torch.cat([user, item + self.users, other + self.users]))
-        return F.softplus(-margin).mean() + 1e-4 * read.square().sum() / (2 * len(user))
+        return F.softplus(-margin).mean() + self.penalty * read.square().sum() / (2 * len(user))
 
 
 def item_scores(similarity: Tensor, ratings: Ratings) -> Tensor:

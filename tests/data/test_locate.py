@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+from dataclasses import replace
 from http.client import RemoteDisconnected
 
 import pytest
@@ -153,7 +154,7 @@ def test_a_cache_that_cannot_be_written_is_a_sentence_too(machine, published, mo
 
 
 def test_unknown_names_list_what_there_is():
-    with pytest.raises(ValueError, match=r"no dataset 'coar'.*cora, fashion-mnist, multi30k, tinyshakespeare"):
+    with pytest.raises(ValueError, match=r"no dataset 'coar'.*cora, fashion-mnist, .*multi30k, tinyshakespeare"):
         locate("coar")
     with pytest.raises(ValueError, match=r"cora has no file .ind\.cora\.z.; it has ind\.cora\.x"):
         locate("cora", "ind.cora.z")
@@ -175,6 +176,19 @@ def test_without_a_home_folder_data_are_searched_where_the_environment_says(monk
     monkeypatch.delenv("MPNN_DATA")
     with pytest.raises(FileNotFoundError, match="Name a folder for caches in the environment variable MPNN_CACHE"):
         search_folders()
+
+
+def test_a_package_of_python_that_has_the_files(machine, published, monkeypatch):
+    """It is found without being imported."""
+    folder = machine / "site" / "small_package" / "data"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise RuntimeError")
+    (folder / "small.txt").write_bytes(CONTENT)
+    monkeypatch.syspath_prepend(str(machine / "site"))
+    monkeypatch.setitem(SOURCES, "small", replace(SOURCES["small"], package="small_package/data"))
+    assert locate("small") == folder
+    monkeypatch.setitem(SOURCES, "small", replace(SOURCES["small"], package="no_such_package/data"))
+    assert locate("small") == machine / "cache" / "a" / "small"
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
