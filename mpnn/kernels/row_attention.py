@@ -120,7 +120,7 @@ class RowAttention(Structure):
 def _nothing() -> RowAttention:
     """Parameters all of whose tensors are absent."""
     p = RowAttention()
-    for name, kind in RowAttention._fields_:
+    for name, kind, *_ in RowAttention._fields_:
         if kind in (NodeTensor, EdgeTensor):
             setattr(p, name, kind(heads=1))
     return p
