@@ -74,6 +74,7 @@ def test_columns_are_named(tmp_path: Path, text: str, columns: tuple) -> None:
             "line 2 of .* has 'ann' in place of a number in column 'src'; number the nodes",
         ),
         ("ann,0\nbob,1\n", "line 1 of .* has 'ann' in place of a number"),
+        ("0,1\0\n1,2\n", "line 1 of .* has a zero byte"),
         ("1_0,2\n", "line 1 of .* has '1_0' in place of a number"),
         ("ann,bob\n", "at least one row"),
         ("", "at least one row"),

@@ -385,6 +385,9 @@ def _text(path: Path, gaps: bool, notes: bool, header: bool | None, size: int | 
 
 def _content(path: Path, text: str, begun: int, gaps: bool, notes: bool) -> tuple[NDArray[np.int64], list[str]]:
     """The lines that are rows, without comments, and their numbers; `begun` lines stand before them."""
+    if "\0" in text:
+        number = begun + 1 + text[: text.index("\0")].count("\n")
+        raise ValueError(f"line {number} of {path} has a zero byte: the file is not text")
     lines = text.split("\n")
     if not begun and text.startswith("%%MatrixMarket"):
         raise ValueError(
@@ -396,14 +399,12 @@ def _content(path: Path, text: str, begun: int, gaps: bool, notes: bool) -> tupl
         at -= any(0 < lines[at].count(mark) == lines[at - 1].count(mark) for mark in ",;\t|")  # a header, not a comment
     numbers = np.arange(begun + at + 1, begun + len(lines) + 1)
     rest = "\n".join(lines[at + 1 :])
-    if not any(mark in rest for mark in "#%\0") and not _EMPTY_LINE.search(f"\n{rest}\n" if rest else ""):
+    if not any(mark in rest for mark in "#%") and not _EMPTY_LINE.search(f"\n{rest}\n" if rest else ""):
         return numbers, lines[at:]
     rows = lines[at : at + 1]
     kept = [0]
     empty = 0
     for k, line in enumerate(lines[at + 1 :], 1):
-        if "\0" in line:
-            raise ValueError(f"line {numbers[k]} of {path} has a zero byte: the file is not text")
         is_comment = _IS_COMMENT(line)
         if is_comment and not notes and any(mark in line for mark in ",;\t|"):
             raise ValueError(
