@@ -28,7 +28,7 @@ def read(path: Path, text: str | bytes, columns=None) -> list[list[int]]:
         "#src,dst\n0,1\n1,2\n",
         "% asym\n0 1\n1 2\n",
         "src,dst\n0,1\n1,2\n".encode("utf-16"),
-        gzip.compress(b"0,1\r\n1,2\r\n"),
+        gzip.compress(b"0,1\r\n1,2\r\n", mtime=0),
         "\ufeff0,1\n1,2\n",
         "+0,1\n1,2\n",
         " 0,1\r\n 1, 2 # a comment\r\n",
