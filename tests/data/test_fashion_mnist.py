@@ -15,7 +15,7 @@ CONTENT = struct.pack(">BBBBIII", 0, 0, 8, 3, 2, 1, 3) + bytes(range(6))
 
 def test_idx_by_hand(tmp_path):
     path = tmp_path / "images.gz"
-    path.write_bytes(gzip.compress(CONTENT))
+    path.write_bytes(gzip.compress(CONTENT, mtime=0))
     images = read_idx(path, (2, 1, 3))
     assert images.tolist() == [[[0, 1, 2]], [[3, 4, 5]]]
     assert images.dtype == torch.uint8
@@ -25,11 +25,11 @@ def test_idx_by_hand(tmp_path):
     ("content", "complaint"),
     [
         (CONTENT, "is not a gzip file"),
-        (gzip.compress(CONTENT)[:20], "is not a gzip file"),
-        (gzip.compress(CONTENT[:-1]), "does not hold bytes of shape"),
-        (gzip.compress(CONTENT + b"\0"), "does not hold bytes of shape"),
-        (gzip.compress(b"\0\0\x0d" + CONTENT[3:]), "does not hold bytes of shape"),
-        (gzip.compress(b""), "does not hold bytes of shape"),
+        (gzip.compress(CONTENT, mtime=0)[:20], "is not a gzip file"),
+        (gzip.compress(CONTENT[:-1], mtime=0), "does not hold bytes of shape"),
+        (gzip.compress(CONTENT + b"\0", mtime=0), "does not hold bytes of shape"),
+        (gzip.compress(b"\0\0\x0d" + CONTENT[3:], mtime=0), "does not hold bytes of shape"),
+        (gzip.compress(b"", mtime=0), "does not hold bytes of shape"),
     ],
     ids=["no gzip", "cut", "too few", "too many", "other shape", "empty"],
 )
