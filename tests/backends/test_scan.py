@@ -79,7 +79,7 @@ def test_the_state_of_a_group_is_shared_and_nothing_grows_with_the_square() -> N
         ({"dropout": 0.1}, "never computes single weights"),
         ({"return_weights": True}, "never computes single weights"),
         ({"reduce": Max()}, "it cannot aggregate messages by max"),
-        ({"score": None}, "running sums without weights are those of causal()"),
+        ({"score": None, "graph": graphs.window(2).bind(37)}, "running sums without weights are those of causal()"),
         ({"bias": (torch.zeros(1, 1),)}, "does not support bias per edge"),
         ({"edge_value": torch.zeros(1, 4, 7)}, "does not support edge_value per edge"),
         ({"graph": graphs.window(2).bind(37)}, "each row must have the same sources as the row before"),
