@@ -57,7 +57,7 @@ def test_every_link_between_pages_leads_somewhere(site: dict[Path, str]) -> None
 def test_a_page_has_one_title_and_the_help_of_commands_no_boxes(site: dict[Path, str]) -> None:
     for page, text in site.items():
         assert text.count("<h1") <= 1, page.name
-        if page.name == "models.html":
+        if page.name == "models.html" and page.parent.name != "reference":
             assert text.count("<details") > 30, "systems fold"
         if page.name == "cli.html":
             assert "Options:" in text
