@@ -67,7 +67,7 @@ class Knowledge:
         return known
 
     def graph(self, triples: Tensor) -> Graph:
-        """The tail of a triple hears its head, by the relation."""
+        """The tail of a triple gets a message from its head, by the relation."""
         head, relation, tail = triples
         return graphs.from_edges(torch.stack([head, tail]), self.entities, edge_type=relation)
 

@@ -110,13 +110,13 @@ def run(round: Round, kernels: Kernels | None = None) -> Result:
     if round.recurrent:
         return _recurrence(round, csr)
     index = round.graph.cached("edge list index", lambda: Index.of(csr.row, csr.ptr))
-    logits = _sum_of_logits(round, csr, kernels)
+    logits = sum_of_logits(round, csr, kernels)
     weights = None if logits is None else normalized(logits, round, index)
     dropped = weights if weights is None or not round.dropout else _dropout(weights, round, csr)
     if kernels is not None and type(round.reduce) in (Sum, Var) and round.edge_value is None:
         out = _by_sums(dropped, round, csr, index, kernels)
     else:
-        out = _reduced(dropped, round, csr, index)
+        out = reduced(dropped, round, csr, index)
     out = _cast(out.movedim(0, -3) if round.batch else out, round.result_dtype)
     shape, lse = (len(csr.col), *round.batch, round.heads), None
     if round.return_lse and logits is not None:
@@ -139,7 +139,7 @@ def _by_sums(weights: Tensor | None, round: Round, csr: CSR, index: Index, kerne
     return squares / degree - (sums / degree).square()
 
 
-def _reduced(weights: Tensor | None, round: Round, csr: CSR, index: Index) -> Tensor:
+def reduced(weights: Tensor | None, round: Round, csr: CSR, index: Index) -> Tensor:
     """The aggregated messages, [N, ..., H, D], of weights [E, ..., H] in CSR order, or of unweighted values."""
     messages = _repeat_heads(_nodes_first(round.value, round).index_select(0, csr.col), round)
     if round.edge_value is not None:
@@ -210,7 +210,7 @@ def _all_heads(x: Tensor, round: Round) -> Tensor:
     return _cast(x, round.accumulate_dtype).repeat_interleave(round.heads // x.shape[-2], -2).transpose(-2, -3)
 
 
-def _sum_of_logits(round: Round, csr: CSR, kernels: Kernels | None) -> Tensor | None:
+def sum_of_logits(round: Round, csr: CSR, kernels: Kernels | None) -> Tensor | None:
     """The score with its biases, [E, ..., H] in CSR order; None if edges have no weights."""
     terms = [_per_edge(b, round, csr, trailing=1) for b in round.bias]
     dst_bias, src_bias = round.node_biases()

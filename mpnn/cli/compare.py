@@ -157,7 +157,7 @@ def compare(
             candidates = _candidates(contest, expressions, share)
         began = perf_counter()
 
-        def told(graph: str, rate: float, seed: int, until: float) -> Curve:
+        def train_aloud(graph: str, rate: float, seed: int, until: float) -> Curve:
             """Trains, and prints a line, also into a file: a comparison takes minutes."""
             curve = train(graph, rate, seed, until)
             reached = f"{min(curve.errors):.3g}{contest.unit} after {curve.steps[-1]:,} steps"
@@ -173,7 +173,7 @@ def compare(
                 [contest.rate * factor for factor in _RATES],
                 list(range(seeds)),
                 seconds,
-                told,
+                train_aloud,
                 lambda line: console.print(line, soft_wrap=True),
                 contest.unit,
             )

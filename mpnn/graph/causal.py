@@ -30,7 +30,7 @@ def is_of_prefixes(graph: Graph) -> bool:
 
 def _is_of_prefixes(graph: Graph) -> bool:
     edges = graph.structure
-    if edges.most_runs > 1:
+    if edges.most_runs > 1 or not graph.num_src:
         return False
     ends = (edges.first, edges.last) if isinstance(edges, Strips) else (edges,)
     return not any(runs.start.any() for runs in ends)

@@ -173,11 +173,12 @@ def chunks_of(edges: Any, size: int, columns: Columns | None = None) -> Iterator
 
 def _counted(chunks: Iterator[Ints], first: int | None, path: Path) -> Iterator[Ints]:
     """The edges of a file, counted from 0."""
-    least = 0
-    for k, chunk in enumerate(chunks):
-        least = min(int(chunk.min()), least) if k else int(chunk.min())
+    least: int | None = None
+    for chunk in chunks:
+        if chunk.size:
+            least = int(chunk.min() if least is None else min(chunk.min(), least))
         yield chunk - (first or 0)
-    counted_from(first, least, path)
+    counted_from(first, least or 0, path)
 
 
 def _checked(edges: NDArray[Any]) -> NDArray[Any]:

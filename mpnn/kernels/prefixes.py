@@ -22,10 +22,10 @@ def prefix_means(x: Tensor) -> Tensor:
 
 
 def prefix_variances(x: Tensor) -> Tensor:
-    """x [N, F] -> the variance of x_j for j <= i, computed in float64 and around the mean of all, so that a large
-    common part does not cancel."""
+    """x [N, F] -> the variance of x_j for j <= i, computed in float64 and around the first node, so that a large
+    common part does not cancel, and no node depends on later ones."""
     wide = x.double()
-    centered = wide - wide.detach().mean(0)
+    centered = wide - wide[:1].detach()
     mean = prefix_means(centered)
     variance = prefix_means(centered.square()) - mean.square()
     return variance.clamp(min=0.0).to(x.dtype)

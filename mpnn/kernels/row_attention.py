@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -213,12 +213,12 @@ def _readable(spec: Spec, *tensors: Tensor | None) -> Tensors:
     those of a new token read a cache with heads outside of nodes."""
     values: Any = tensors[0]
     few = spec.score != ADDITIVE and spec.rows.num_edges <= values.shape[-3]
-    found = [x if x is None else x.detach().resolve_neg() for x in tensors]
-    for k, x in enumerate(found):
-        is_read_in_place = few and k in _KEY_AND_VALUE and x is not None and x.dim() <= 4 and x.stride(-1) == 1
-        if x is not None and not is_read_in_place:
-            found[k] = x.contiguous()
-    return Tensors(*cast(Any, found))
+    found: list[Any] = list(tensors)
+    for k, x in enumerate(tensors):
+        if x is not None:
+            in_place = few and k in _KEY_AND_VALUE and x.dim() <= 4 and x.stride(-1) == 1
+            found[k] = x.detach().resolve_neg() if in_place else memory.plain(x)
+    return Tensors(*found)
 
 
 def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:

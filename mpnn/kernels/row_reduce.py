@@ -4,7 +4,7 @@ loops are in `mpnn/kernels/cpu/row_reduce.cpp`, those with a user's own `combine
 from collections.abc import Callable
 from ctypes import Structure, c_double, c_int64, c_void_p
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -93,7 +93,8 @@ class RowReduce(torch.autograd.Function):
             by_torch = partial(_sum_by_torch, ctx.rows, mean)
             return *gradients_again(by_torch, (value, weight), needs, (d_out,)), *[None] * 4
         if ctx.kind == "mean":
-            d_out = d_out * ctx.rows.degree.to(_wide(d_out.dtype)).reciprocal()  # as the forward pass does
+            # A product with the reciprocal, as the forward pass has it.
+            d_out = _elementwise(torch.mul, d_out, ctx.rows.degree.to(_wide(d_out.dtype)).reciprocal())
         if value is not None:
             value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
         d_value, d_weight = Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)
@@ -182,15 +183,18 @@ def _gradients(ctx: Any, d_out: Tensor) -> Any:
     if ctx.kind == "var":
         count = ctx.rows.degree.to(_wide(d_out.dtype)) / 2
     if count is not None:
-        d_out = _divided(d_out, count)
+        d_out = _elementwise(torch.div, d_out, count)
     with_weight = weight is not None and ctx.needs_input_grad[1]
     value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
     d_value, d_weight = _fold_backward(d_out, compared, value, weight, ctx.columns, ctx.kind, with_weight)
     return d_value.to(ctx.dtype), d_weight, None, None, None, None
 
 
-def _divided(d_out: Tensor, count: Tensor) -> Tensor:
-    return d_out / count if torch.is_grad_enabled() else torch.div(d_out, count, out=empty(count, *d_out.shape))
+def _elementwise(function: Any, d_out: Tensor, other: Tensor) -> Tensor:
+    """`function(d_out, other)`, in memory that is quick to write where no gradient is recorded."""
+    if torch.is_grad_enabled():
+        return cast(Tensor, function(d_out, other))
+    return cast(Tensor, function(d_out, other, out=empty(other, *d_out.shape)))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -152,6 +152,18 @@ def test_aggregates_of_prefixes(reduce: str, name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "var", "std"])
+@pytest.mark.parametrize("name", PREFIXES)
+def test_no_bit_depends_on_nodes_behind_the_prefix(reduce: str, name: str) -> None:
+    graph, x = PREFIXES[name], torch.randn(64, 3)
+    before = ops.aggregate(graph, x, reduce, backend="scan")
+    for value in (1e6, torch.inf, torch.nan):
+        moved = torch.where(torch.arange(64)[:, None] < 45, x, value)
+        apart = ~graph.dense()[:, 45:].any(1)
+        assert apart.any()
+        assert torch.equal(ops.aggregate(graph, moved, reduce, backend="scan")[apart], before[apart])
+
+
 def test_other_graphs_and_a_large_common_part_of_variances() -> None:
     x = torch.randn(64, 3)
     for topology in (graphs.window(2), graphs.causal() & graphs.documents([4] * 16)):

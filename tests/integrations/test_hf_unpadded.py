@@ -132,15 +132,18 @@ class MeanPooling(torch.nn.Module):
 def test_own_modules_are_named_by_their_class() -> None:
     """Elsewhere nothing changes unasked."""
     expected, _ = MeanPooling(pair("bert")[0])(**given("bert", RIGHT))
-    for classes, is_unpadded in (((), False), ([MeanPooling], True), ([torch.nn.Linear], False)):
+    for classes, is_unpadded in (((), False), ([MeanPooling], True), ([torch.nn.LayerNorm], False)):
         model = MeanPooling(pair("bert")[0])
-        mpnn.hf.use(model, classes=classes)
+        mpnn.hf.use(torch.nn.Sequential(model), classes=classes)  # whatever stands around it
         with torch.no_grad():
             mean, states = model(**given("bert", RIGHT))
         torch.testing.assert_close(mean, expected, rtol=0, atol=2e-6)
         assert bool((states[RIGHT == 0] == 0).all()) == is_unpadded
-    with pytest.raises(TypeError, match="classes must be classes of modules"):
-        mpnn.hf.use(MeanPooling(pair("bert")[0]), classes=["MeanPooling"])
+    for wrong in (["MeanPooling"], MeanPooling, "MeanPooling"):
+        with pytest.raises(TypeError, match="classes must be classes of modules"):
+            mpnn.hf.use(MeanPooling(pair("bert")[0]), classes=wrong)
+    with pytest.raises(ValueError, match="BertModel holds no module of the classes MeanPooling"):
+        mpnn.hf.use(pair("bert")[0], classes=[MeanPooling])
 
 
 def test_copies_pickles_and_what_restores() -> None:

@@ -53,11 +53,14 @@ def graph_from_tensor(token: Tensor, num_dst: int = 0, num_src: int = 0) -> Topo
     if token.dim() == 0:
         return resolve(token)
     if token.dim() == 2:
-        # All layers of a call get one tensor.
-        stamp = None if token.is_inference() else (token._version, num_dst, num_src)
-        if stamp is None or token not in _LISTED or _LISTED[token][0] != stamp:
-            _LISTED[token] = stamp, Graph.from_edges(token.clone(), num_dst, num_src)
-        return cast(Graph, _LISTED[token][1])
+        # All layers of a call get one tensor. Inference tensors count no changes, so their numbers are compared.
+        stamp = num_dst, num_src, None if token.is_inference() else token._version
+        held, edges, graph = _LISTED.get(token, (None, None, None))
+        if held != stamp or (token.is_inference() and not token.equal(edges)):
+            edges = token.clone()
+            graph = Graph.from_edges(edges, num_dst, num_src)
+            _LISTED[token] = stamp, edges, graph
+        return cast(Graph, graph)
     if token not in _OPENED:
         data = token.cpu().numpy().tobytes()
         digest = sha256(data).digest()

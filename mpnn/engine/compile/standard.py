@@ -161,7 +161,7 @@ def _over_edges(round: Round) -> Tensor:
     """[..., N_dst, H, D] of a round whose graph has `_Edges`."""
     _refuse_any(round, round.normalize in ("sparsemax", "entmax15"), tuple(_SCATTERS))
     edges: Any = round.graph.csr
-    weights = edge_list._sum_of_logits(round, cast(CSR, edges), None)
+    weights = edge_list.sum_of_logits(round, cast(CSR, edges), None)
     if weights is not None and round.normalize == "sigmoid":
         weights = weights.sigmoid()
     elif weights is not None and round.normalize == "softmax":
@@ -174,7 +174,7 @@ def _over_edges(round: Round) -> Tensor:
         total = total if round.sinks is None else total + (round.sinks - largest).exp()
         weights = exponentials / total.clamp(min=torch.finfo(total.dtype).tiny).index_select(0, edges.row)
     round = round.with_fields(reduce=_Reduce(*_SCATTERS[type(round.reduce)]))
-    out = edge_list._reduced(weights, round, cast(CSR, edges), edges)
+    out = edge_list.reduced(weights, round, cast(CSR, edges), edges)
     return (out.movedim(0, -3) if round.batch else out).to(round.result_dtype).contiguous()
 
 

@@ -111,8 +111,8 @@ def use(
             which it would read the tokens that it predicts. False allows it on purpose. Encoders are not concerned.
         unpad: whether an encoder computes the tokens of a padded batch only, in all of its layers
             (`mpnn/integrations/hf/unpadded.py`). States at padding are then zeros. None: in a `SentenceTransformer` or
-            `CrossEncoder` of sentence-transformers, which ignore those states, and in a model of one of `classes`.
-        classes: classes of your own modules around an encoder that ignore its states at padding, as a pooling by the
+            `CrossEncoder` of sentence-transformers, which ignore those states, and inside modules of `classes`.
+        classes: classes of your own modules around encoders that ignore their states at padding, as a pooling by the
             attention mask does. Encoders in other modules keep their padding unless `unpad` is True.
         maps: whether linear maps (`nn.Linear` and GPT-2's `Conv1D`, not their subclasses) run by oneDNN where this is
             quicker than torch's product (`maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
@@ -134,7 +134,7 @@ def use(
         ValueError: if attention layers of the model do not dispatch, or there are none; if no layer reads the graph; if
             the model has cross-attention and the graph does not say for which attention; if a topology cannot be
             written as text, depends on the length (`random`, `bigbird`), or has edges from later tokens in a decoder;
-            if padding cannot be removed.
+            if padding cannot be removed; if the model holds no module of `classes`.
 
     Warns:
         UserWarning: if only some layers read a graph that is given for all.
@@ -142,9 +142,8 @@ def use(
     if not isinstance(model, nn.Module) or not (inner := _models(model)):
         given = f"the class {model.__name__}; pass a model" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {given}")
-    if wrong := [kind for kind in classes if not isinstance(kind, type)]:
-        raise TypeError(f"classes must be classes of modules, such as [MyEncoder]; got {wrong[0]!r}")
-    ignores_padding = isinstance(model, tuple(classes)) or _ignores_padding(model)
+    ignoring = _inside(model, classes)
+    ignores_padding = _ignores_padding(model)
     handle = Handle(model)
     try:
         for part in inner:
@@ -170,7 +169,8 @@ def use(
             if _has_graph(part) and part.config.model_type not in NATIVE:
                 part.config.attn_implementation = NAME
             _check_layers(part, graph)
-            if unpad or (unpad is None and ignores_padding and is_encoder(part.base_model)):
+            asked = ignores_padding or part in ignoring
+            if unpad or (unpad is None and asked and is_encoder(part.base_model)):
                 handle._undo.append(remove_padding(part.base_model))
         if maps:
             taken = linear_maps.use(model)
@@ -345,6 +345,17 @@ def _ignores_padding(module: nn.Module) -> bool:
         return False
     kinds = [type(child).__name__ for child in module.children()]
     return type(module).__name__ == "CrossEncoder" or kinds[:2] == ["Transformer", "Pooling"]
+
+
+def _inside(model: nn.Module, classes: Sequence[type[nn.Module]]) -> set[nn.Module]:
+    """The modules inside those of the classes."""
+    if isinstance(classes, (str, type)) or not all(isinstance(kind, type) for kind in classes):
+        raise TypeError(f"classes must be classes of modules, such as [MyEncoder]; got {classes!r}")
+    around = [module for module in model.modules() if isinstance(module, tuple(classes))]
+    if classes and not around:
+        names = ", ".join(kind.__name__ for kind in classes)
+        raise ValueError(f"{type(model).__name__} holds no module of the classes {names}")
+    return {inner for module in around for inner in module.modules()}
 
 
 def _set_graph(model: PreTrainedModel, graph: Graphs, causal: bool) -> None:

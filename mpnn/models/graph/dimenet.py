@@ -16,6 +16,8 @@ from mpnn.models.saving import Model
 from mpnn.update import MLP, EdgeUpdate, Update
 from mpnn.update.maps import Linear
 
+_MOST = 64  # functions of an angle or a distance; the paper has 7 and 6
+
 
 class DimeNet(Model):
     """DimeNet++ (Gasteiger et al. 2020, arXiv:2011.14115; DimeNet: arXiv:2003.03123, eq. 4 to 10). States m belong to
@@ -90,6 +92,11 @@ class DirectionalBasis(nn.Module):
         super().__init__()
         from scipy.special import spherical_jn  # takes a third of a second to import
 
+        for name, count in (("spherical", spherical), ("radial", radial)):
+            if count > _MOST:
+                raise ValueError(
+                    f"{name} must be at most {_MOST}, as each function's zeros are searched for; got {count}"
+                )
         self.cutoff, self.frequency = cutoff, nn.Parameter(torch.arange(1, radial + 1) * math.pi)
         zeros, order = bessel_zeros(spherical, radial), np.arange(spherical)[:, None]
         norm = np.sqrt((2 * order + 1) / (2 * np.pi)) / np.abs(spherical_jn(order + 1, zeros))
