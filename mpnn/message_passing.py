@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mpnn import engine
 from mpnn.aggregate import Aggregator, Index, Sum
-from mpnn.attention import Attention, parts
+from mpnn.attention import Attention, parts, whole_layer
 from mpnn.decoding.cache import KVCache
 from mpnn.engine.binding import bind
 from mpnn.graph import Graph, html
@@ -126,6 +126,8 @@ class MessagePassing(nn.Module):
             if cache is not None or return_weights or self.edge_dropout:
                 raise ValueError("an operator with edges= takes no cache, return_weights or edge_dropout")
             return self._with_states(self.edges, graph, x, source, edge_attr)
+        if (whole := self.whole_layer(x, graph, source, edge_attr, return_weights, cache)) is not None:
+            return whole(x)
         rounds = self.rounds(x, graph, source, edge_attr, return_weights, cache)
         y, weights = self._exchanged(x, rounds)
         if cache is not None and weights is not None and rounds[0].return_state:
@@ -137,11 +139,7 @@ class MessagePassing(nn.Module):
         exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
         out, weights = exchange.run(rounds, self._run)
         message = out.flatten(-2) if self.attention is None else self.attention.merge(out)
-        try:
-            return self.update(x, message), weights
-        except RuntimeError:  # torch's own message names no argument
-            self.update.check(x, message)
-            raise
+        return parts.updated(self.update, x, message), weights
 
     def _with_states(self, edges: EdgeUpdate, graph: Any, x: Tensor, source: Any, edge_attr: Any) -> Any:
         """The updated features and the new states of all edges, in the caller's order."""
@@ -155,6 +153,11 @@ class MessagePassing(nn.Module):
         if sums is not None and self.attention is None and type(self.aggregate) is Sum and self.backend == "auto":
             return self.update(x, sums), states  # the kernel has summed them already
         return self._exchanged(x, self.rounds(x, graph, source, states))[0], states
+
+    def whole_layer(self, x: Tensor, graph: Any, *others: Any) -> Callable[[Tensor], Tensor] | None:
+        """The function of x that computes a call with these arguments as a whole; None if rounds compute it."""
+        is_plain = type(self) is MessagePassing and all(given is None or given is False for given in others)
+        return whole_layer.find(self, self.graph if graph is None else graph, x) if is_plain else None
 
     def rounds(
         self,
@@ -183,11 +186,7 @@ class MessagePassing(nn.Module):
     def _prepared(self, x: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """The features of destinations and sources that the attention reads."""
         parts.check_features("x", x)
-        try:
-            dst = self.update.prepare(x)
-        except RuntimeError:
-            self.update.check(x, None)
-            raise
+        dst = parts.prepared(self.update, x)
         if source is None:
             return dst, dst
         src = source(dst) if callable(source) else source

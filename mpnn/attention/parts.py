@@ -139,3 +139,22 @@ def check_round(round: Any, attention: Attention | None) -> None:
             f"{describe(attention)} set normalize, dropout, reduce or return_weights of its round, which the operator "
             "sets: give the attention the attributes `normalize` and `dropout`, and the operator its aggregate"
         )
+
+
+def prepared(update: Update, x: Tensor) -> Tensor:
+    """`update.prepare(x)`; if torch fails, whose message names no argument, the update says what does not fit."""
+    try:
+        return update.prepare(x)
+    except RuntimeError:
+        update.check(x, None)
+        raise
+
+
+def updated(update: Update, x: Tensor, message: Tensor) -> Tensor:
+    """`update(x, message)`, as `prepared`."""
+    try:
+        out: Tensor = update(x, message)
+        return out
+    except RuntimeError:
+        update.check(x, message)
+        raise

@@ -15,6 +15,7 @@ from mpnn.round import Round, validation
 from mpnn.update import maps
 
 _OF_FEW_ROUNDS = ("scan", "scatter")
+_WHOLE = "one call computes attention, maps, norms and network; the backends of the plan would compute attention alone"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Candidate:
 class Plan:
     """The chosen backend and all candidates, the fastest first. `rewrites`: those that the chosen one runs. `maps`:
     which products compute the linear maps of the operator, if there is one. `slow`: why the round is slow, and what
-    would make it fast."""
+    would make it fast. `is_whole_layer`: one compiled call computes the layer, and no backend runs."""
 
     backend: str
     candidates: tuple[Candidate, ...]
@@ -42,6 +43,7 @@ class Plan:
     maps: str = ""
     rewrites: str = ""
     slow: str = ""
+    is_whole_layer: bool = False
 
     @property
     def _shown(self) -> list[Candidate]:
@@ -49,7 +51,9 @@ class Plan:
         return [c for c in self.candidates if c.reason is None or c.name not in _OF_FEW_ROUNDS]
 
     def __str__(self) -> str:
-        lines = [f"graph   {self.graph}", f"work    {self.work}", f"plan    {self.backend}"]
+        lines = [f"graph   {self.graph}", f"work    {self.work}"]
+        lines += [f"layer   {_WHOLE}"] if self.is_whole_layer else []
+        lines += [f"plan    {self.backend}"]
         lines += [f"by      {self.rewrites}"] if self.rewrites else []
         width = max(10, *(len(c.name) for c in self._shown))
         for c in self._shown:
@@ -71,7 +75,9 @@ class Plan:
             else (c.name, "", "", f"no: {c.reason}")
             for c in self._shown
         ]
-        above = (self.graph, self.work, *([f"linear maps: {self.maps}"] if self.maps else []))
+        above = [self.graph, self.work]
+        above += [f"layer: {_WHOLE}"] if self.is_whole_layer else []
+        above += [f"linear maps: {self.maps}"] if self.maps else []
         return html.table(f"plan: {self.backend}", above, ("backend", "time", "memory", ""), rows)
 
     def __repr__(self) -> str:
@@ -113,7 +119,7 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
     Raises:
         TypeError: if `op` has another type, or the arguments do not match the signature of `op`.
     """
-    described = ""
+    described, is_whole_layer = "", False
     if isinstance(op, Round):
         if features or call:
             raise TypeError("explain(round) takes no further arguments")
@@ -125,16 +131,17 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
         )
     else:
         try:
-            arguments = signature(op.rounds).bind(*features, **call).arguments
+            bound = signature(op.rounds).bind(*features, **call)
         except TypeError as error:
             raise TypeError(f"explain(op, x, graph, ...) takes what op(...) takes: {error}") from None
-        if "cache" in arguments:  # a call appends to it
-            arguments["cache"] = deepcopy(arguments["cache"])
+        bound.apply_defaults()
+        arguments = {**bound.arguments, "cache": deepcopy(bound.arguments["cache"])}  # a call appends to it
         round = op.rounds(**arguments)[0]
-        described = maps.described(op.modules(), arguments["x"].shape[:-1].numel())
+        is_whole_layer = op.whole_layer(*arguments.values()) is not None
+        described = "" if is_whole_layer else maps.described(op.modules(), arguments["x"].shape[:-1].numel())
     backend = getattr(op, "backend", "auto")
     validation.round(lower_score(round, backend))
-    result = replace(plan(round, backend), maps=described)
+    result = replace(plan(round, backend), maps=described, is_whole_layer=is_whole_layer)
     print(result)
     return result
 

@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
 
-from mpnn.graph.sharding import active
+from mpnn.attention.whole_layer import Parts, is_special
 from mpnn.integrations.hf import compat, interface, packing
 from mpnn.integrations.hf.closures import Sizes
 from mpnn.integrations.hf.masks import Mask
 from mpnn.kernels.cpu import library
-from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights, has_kernel
-
-_values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
-_version = Tensor._version.__get__  # type: ignore[attr-defined]
+from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, has_kernel
 
 _SHORT = 512  # rows of a call up to which a layer computes the later ones of its stack
 TRIED = 7  # tokens for which a layer is compared with its class
@@ -213,7 +208,7 @@ class Forward:
         """Whether a call asks for what the kernel computes, in the modes that are on, and its layer is as it was."""
         if type(x) is not Tensor or x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 3 or not x.numel():
             return False
-        if any(value is not None for value in args) or _is_special(x):
+        if any(value is not None for value in args) or is_special(x) or interface.is_recorded():
             return False
         for name, value in options.items():
             if (
@@ -303,41 +298,16 @@ def _version_of(x: Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
-def _is_special(x: Tensor) -> bool:
-    """Whether the modes that are on, or the tensor, ask for more than its numbers."""
-    return (
-        torch.is_autocast_enabled("cpu")
-        or bool(torch._C._get_tracing_state())
-        or torch._C._are_functorch_transforms_active()
-        or bool(torch._C._len_torch_dispatch_stack())
-        or bool(torch._C._len_torch_function_stack())
-        or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None)
-        or x.is_neg()
-        or active() is not None
-        or interface.is_recorded()
-        or bool(_has_any_global_hook())
-    )
-
-
-class _Parts:
-    """The modules and tensors of a layer as the kernel reads them, to be compared with what the layer has later."""
+class _Parts(Parts):
+    """The parts of a layer of transformers."""
 
     def __init__(self, module: nn.Module, names: _Names) -> None:
-        self.module, self.names = module, names
+        super().__init__(
+            module, [_get(module, name) for name in names.maps], [_get(module, name) for name in names.norms]
+        )
+        self.names = names
         self.attention = _get(module, names.attention)
         self.activation = _get(module, names.activation)
-        self.maps: list[nn.Linear] = [_get(module, name) for name in names.maps]
-        self.norms: list[nn.LayerNorm] = [_get(module, name) for name in names.norms]
-        inner = list(module.modules())
-        parameters = [part._parameters for part in (*self.maps, *self.norms)]
-        self._tensors = [t for owner in parameters for t in owner.values() if t is not None]
-        self._inner = inner[1:]
-        self._own = [vars(part) for part in self._inner]
-        self._hooks = [hooks for part in self._inner for hooks in (part._forward_hooks, part._forward_pre_hooks)]
-        # Modules and parameters by name. The numbers of objects stay theirs while this object refers to them.
-        self._owners: list[dict[str, Any]] = [*(part._modules for part in inner), *parameters]
-        self._ids = self._read_ids()
-        self._versions: list[int] = []
         self.layer: EncoderLayer | None = None
 
     @classmethod
@@ -346,14 +316,7 @@ class _Parts:
         if not _matches(module, names):
             return None
         parts = cls(module, names)
-        if not parts._are_plain():
-            return None
-        parts._versions = parts._read_versions()
-        return parts if parts.are_unchanged() else None
-
-    @property
-    def width(self) -> int:
-        return self.maps[0].in_features
+        return parts if parts.remember() else None
 
     def form(self, activation: str, pre_norm: bool) -> Form:
         names = "attention_head_size", "head_dim"
@@ -369,60 +332,16 @@ class _Parts:
             scale=head_width**-0.5 if scale is None else float(scale),
         )
 
-    def weights(self) -> Weights:
-        return Weights(
-            tuple(map.weight for map in self.maps),
-            tuple(map.bias for map in self.maps),
-            tuple(norm.weight for norm in self.norms),
-            tuple(norm.bias for norm in self.norms),
-        )
-
-    def need_gradients(self, x: Tensor) -> bool:
-        return x.requires_grad or any(t.requires_grad for t in self._tensors)
-
     def are_unchanged(self) -> bool:
-        """Whether the layer has the modules and weights that it had, and a call of its modules does what their classes
-        do, in inference, by this library."""
-        if self.attention.config.__dict__.get(compat.INTERNAL) != interface.NAME or self.module.training:
+        """`Parts.are_unchanged`, and whether this library computes the attention, of the whole text."""
+        if self.attention.config.__dict__.get(compat.INTERNAL) != interface.NAME:
             return False
         if interface.graph_of(self.attention) is not None or not compat.collected() <= {"hidden_states"}:
             return False
-        for own in self._own:
-            if own["training"] or ("forward" in own and not getattr(own["forward"], "computes_the_same", False)):
-                return False
-        if any(self._hooks) and not all(map(compat.has_only_idle_hooks, self._inner)):
-            return False
-        if self._read_ids() != self._ids or _get(self.module, self.names.activation) is not self.activation:
-            return False
-        return self._read_versions() == self._versions
+        return super().are_unchanged() and _get(self.module, self.names.activation) is self.activation
 
-    def _read_ids(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(_values, self._owners))))
-
-    def _read_versions(self) -> list[int]:
-        """What changes with the numbers of the weights, but for changes through `.data`."""
-        return [*map(Tensor.data_ptr, self._tensors), *map(_version, self._tensors)]
-
-    def _are_plain(self) -> bool:
-        """Whether the weights have the shapes of a layer, and the kernel can read them."""
-        width, hidden = self.width, self.maps[4].out_features
-        shapes = [(width, width)] * 4 + [(hidden, width), (width, hidden)]
-        return (
-            [tuple(map.weight.shape) for map in self.maps] == shapes
-            and all(norm.normalized_shape == (width,) for norm in self.norms)
-            and all(map(_is_readable, self._tensors))
-        )
-
-
-def _is_readable(weight: Tensor) -> bool:
-    return (
-        type(weight) is nn.Parameter
-        and weight.dtype is torch.float32
-        and weight.is_cpu
-        and weight.layout is torch.strided
-        and weight.is_contiguous()
-        and not (weight.is_inference() or weight.is_neg())
-    )
+    def has_only_idle_hooks(self) -> bool:
+        return all(map(compat.has_only_idle_hooks, self._inner))
 
 
 def _activation(function: Any) -> str | None:
