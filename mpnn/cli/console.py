@@ -5,15 +5,18 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from time import perf_counter
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 FAILED, REFUSED = 1, 2
+_START = perf_counter()
+_SECONDS_A_LINE = 10.0
 
 Force = Annotated[bool, typer.Option("--force", help="Replace the file of --out if there is one.")]
 NumSrc = Annotated[
@@ -126,12 +129,32 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collecti
     return result
 
 
+class _Lines(Progress):
+    """Progress in a file or a pipe, where bars cannot move: a line every ten seconds, and one at the end of a task."""
+
+    _last = perf_counter()
+
+    def update(self, task_id: TaskID, *arguments: Any, **fields: Any) -> None:
+        was_finished = self.tasks[task_id].finished
+        super().update(task_id, *arguments, **fields)
+        now, task = perf_counter(), self.tasks[task_id]
+        if was_finished or (not task.finished and now - self._last < _SECONDS_A_LINE):
+            return
+        self._last = now
+        number = f"{task_id + 1} of {len(self.tasks)}: " if len(self.tasks) > 1 else ""
+        step = f"step {task.completed:.0f} of {task.total:.0f}"
+        line = f"{now - _START:5.0f} s  {number}{task.description}, {step}, {task.fields['note']}"
+        self.console.print(line, soft_wrap=True, markup=False)
+
+
 def training_bars() -> Progress:
-    return Progress(
+    kind = Progress if console.is_terminal else _Lines
+    return kind(
         TextColumn("{task.description}", table_column=Column(max_width=32, no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
         console=console,
+        disable=kind is _Lines,
     )

@@ -10,7 +10,7 @@ import torch
 import typer
 
 from mpnn import Topology, ops
-from mpnn.cli import demo_page, recall, tasks
+from mpnn.cli import demo_page, recall, side_by_side, tasks
 from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, fail, folder, refuse, warn
 from mpnn.cli.demo_page import Results, Times
 from mpnn.cli.measure import machine, one_thread, versions
@@ -31,6 +31,7 @@ LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
 ATTENTION_LENGTH = 2048
 SELF_LOOPS_ONLY = "identity"
 EPOCHS = 100
+_WORTH_PROCESSES = 50  # steps; a process takes seconds to start
 
 
 def demo(
@@ -113,7 +114,8 @@ def _train(
         checkpoint.run = run.settings
     try:
         with exit_on_failure():
-            return tasks.train_all(runs, checkpoints)
+            count = side_by_side.processes(len(runs)) if settings.steps >= _WORTH_PROCESSES else 1
+            return tasks.train_all(runs, checkpoints, count)
     except CheckpointError:
         for checkpoint in checkpoints:
             checkpoint.delete()

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from mpnn import Graph, MessagePassing, data
-from mpnn.cli import console
+from mpnn.cli import console, side_by_side
 from mpnn.cli.measure import backends, bytes_for_backward
 from mpnn.cli.stop import stop_between_steps
 from mpnn.data.tables import EdgeFile, NodeInputs, Outputs
@@ -466,14 +466,14 @@ class NodeRun(Run):
         super().save(folder)
 
 
-def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint]) -> list[Run]:
-    """Trains the runs one after the other, each with its checkpoint and a progress bar."""
+def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint], processes: int = 1) -> list[Run]:
+    """Trains the runs, each with its checkpoint and a progress bar: one after the other, or in several processes."""
     with stop_between_steps() as check, console.training_bars() as bars:
         queue = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]
-        return [
-            run.train(partial(_tick, bars, bar, check), checkpoint)
-            for (run, bar), checkpoint in zip(queue, checkpoints, strict=True)
-        ]
+        ticks = [partial(_tick, bars, bar, check) for _, bar in queue]
+        if processes > 1:
+            side_by_side.train(runs, checkpoints, processes, check, lambda k, step, history: ticks[k](step, history))
+        return [run.train(tick, checkpoint) for run, tick, checkpoint in zip(runs, ticks, checkpoints, strict=True)]
 
 
 def _tick(bars: Bars, bar: TaskID, check: Callable[[], None], step: int, history: History) -> None:
