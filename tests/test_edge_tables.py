@@ -55,7 +55,7 @@ def test_two_columns_are_edges(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_columns_are_named(tmp_path: Path, text: str, columns: tuple) -> None:
-    with pytest.raises(ValueError, match=r"e\.csv has \d columns.*, and edges have two, .*; name two of them"):
+    with pytest.raises(ValueError, match=r"e\.csv has \d columns.*, and edges have two, .*; name two as columns"):
         read(tmp_path / "e.csv", text)
     assert read(tmp_path / "e.csv", text, columns) == EDGES
 

@@ -98,6 +98,7 @@ ATTEND_TYPES: dict[str, tuple[dict[str, object], str]] = {
         {"graph": torch.zeros(2, 4).long()},
         "graph must be a Graph; got Tensor; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)",
     ),
+    "features for a graph": ({"graph": Q}, "graph must be a Graph; got Tensor of floats; the graph comes first"),
     "integers": ({"q": Q.long()}, "query must be floating point; got torch.int64"),
     "an array": ({"q": Q.numpy()}, "query must be a tensor; got ndarray: torch.as_tensor makes one"),
     "eight bits": (

@@ -55,10 +55,14 @@ def check_graph(graph: Any) -> Topology | Graph:
     if isinstance(graph, (Topology, Graph)) or (torch.compiler.is_exporting() and hasattr(graph, "recipe")):
         return graph  # an exported program has a stand-in for a graph of its inputs
     advice = {
-        Tensor: "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)",
-        str: "; text becomes one by graphs.parse(text)",
-    }
-    raise TypeError(f"graph must be a Topology, a Graph or None; got {describe(graph)}{advice.get(type(graph), '')}")
+        "torch": "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)",
+        "builtins": "; text becomes one by graphs.parse(text)" if isinstance(graph, str) else "",
+        "networkx": " of networkx; graphs.from_networkx(graph) makes one",
+        "scipy": "; graphs.from_scipy(matrix) makes one",
+        "torch_geometric": "; graphs.from_pyg(data) makes one",
+        "dgl": "; graphs.from_dgl(graph) makes one",
+    }.get(type(graph).__module__.partition(".")[0], "")
+    raise TypeError(f"graph must be a Topology, a Graph or None; got {describe(graph)}{advice}")
 
 
 def _graph_or_none(graph: Any) -> Topology | Graph | None:
@@ -122,8 +126,8 @@ def check_features(name: str, x: Any) -> None:
         if isinstance(x, Tensor):
             validation.tensor(name, x)
         shown = list(x.shape) if isinstance(x, Tensor) else None if x is None else describe(x)
-        order = "; the order is op(x, graph)" if isinstance(x, (Graph, Topology)) else ""
-        raise ValueError(f"{name} must be a tensor [..., N, d]; got {shown}{order}")
+        advice = "; the order is op(x, graph)" if isinstance(x, (Graph, Topology)) else validation.of_data(x)
+        raise ValueError(f"{name} must be a tensor [..., N, d]; got {shown}{advice}")
     if not x.is_floating_point():
         raise TypeError(f"{name} must be floating point; got {x.dtype}")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.cli import page
-from mpnn.cli.view_models import own_graph, shown_name
+from mpnn.cli.view_models import own_graph, shown_name, tokenizer_of
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"
@@ -50,7 +50,7 @@ def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]
     import mpnn.hf  # says if transformers is missing  # isort: skip
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    tokenizer = tokenizer_of(name)
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(name, output_loading_info=True)
     model, loading = loaded
     if missing := sorted(loading["missing_keys"]):

@@ -9,7 +9,7 @@ import typer
 
 from mpnn.cli.console import console, exit_on_invalid_input
 from mpnn.cli.tasks import CHARACTERS
-from mpnn.cli.view_models import transformers_model
+from mpnn.cli.view_models import tokenizer_of, transformers_model
 from mpnn.data import Characters
 from mpnn.models import GPT
 from mpnn.models.saving import CONFIG
@@ -76,12 +76,7 @@ def _of_gpt(folder: Path, prompt: str, length: int, temperature: float) -> str:
 
 def _of_transformers(folder: Path, prompt: str, length: int, temperature: float) -> str:
     model = transformers_model(str(folder), "AutoModelForCausalLM")
-    import transformers
-
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError):
-        raise ValueError(f"{folder} has no tokenizer; write it there with tokenizer.save_pretrained") from None
+    tokenizer = tokenizer_of(folder)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     inputs = tokenizer(prompt, return_tensors="pt")
     return str(tokenizer.decode(model.generate(**inputs, max_new_tokens=length, **sampling)[0], True))

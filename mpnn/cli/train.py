@@ -69,11 +69,11 @@ def train(
     the result). Only --force overwrites a finished run.
 
     Ctrl-C stops a run after the current step, and saves a checkpoint and, in
-    the folder "stopped", the model of the best validation so far. After a crash, a full disk or
-    kill -9, the last checkpoint remains. The same command with --resume
-    continues and, on the same machine with the same versions, ends with the
-    same weights, bit for bit, as an uninterrupted run. A loss that is NaN or
-    infinite ends a run without a model.
+    the folder "stopped", the model of the best validation so far. After a
+    crash, a full disk or kill -9, the last checkpoint remains. The same command
+    with --resume continues and, on the same machine with the same versions,
+    ends with the same weights, bit for bit, as an uninterrupted run. A loss
+    that is NaN or infinite ends a run without a model.
 
     Exit status: 0 finished, 1 failed, 2 invalid input, 130 stopped by Ctrl-C.
     \b

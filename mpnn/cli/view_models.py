@@ -48,6 +48,18 @@ def transformers_model(name: str, kind: str = "AutoModel") -> Any:
         raise not_a_model(name, error) from None
 
 
+def tokenizer_of(name: str | Path) -> Any:
+    """The tokenizer of a model of transformers in a folder, or of this name on the Hub."""
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and not Path(name).exists():
+            raise not_a_model(str(name), error) from None
+        raise ValueError(f"{name} has no tokenizer; write it there with tokenizer.save_pretrained") from None
+
+
 def own_graph(model: Any) -> dict[str, Any]:
     """The arguments of `mpnn.hf.use` that give a model of transformers the graph that it was saved with, if any."""
     config = model.config.get_text_config()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.cli.tasks import CHARACTERS
-from mpnn.cli.view_models import OWN, not_a_model, record_each, record_transformers, shown_name
+from mpnn.cli.view_models import OWN, record_each, record_transformers, shown_name, tokenizer_of
 from mpnn.graphs import parse
 from mpnn.view import Page, of_topology
 from mpnn.view.attention import Recording, attention
@@ -28,15 +28,10 @@ def of_transformers(name: str, model: Any, text: str, graphs: Sequence[str] | No
         name: the folder or name of the model.
         graphs: expressions; "" stands for the model's own masks. None: these, and a window.
     """
-    import transformers
-
     config = model.config.get_text_config()
     if config.is_encoder_decoder:
         raise ValueError(f"{name} has an encoder and a decoder; the viewer shows models over one sequence")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    except OSError as error:
-        raise not_a_model(name, error) from None
+    tokenizer = tokenizer_of(name)
     inputs = tokenizer(text, return_tensors="pt", verbose=False)
     count, most = inputs.input_ids.shape[1], getattr(config, "max_position_embeddings", None)
     if not count:

@@ -190,6 +190,8 @@ def _inputs(
     if not inputs:
         raise ValueError(f"{nodes} has no column of features besides {', '.join(names)}")
     hint = "; features are numbers: write numbers, or ignore the column"
+    if table.id is None:
+        hint += "; if it names the nodes, call it id"
     columns = [_feature(table, name, table.numbers(name, hint)) for name in inputs]
     x = np.stack(columns, 1)
     if table.lines is not None and len(inputs) > 2 and [*inputs] == [*map(str, x[0].astype(int))]:

@@ -127,7 +127,7 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
     elif not hasattr(op, "rounds"):
         raise TypeError(
             f"op must be a MessagePassing or a Round; got {type(op).__name__}: write explain(op, x, graph), with one "
-            "layer of a model as op"
+            "layer of a model as op; for a layer of another library, the command mpnn explain takes its graph and sizes"
         )
     else:
         try:

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Columns = Sequence[str | int]
-ID = "id"  # the column that names the rows, in small or capital letters
+ID = "id"  # the column that names the rows, in small or capital letters; without it, one of these
+_OTHER_IDS = "node_id", "nodeid"
 MISSING = (
     *("", "NA", "N/A", "n/a", "nan", "NaN", "-nan", "-NaN", "None", "null", "NULL", "<NA>", "#NA", "#N/A"),
     *("#N/A N/A", "1.#IND", "1.#QNAN", "-1.#IND", "-1.#QNAN"),
@@ -78,7 +79,8 @@ class Table:
     @property
     def id(self) -> str | None:
         """The column that names the rows."""
-        return next((name for name in self.names if name.lower() == ID), None)
+        names = {name.lower(): name for name in self.names}
+        return next((names[word] for word in (ID, *_OTHER_IDS) if word in names), None)
 
     def where(self, row: int) -> str:
         """The place of a row, for messages."""
@@ -255,7 +257,7 @@ def edge_columns(table: Table, columns: Columns | None) -> list[int]:
         if width != 2:
             raise ValueError(
                 f"{table.path} has {width} columns{listed}, and edges have two, source and destination"
-                + ("; name two of them as columns, by name or by number from 0" if width > 2 else "")
+                + ("; name two as columns (--columns src,dst), by name or by number from 0" if width > 2 else "")
             )
         columns = (0, 1)
     found = [names.index(str(column)) if names.count(str(column)) == 1 else column for column in columns]

@@ -180,6 +180,8 @@ def graph(value: Any) -> None:
         raise TypeError(f"graph must be of a size, and {value} is a rule without one; bind it first: .bind(num_nodes)")
     if not isinstance(value, Graph) and not torch.compiler.is_compiling():  # a traced program has a stand-in instead
         advice = "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)"
+        if isinstance(value, Tensor) and value.is_floating_point():
+            advice = " of floats; the graph comes first, then the features"
         raise TypeError(f"graph must be a Graph; got {type(value).__name__}{advice}")
 
 
@@ -192,7 +194,13 @@ def tensor(name: str, x: Any) -> None:
         raise TypeError(f"{name} must be a tensor of one shape; got a nested one: {advice}")
     if isinstance(x, (Graph, Topology)):
         raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: features come first, then the graph")
-    raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: torch.as_tensor makes one")
+    advice = of_data(x) or ": torch.as_tensor makes one"
+    raise TypeError(f"{name} must be a tensor; got {type(x).__name__}{advice}")
+
+
+def of_data(x: Any) -> str:
+    """How to pass a graph of PyTorch Geometric that is given in place of features; empty for others."""
+    return "; pass its features, data.x, and its edges, graphs.from_pyg(data)" if hasattr(x, "edge_index") else ""
 
 
 Takes = tuple[int | None, torch.dtype | None]

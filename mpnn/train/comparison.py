@@ -136,7 +136,10 @@ class Comparison:
             return f"{said}. Training over {other.graph} diverged."
         margin, half = mean(gaps), half_interval(gaps)
         seeds = f"{len(gaps)} seeds" if len(gaps) > 1 else "one seed"
-        if math.isinf(half):
+        cheaper = min((best, other), key=lambda result: result.seconds_per_step).graph
+        if not any(gaps):
+            said += f", and so does {other.graph}, with {seeds}; {cheaper} costs less in each step."
+        elif math.isinf(half):
             said += f", {margin:.3g}{self.unit} better than {other.graph}, and {seeds} cannot say how sure that is."
         elif margin > half:
             said += (
@@ -144,10 +147,9 @@ class Comparison:
                 f"(95% interval {margin - half:.3g} to {margin + half:.3g}, {seeds})."
             )
         else:
-            cheaper = min((best, other), key=lambda result: result.seconds_per_step)
             said += (
                 f". The difference from {other.graph}, {margin:.3g}{self.unit}, is not certain with {seeds} "
-                f"(95% interval {margin - half:.3g} to {margin + half:.3g}); {cheaper.graph} costs less in each step."
+                f"(95% interval {margin - half:.3g} to {margin + half:.3g}); {cheaper} costs less in each step."
             )
         errors = {result.graph: mean(result.errors(steps=self.steps)) for result in self.results}
         ahead = [graph for graph, error in errors.items() if error == min(errors.values())]

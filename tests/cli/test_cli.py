@@ -435,6 +435,7 @@ def test_generate_reads_a_decoder_of_transformers_over_its_graph(tmp_path: Path)
     hf.use(model, "causal & window(1)")
     model.save_pretrained(tmp_path)
     assert "has no tokenizer" in refusal("generate", tmp_path)
+    assert "has no tokenizer" in refusal("compare", "--hf", tmp_path, "--file", __file__, "--out", tmp_path / "out")
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"[UNK]": 0, "to": 1, "be": 2, "or": 3, "not": 4}, "[UNK]")

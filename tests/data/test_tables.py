@@ -48,7 +48,9 @@ def test_tables_become_a_graph_with_a_split_of_its_labeled_nodes(files: dict[str
     assert node_tables(files["nodes"], files["labels"]).edge_index.shape == (2, 0)
 
 
-def test_names_of_nodes_and_classes_are_kept(people: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["id", "ID", "node_id"])
+def test_names_of_nodes_and_classes_are_kept(people: dict[str, Any], name: str) -> None:
+    people["nodes"].write_text(PEOPLE.replace("id", name, 1))
     data = node_tables(**people)
     assert (data.ids, data.inputs, data.outputs.names) == (
         ("ann", "bob", "eve", "dan", "zoe"),
@@ -210,6 +212,11 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
             "id,age,job,team\n" + "".join(f"n{k},{1_700_000_000 + k},{k % 2},a\n" for k in range(9)),
             KNOWS,
             r"line 3 of .* has 1700000001 in column 'age', whose differences float32 rounds away; subtract the mean",
+        ),
+        (
+            PEOPLE.replace("id,", "person,"),
+            KNOWS,
+            r"line 2 of .* has 'ann' .* in column 'person'; .*ignore the column; if it names the nodes, call it id",
         ),
         (
             "user_id,age,job,team\n" + "".join(f"{k},5,{k % 2},a\n" for k in range(9)),

@@ -559,8 +559,14 @@ def test_layers_that_read_the_graph_are_counted() -> None:
     assert repr(handle) == (
         "Handle of CLIPModel: 2 x CLIPAttention over causal() & window(3); 2 x CLIPAttention over the model's own masks"
     )
+    again = mpnn.hf.use(clip, maps=False, layers=False)
+    assert repr(again) == (
+        "Handle of CLIPModel: 4 x CLIPAttention over the model's own masks; no longer over causal() & window(3), which "
+        "use(model, graph=...) sets again"
+    )
     handle.restore()
     assert repr(handle) == "Handle of CLIPModel: nothing is changed"
+    assert "no longer" not in repr(mpnn.hf.use(clip, maps=False))
     tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     sam = hf.SamModel(hf.SamConfig(vision_config=tower))
     with pytest.raises(ValueError, match="0 of the 7 attention layers of SamModel read the graph; SamAttention cannot"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import networkx
@@ -44,6 +45,7 @@ SPECS: dict[str, Callable[[], attention.Attention]] = {
     "Linformer": lambda: models.text.linformer.Linformer(4, 2, length=8, landmarks=3),
 }
 COMPLETE = graphs.complete().bind(5)
+DATA = SimpleNamespace(x=X, edge_index=COMPLETE.edge_index)
 
 
 def called(spec: str, x: Any = X, **more: Any) -> Tensor:
@@ -76,6 +78,8 @@ FEATURES: dict[str, tuple[dict[str, Any], str]] = {
     "a list for edge_attr": ({"edge_attr": [1.0] * 25}, "edge_attr must be a tensor; got list"),
     "few edge_attr": ({"edge_attr": torch.rand(3)}, "edge_attr must have a row for each of the 25 edges"),
     "an edge_index for the graph": ({"graph": COMPLETE.edge_index}, "graph must be .*; an edge_index becomes one by"),
+    "a graph of networkx": ({"graph": networkx.Graph()}, r"graph must be .*; got Graph of networkx; .*from_networkx"),
+    "a graph of PyTorch Geometric for x": ({"x": DATA}, r"x must be a tensor.*; got SimpleNamespace.*graphs.from_pyg"),
     "text for the graph": ({"graph": "causal"}, r"graph must be .*; got str; text becomes one by graphs.parse"),
     "a number for the cache": ({"cache": 3}, "cache must be an mpnn.decoding.cache.KVCache; got int"),
 }

@@ -69,6 +69,8 @@ def test_the_verdict_names_its_uncertainty() -> None:
     assert alone.verdict().endswith("No other graph trained as long.")
     single = Comparison([result("a", [1.0], 1.0), result("b", [2.0], 1.0)])
     assert "1 better than b, and one seed cannot say how sure that is" in single.verdict()
+    same = Comparison([result("a", [0.0], 2.0), result("b", [0.0], 1.0)])
+    assert "a reaches 0.000, and so does b, with one seed; b costs less in each step." in same.verdict()
     diverged = Comparison([result("a", [1.0, 1.0], 1.0), result("b", [2.0, math.inf], 1.0)])
     assert "Training over b diverged" in diverged.verdict()
 

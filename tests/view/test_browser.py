@@ -56,6 +56,44 @@ window.chooseHead = async (head) => {
   await wait();
 };
 window.check = async (words) => { find("label").find((one) => one.textContent.includes(words)).click(); await wait(); };
+window.colors = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+window.over = (color, below) => {  // what a color, which may be transparent, gives on another
+  colors.globalAlpha = 1;
+  colors.fillStyle = below;
+  colors.fillRect(0, 0, 1, 1);
+  colors.fillStyle = color;
+  colors.fillRect(0, 0, 1, 1);
+  return `rgb(${[...colors.getImageData(0, 0, 1, 1).data].slice(0, 3)})`;
+};
+window.luminance = (color) => {
+  const linear = (x) => (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+  const [red, green, blue] = color.match(/[0-9]+/g).map((x) => linear(x / 255));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+};
+window.behind = (one) => {
+  const below = one.parentElement ? behind(one.parentElement) : "rgb(255, 255, 255)";
+  return over(getComputedStyle(one).backgroundColor, below);
+};
+window.contrast = (color, below) => {  // WCAG 2.2, 1.4.3
+  const [a, b] = [over(color, below), below].map(luminance);
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+};
+window.pale = () => find(".mpnn-viewer *").flatMap((one) => {
+  const style = getComputedStyle(one);
+  const isText = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (!isText || one.closest("style, title")) return [];
+  const box = one.closest("g")?.querySelector(":scope > rect");
+  let below = behind(one);
+  const share = 100 * box?.getAttribute("fill-opacity");
+  if (box) below = over(`color-mix(in srgb, ${box.getAttribute("fill")} ${share}%, transparent)`, below);
+  const found = contrast(one.closest("svg") ? style.fill : style.color, below);
+  return found < 4.5 ? [`${one.textContent}: ${found.toFixed(2)}`] : [];
+});
+window.unreachable = () => find(".mpnn-viewer *").filter((one) => {
+  const acts = ["pointer", "crosshair"].includes(getComputedStyle(one).cursor);
+  const keys = one.closest("button, select, [tabindex], label:has(input)");
+  return acts && !keys;
+}).map((one) => one.outerHTML.slice(0, 80));
 window.facts = () => Object.fromEntries(find("dt").map((one) => [one.textContent, one.nextSibling.textContent]));
 """
 
@@ -342,9 +380,16 @@ def test_pointing_at_a_patch_colors_others_over_the_image(see: Callable[..., dic
         press(canvas[1], "ArrowDown");
         await wait();
         seen.below = text(".sentence")[1];
+        press(canvas[1], "Enter");  // lets it go
+        at(canvas[1], "pointermove", .9, .9, {pointerType: "mouse"});
+        await wait();
+        seen.free = text(".sentence")[1];
         find(".extra span")[0].click();
         await wait();
         seen.token = text(".sentence")[0];
+        press(find(".extra")[0], "ArrowRight");
+        await wait();
+        seen.beside = text(".sentence")[0];
         seen.tabs = find("[role=tab]").length;
         """,
         page_of_patches().html(),
@@ -358,9 +403,12 @@ def test_pointing_at_a_patch_colors_others_over_the_image(see: Callable[..., dic
     assert seen["redrawn"] == [True, True]
     assert seen["heads"]  # the small squares follow the patch
     assert seen["label"].startswith("image of 2 x 3 patches; patch (2, 3) is chosen")
-    assert seen["held"] == "Layer 2, head 1: patch (1, 1) attends to [CLS] 100.0 %. Held: click again to let go."
+    assert seen["held"].endswith(": patch (1, 1) attends to [CLS] 100.0 %. Held: click or press Enter to let go.")
     assert seen["below"].startswith("Layer 2, head 1: patch (2, 1) attends to patch (1, 3) 100.0 %.")
+    assert seen["free"].startswith("Layer 2, head 1: patch (2, 3) attends to")
+    assert "Held" not in seen["free"]
     assert seen["token"].startswith("Layer 2, head 1: [CLS] attends to")
+    assert seen["beside"].startswith("Layer 2, head 1: patch (1, 1) attends to")
     assert seen["tabs"] == 0
 
 
@@ -381,7 +429,7 @@ def test_the_neighborhood_of_a_node(see: Callable[..., dict[str, Any]]) -> None:
         find(".ego [data-node='5']")[0].focus();
         await wait();
         seen.focused = text(".sentence")[0];
-        press(find(".ego [data-node='5']")[0], "Enter");
+        press(find(".ego [data-node='5']")[0], " ");
         await wait();
         seen.entered = [find("input[type=number]")[0].value, document.activeElement.dataset.node];
         find(".controls .chips button")[1].click();
@@ -445,12 +493,16 @@ def test_patches_and_nodes_fit(
         seen.silent = find("canvas, svg[class]").filter((one) => !one.getAttribute("aria-label")).length;
         seen.drawn = find("canvas, svg[class]").length;
         seen.widest = Math.max(...find("canvas, svg[class]").map((one) => one.getBoundingClientRect().width));
+        seen.missed = [...pale(), ...unreachable()];
+        const edge = (one) => contrast(getComputedStyle(one).stroke, behind(one.closest("svg.ego")));
+        seen.dim = find(".ego circle").filter((one) => edge(one) < 3).length;
         """,
         make().html(),
         width=width,
         scheme=scheme,
     )
-    assert seen["silent"] == 0
+    assert seen["silent"] == seen["dim"] == 0  # the edge of each dot has a contrast of 3 (WCAG 2.2, 1.4.11)
+    assert seen["missed"] == []
     assert seen["drawn"] >= 3
     assert seen["widest"] > 300  # in one column on a telephone
 
@@ -615,10 +667,23 @@ def test_every_pane_fits_and_says_what_it_draws(see: Callable[..., dict[str, Any
           const drawings = find("canvas, svg").filter((one) => !one.getAttribute("aria-label"));
           seen.silent.push(...drawings.map((one) => one.outerHTML));
         }
+        seen.pale = [];
+        seen.unreachable = [];
+        for (const name of ["Graph", "Reach", "Plan", "Attention"]) {
+          await tab(name);
+          for (const select of find("select")) { select.selectedIndex = 0; select.dispatchEvent(new Event("change")); }
+          await wait();
+          seen.pale.push(...pale());
+          seen.unreachable.push(...unreachable());
+        }
+        await check("two copies");
+        seen.pale.push(...pale());
+        seen.contrasts = [contrast("#595959", "rgb(255,255,255)"), contrast("#ddcc77", "rgb(255,255,255)")];
         seen.paper = getComputedStyle(document.body).backgroundColor;
         """,
         width=width,
         scheme=scheme,
     )
-    assert seen["panes"] == seen["silent"] == []
+    assert seen["panes"] == seen["silent"] == seen["pale"] == seen["unreachable"] == []
+    assert seen["contrasts"] == pytest.approx([7.0, 1.61], abs=0.02)  # those of the two colors on white
     assert seen["paper"] == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 29)")

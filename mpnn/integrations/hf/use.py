@@ -41,10 +41,10 @@ _TRIED = 512  # tokens over which a topology is tried at once; a run tries its o
 
 class Handle:
     """What `use` changed, which its `repr` lists. `restore()` changes it back. `maps` is the number of linear maps that
-    run by the quicker product."""
+    run by the quicker product, and `replaced` the topology that the model had until its own masks took its place."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.maps = model, 0
+        self.model, self.maps, self.replaced = model, 0, ""
         self._undo: list[Callable[[], None]] = []
         self._later: list[Handle] = []
         for inner in _inner(model):
@@ -71,6 +71,7 @@ class Handle:
         lines = [f"{count} x {kind} over {text}" for (kind, text), count in kinds.items()]
         whole = sum(map(encoder_layers.runs_here, self.model.modules())) if self._undo else 0
         lines += [f"whole layers by one compiled call each: {whole}"] if whole else []
+        lines += [f"no longer over {self.replaced}, which use(model, graph=...) sets again"] if self.replaced else []
         lines += [f"{self.maps} linear maps by the quicker of torch and oneDNN"] if self.maps else []
         return f"Handle of {type(self.model).__name__}: " + ("; ".join(lines) or "nothing is changed")
 
@@ -141,6 +142,8 @@ def use(
     """
     if not isinstance(model, nn.Module) or not (inner := _models(model)):
         given = f"the class {model.__name__}; pass a model" if isinstance(model, type) else type(model).__name__
+        if isinstance(getattr(model, "model", None), nn.Module):  # a pipeline
+            given += "; pass its attribute model"
         raise TypeError(f"model must be a PreTrainedModel of transformers, or contain one; got {given}")
     ignoring = _inside(model, classes)
     ignores_padding = _ignores_padding(model)
@@ -160,7 +163,8 @@ def use(
             handle._undo += by_offset(part)
             handle._undo += _divide(part)
             for config in configs:
-                config.__dict__.pop("mpnn_graph", None)
+                before = config.__dict__.pop("mpnn_graph", None)
+                handle.replaced = handle.replaced or ("" if graph is not None or before is None else str(before))
                 config.__dict__.pop("mpnn_causal", None)
             if graph is not None:
                 _set_graph(part, graph, causal)

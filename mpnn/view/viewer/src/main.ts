@@ -57,9 +57,11 @@ function tabs(panes: Pane[]): HTMLElement[] {
   buttons.forEach((button, k) => button.addEventListener("click", () => choose(k)));
   const list = h("div", { role: "tablist", "aria-label": "views" }, ...buttons);
   list.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const next = (buttons.indexOf(event.target as HTMLButtonElement) + step + panes.length) % panes.length;
+    const at = buttons.indexOf(event.target as HTMLButtonElement);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    const next = (to + panes.length) % panes.length;
     choose(next);
     buttons[next].focus();
   });

@@ -1,4 +1,5 @@
-// Colors of edges and weights, for light and dark pages: those of mpnn/view/plot.py.
+// Colors of edges and weights, for light and dark pages: those of mpnn/view/plot.py, darker on a light page where text
+// would have a contrast below 4.5, or dots below 3 (WCAG 2.2, AA).
 
 const dark = (): MediaQueryList => matchMedia("(prefers-color-scheme: dark)");
 
@@ -19,8 +20,8 @@ const LIGHT: Palette = {
   scale: ["#d3e4f3", "#84b9dc", "#3487c0", "#12588f", "#062a52"],
   line: "#ffffff",
   ink: "#1f2933",
-  series: ["#0072b2", "#d55e00", "#009e73", "#c26f9c", "#b87d00", "#2e8fc7"],
-  classes: ["#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#888888"],
+  series: ["#0072b2", "#b34f00", "#007a59", "#a5507d", "#8a5e00", "#20739f"],
+  classes: ["#332288", "#2e8fc7", "#2f8f80", "#117733", "#85852a", "#a08a1e", "#c0566a", "#882255", "#aa4499", "#777777"],
 };
 const DARK: Palette = {
   empty: "#1c2229",

@@ -178,7 +178,7 @@ class Column {
     const where = `Layer ${chosen.layer + 1}, ${chosen.head === "mean" ? "mean of all heads" : `head ${chosen.head + 1}`}`;
     const does = direction === "attendsTo" ? "attends to" : "is attended by";
     const others = found.length > NAMED ? `, and ${count(found.length - NAMED)} more` : "";
-    const hold = held === null || !subject.holds ? "" : " Held: click again to let go.";
+    const hold = held === null || !subject.holds ? "" : " Held: click or press Enter to let go.";
     return `${where}: ${subject.name(node)} ${does} ${named.join(", ") || "nothing"}${others}.${hold}`;
   }
 }

@@ -56,7 +56,7 @@ export function linesView({ tokens }: TokensData): { element: SVGElement; show: 
     const color = (group: SVGElement, share: number | undefined, framed: boolean): void => {
       const box = group.firstElementChild as SVGElement;
       box.setAttribute("fill", series[0]);
-      box.setAttribute("fill-opacity", String(share === undefined ? 0 : Math.max(0.08, 0.6 * share)));
+      box.setAttribute("fill-opacity", String(share === undefined ? 0 : Math.max(0.08, 0.54 * share)));
       box.setAttribute("stroke", framed ? series[1] : "none");
     };
     from.forEach((group, k) => color(group, attends ? undefined : strength.get(k), attends && k === node));

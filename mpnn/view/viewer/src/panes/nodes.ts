@@ -50,7 +50,9 @@ export class NodesView implements SubjectView {
     this.drawing.addEventListener("click", center);
     this.drawing.addEventListener("focusin", (event) => choose({ node: nodeAt(event) ?? this.center }));
     this.drawing.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") center(event);
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault(); // Space would scroll the page
+      center(event);
     });
   }
 

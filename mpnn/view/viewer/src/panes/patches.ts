@@ -28,10 +28,10 @@ export class PatchesView implements SubjectView {
     const size = extra.length + rows * columns;
     const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns };
     this.spans = new Spans(extra);
-    const words = h("div", { class: "extra" }, ...this.spans.elements);
+    const words = h("div", { class: "extra", tabindex: 0, role: "group", "aria-label": `beside the patches: ${extra.join(", ")}; arrow keys choose one` }, ...this.spans.elements);
     this.element = h("div", {}, ...(extra.length ? [words] : []), this.canvas);
     this.canvas.style.aspectRatio = `${columns} / ${rows}`;
-    pick(words, nodeAt, {}, size, state, choose);
+    pick(words, nodeAt, { ArrowRight: 1, ArrowLeft: -1 }, size, state, choose);
     pick(this.canvas, (event) => this.patchAt(event), steps, size, state, choose);
     this.image = h("img", { src: data.image, load: this.redraw });
     new ResizeObserver(this.redraw).observe(this.canvas);

@@ -130,12 +130,20 @@ class Cone {
   private readonly canvas: HTMLCanvasElement;
   private readonly text = h("p", { class: "note", "aria-live": "polite" });
   private nodes = 1;
+  private node = 0;
   private cached: { runs: Runs; node: number; level: Int32Array } | null = null;
 
   constructor(choose: (node: number) => void) {
     this.canvas = h("canvas", {
       class: "cone",
       role: "img",
+      tabindex: 0,
+      keydown: (event: KeyboardEvent) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        choose(this.node + step);
+      },
       click: (event: MouseEvent) => {
         const box = this.canvas.getBoundingClientRect();
         choose(Math.floor(((event.clientX - box.left) / box.width) * this.nodes));
@@ -149,7 +157,7 @@ class Cone {
     const { level } = this.cached;
     const reached = reachedWithin(level);
     const within = (k: number): number => reached[Math.min(k, reached.length - 1)];
-    this.nodes = runs.numSrc;
+    [this.nodes, this.node] = [runs.numSrc, node];
     this.title.textContent = expression;
     this.draw(level, node, layers);
     const share = within(layers) / runs.numSrc;

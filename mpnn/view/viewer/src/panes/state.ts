@@ -27,7 +27,7 @@ export function clamp(k: number, count: number): number {
   return Math.min(Math.max(k, 0), count - 1);
 }
 
-/** Pointing at a node chooses it, a click holds it or lets it go, and keys move by `steps` nodes. */
+/** Pointing at a node chooses it, a click, Enter or Space holds it or lets it go, and other keys move by `steps` nodes. */
 export function pick(
   element: HTMLElement,
   nodeAt: (event: MouseEvent) => number | null,
@@ -48,8 +48,10 @@ export function pick(
   });
   element.addEventListener("keydown", (event) => {
     const step = steps[event.key];
-    if (!step) return;
+    const holds = event.target === element && (event.key === "Enter" || event.key === " ");
+    if (!step && !holds) return;
     event.preventDefault();
+    if (holds) return choose({ held: state.held === null ? state.node : null });
     const node = clamp(state.node + step, count);
     choose({ node, held: node });
   });

@@ -10,6 +10,7 @@ import { pick, type Choose, type State, type SubjectView } from "./state";
 import type { Weighted, Weights } from "./weights";
 
 const MOST_MARKED = 400; // tokens that are colored at a time
+const MOST_COLORED = 54; // percent, at which the text on the color has a contrast of 4.5 in a light and a dark page
 const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 };
 
 export class TokensView implements SubjectView {
@@ -72,9 +73,8 @@ export class Spans {
     const series = palette().series;
     const shown = found.slice(0, MOST_MARKED).filter((one) => one.node < this.elements.length);
     for (const { node: other, weight } of shown) {
-      const strength = Math.round(100 * Math.max(0.08, weight / most));
-      const ink = strength > 60 ? "color: var(--on);" : "";
-      this.elements[other].style.cssText = `background: color-mix(in srgb, ${series[0]} ${strength}%, transparent); ${ink}`;
+      const strength = Math.round(MOST_COLORED * Math.max(0.1, weight / most));
+      this.elements[other].style.cssText = `background: color-mix(in srgb, ${series[0]} ${strength}%, transparent)`;
     }
     this.marked = shown.map(({ node: other }) => this.elements[other]);
     const own = this.elements[node];
