@@ -38,11 +38,12 @@ _version = Tensor._version.__get__  # type: ignore[attr-defined]
 class Parts:
     """The modules and tensors of a layer as the kernel reads them, to be compared with what the layer has later.
 
-    maps: of queries, keys, values, output, to hidden columns, and back. norms: of attention and of the network.
+    maps: of queries, keys, values, output, to hidden columns, and back. norms: of attention and of the network. It
+    refers to what is inside the layer, not to the layer, which it must not keep alive.
     """
 
     def __init__(self, module: nn.Module, maps: Sequence[nn.Linear], norms: Sequence[nn.LayerNorm]) -> None:
-        self.module, self.maps, self.norms = module, maps, norms
+        self.maps, self.norms = maps, norms
         inner = list(module.modules())
         parameters = [part._parameters for part in (*maps, *norms)]
         self._tensors = [t for owner in parameters for t in owner.values() if t is not None]
@@ -79,8 +80,6 @@ class Parts:
     def are_unchanged(self) -> bool:
         """Whether the layer has the modules and weights that it had, and a call of its modules does what their classes
         do, in inference."""
-        if self.module.training:
-            return False
         for own in self._own:
             if own["training"] or ("forward" in own and not getattr(own["forward"], "computes_the_same", False)):
                 return False

@@ -1,7 +1,9 @@
 """Transformer layers of the operator by one compiled call, against the rounds that they replace."""
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -219,6 +221,17 @@ def test_copies_have_weights_of_their_own() -> None:
         zeros["update.ffn_norm.bias"] = torch.ones(DIM)
         assert functional_call(op, zeros, (x,)).eq(1).all()
         assert not op(x).eq(1).any()
+
+
+def test_an_operator_that_ran_is_freed() -> None:
+    op = layer()
+    with torch.no_grad():
+        op(torch.randn(9, DIM))
+    known, packed = weakref.ref(op), weakref.ref(whole_layer._LAYERS[op].kernel)
+    del op
+    gc.collect()
+    assert known() is None
+    assert packed() is None
 
 
 def test_explain_says_it(capsys: pytest.CaptureFixture[str]) -> None:

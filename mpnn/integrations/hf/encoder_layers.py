@@ -305,7 +305,7 @@ class _Parts(Parts):
         super().__init__(
             module, [_get(module, name) for name in names.maps], [_get(module, name) for name in names.norms]
         )
-        self.names = names
+        self.module, self.names = module, names
         self.attention = _get(module, names.attention)
         self.activation = _get(module, names.activation)
         self.layer: EncoderLayer | None = None
@@ -334,7 +334,7 @@ class _Parts(Parts):
 
     def are_unchanged(self) -> bool:
         """`Parts.are_unchanged`, and whether this library computes the attention, of the whole text."""
-        if self.attention.config.__dict__.get(compat.INTERNAL) != interface.NAME:
+        if self.module.training or self.attention.config.__dict__.get(compat.INTERNAL) != interface.NAME:
             return False
         if interface.graph_of(self.attention) is not None or not compat.collected() <= {"hidden_states"}:
             return False
