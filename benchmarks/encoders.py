@@ -1,4 +1,5 @@
-"""A BERT of MiniLM's shape in place, beside transformers and ONNX Runtime, the usual way to run it on a CPU.
+"""A BERT of MiniLM's shape in place and as a model of this library, beside transformers and ONNX Runtime, the usual way
+to run it on a CPU.
 
 Weights are random. ONNX Runtime runs the exported model after its own optimizer's fusions; it needs `pip install
 onnxruntime onnx onnxscript`.
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from benchmarks.contest import FORWARD, OURS, Bar, Case, Contest, Entry, Missing
 from benchmarks.truth import Agreement
 
-TRANSFORMERS, ONNX = "transformers, sdpa", "ONNX Runtime"
+TRANSFORMERS, ONNX, OWN_LAYERS = "transformers, sdpa", "ONNX Runtime", "mpnn.models.Bert"
 INPUTS = (1, 16, False), (1, 128, False), (32, 16, False), (32, 128, False), (8, 512, False), (32, 128, True)
 """Texts, their tokens, and whether the texts have other lengths and are padded."""
 
@@ -36,6 +37,8 @@ def cases(small: bool) -> Iterator[Case]:
 
 def _contest(texts: int, tokens: int, padded: bool, small: bool) -> Contest:
     import mpnn.hf
+    from mpnn.models.published import load_weights
+    from mpnn.models.text.bert import Bert, BertConfig
 
     peer = _model(small)
     ours = copy.deepcopy(peer)
@@ -54,7 +57,25 @@ def _contest(texts: int, tokens: int, padded: bool, small: bool) -> Contest:
         with torch.no_grad():
             return model(input_ids=ids, attention_mask=mask).last_hidden_state
 
+    sizes = peer.config
+    own = Bert(
+        BertConfig(
+            sizes.vocab_size,
+            sizes.hidden_size,
+            sizes.num_hidden_layers,
+            sizes.num_attention_heads,
+            sizes.intermediate_size,
+        ),
+        pooler=False,
+    )
+    load_weights(own, peer.state_dict()).eval()
+
+    def by_own_layers() -> Tensor:
+        with torch.no_grad():
+            return own(ids, padding_mask=~kept).last
+
     entries = [entry(OURS, partial(by_torch, ours)), entry(TRANSFORMERS, partial(by_torch, peer))]
+    entries.append(entry(OWN_LAYERS, by_own_layers))
     missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         return Contest([*entries, Missing(ONNX, f"pip install {' '.join(missing)}")], Agreement(), "", _bars(tokens))
