@@ -14,7 +14,7 @@ in `OPTIONS`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn
@@ -226,12 +226,17 @@ ChebConv = _normalized_sum(pyg.ChebConv, weight_name="norm")
 
 
 class GCNConv(WeightedSum, pyg.GCNConv):
-    """Keeps the edges with loops, and their weights if these depend on the edges alone."""
+    """Without weights of edges, those of the convolution are products of a number for each end (Kipf and Welling 2017,
+    eq. 8), which multiply the nodes before and after a plain sum. Else keeps the edges with loops."""
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         ours = self.normalize and not self.cached and is_edge_list(edge_index) and isinstance(x, Tensor)
         if not ours or not self.computes(edge_index, x):
             return super().forward(x, edges_of(edge_index) if self.normalize else edge_index, edge_weight)
+        square = not isinstance(edge_index, Graph) or edge_index.num_dst == edge_index.num_src
+        if edge_weight is None and square and not self.improved and _reducers(self.aggr_module) == ["sum"]:
+            out = self.by_degrees(edge_index, self.lin(x), x.dtype)
+            return out if self.bias is None else out + self.bias
         graph, _ = self.bind(edge_index, None, x)
         form = x.size(self.node_dim), self.improved, self.add_self_loops, self.flow, x.dtype
         looped = graph.derive(_normalized, *form, num_dst=graph.num_dst)
@@ -240,6 +245,27 @@ class GCNConv(WeightedSum, pyg.GCNConv):
             weight = gcn_norm(_ends(graph, self.flow), edge_weight, *form)[1]
         out = self.propagate(looped, x=self.lin(x), edge_weight=weight)
         return out if self.bias is None else out + self.bias
+
+    def by_degrees(self, edges: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """`s_i sum_j s_j x_j` over the in-neighbors and, with loops, the node itself, with `s_i = degree_i^-1/2`."""
+        few, loops = self.few(edges, None, x), self.add_self_loops
+        if few is None:
+            graph, _ = self.bind(edges, None, x)
+            looped = graph.derive(_with_loops, True, num_dst=graph.num_dst) if loops else graph
+            scale = _inverse_root(looped.cached("in-degree", looped.degree), dtype)
+            return ops.aggregate(looped, x * scale, "sum", backend=self.mpnn_backend) * scale
+        try:
+            src, dst = few[0].unbind(0)
+            if loops and not bool((others := src != dst).all()):
+                self.bind(edges, None, x)  # loops that are left out are edges of nodes, too
+                src, dst = src[others], dst[others]
+            scale = _inverse_root(torch.bincount(dst, minlength=few[2]) + int(loops), dtype)
+            x = x * scale
+            out = _sum_of_few((src, dst), x, few[2], False)
+        except (IndexError, RuntimeError):
+            self.bind(edges, None, x)  # a graph names the edge
+            raise
+        return (out + x if loops else out) * scale
 
 
 class ByRelation(WeightedSum):
@@ -493,7 +519,44 @@ class EdgeConv(EdgeMessages, pyg.EdgeConv):
 GENConv, GINEConv, ResGatedGraphConv = (
     _variant(EdgeMessages, kind) for kind in (pyg.GENConv, pyg.GINEConv, pyg.ResGatedGraphConv)
 )
-PNAConv = _variant(EdgeMessages, pyg.PNAConv, node_dim_needed=0)
+
+
+class PNAConv(EdgeMessages, pyg.PNAConv):
+    """`[A B] [x_i || x_j] = A x_i + B x_j`: the maps of messages are computed for each node. A x_i is the same in all
+    messages to i: it is added to their mean, minimum and maximum, and does not change their deviation. The map of what
+    degrees scale is computed before it is scaled, so that the copies for each scale are as narrow as the result."""
+
+    node_dim_needed = 0
+
+    def forward(self, x: Any, edge_index: Any, edge_attr: Any = None) -> Tensor:
+        maps, reducers = [*map(_only_map, (*self.pre_nns, *self.post_nns))], _reducers(self.aggr_module) or []
+        ours = edge_attr is None and None not in maps and is_edge_list(edge_index)
+        ours = ours and all(reduce in SHIFTED or isinstance(reduce, ClampedStd) for reduce in reducers)
+        if not ours or not self.computes(edge_index, x):
+            result: Tensor = super().forward(x, edge_index, edge_attr)
+            return result
+        graph, _ = self.bind(edge_index, None, x)
+        factors, reached = _factors(self.aggr_module, graph, x.dtype), graph.cached("in-degree", graph.degree) > 0
+        towers, found = x.view(len(x), -1, self.F_in).expand(-1, self.towers, -1).unbind(1), []
+        for h, before, after in zip(towers, maps[: self.towers], maps[self.towers :], strict=True):
+            own, other = before.weight.chunk(2, 1)
+            own, other = linear(h, own, before.bias) * reached[:, None], linear(h, other)
+            parts = [_aggregated(graph, other, reduce, None, self.mpnn_backend) for reduce in reducers]
+            shifted = [part + own if reduce in SHIFTED else part for part, reduce in zip(parts, reducers, strict=True)]
+            message, (first, *others) = _joined(shifted), after.weight.split(self.F_in, 1)
+            out, width = linear(h, first, after.bias), len(reducers)
+            for k, factor in enumerate(factors):
+                scaled = linear(message, torch.cat(others[k * width : (k + 1) * width], 1))
+                out = out + (scaled if factor is None else scaled * factor)
+            found.append(out)
+        return self.lin(_joined(found))
+
+
+def _only_map(layers: Any) -> Any:
+    """The map that these layers are, or None if there are several, or they do more."""
+    layer = layers[0]
+    plain = type(layer) is pyg.Linear and not is_hooked(layer) and not is_hooked(layers)
+    return layer if plain and len(layers) == 1 else None
 
 
 CONVOLUTIONS: tuple[type[Any], ...] = (
@@ -531,6 +594,8 @@ class ClampedStd(Composed):
 
 
 LINEAR = ["sum"], ["mean"]
+SHIFTED = "mean", "min", "max"
+"""Aggregates that grow by what is added to each message. A variance stays as it is."""
 FEW, WIDE = 1 << 18, (torch.float32, torch.float64)
 """Numbers in all messages together, up to which sorted edges and a plan cost more than they save, and kernels keep each
 row whole; the dtypes in which they add up as torch does."""
@@ -556,12 +621,17 @@ def _aggregated(graph: Graph, x: Tensor, reduce: Any, weight: Tensor | None, bac
     return engine.run(Round(graph, x.unsqueeze(-1), src_bias=logits), backend)[0].squeeze(-1)
 
 
-def _sum_of_few(ends: Tensor, x: Tensor, num_dst: int, mean: bool) -> Tensor:
+def _sum_of_few(ends: Iterable[Tensor], x: Tensor, num_dst: int, mean: bool) -> Tensor:
     """Sums or means of x [..., N, F] at the destinations, without a graph. They have the bits of the kernels, which add
     in the order of the edges, too."""
-    src, dst = ends.unbind(0)
+    src, dst = ends
     out = x.new_zeros(*x.shape[:-2], num_dst, x.shape[-1]).index_add_(-2, dst, x.index_select(-2, src))
     return out * torch.bincount(dst, minlength=num_dst).clamp(min=1).to(x.dtype).reciprocal()[:, None] if mean else out
+
+
+def _inverse_root(degree: Tensor, dtype: torch.dtype) -> Tensor:
+    """`degree^-1/2` as a column, 0 where the degree is."""
+    return torch.where(degree > 0, degree.to(dtype).rsqrt(), 0.0)[:, None]
 
 
 def _reducers(module: Any) -> list[Any] | None:
@@ -592,16 +662,22 @@ def _scaled(module: Any, out: Tensor, graph: Graph) -> Tensor:
     `DegreeScalerAggregation`."""
     if type(module) is not aggr.DegreeScalerAggregation:
         return out
-    degree = graph.cached("in-degree", graph.degree).to(out.dtype).view(-1, *[1] * (out.dim() - 1))
+    factors = (f if f is None else f.view(-1, *[1] * (out.dim() - 1)) for f in _factors(module, graph, out.dtype))
+    return torch.cat([out if factor is None else out * factor for factor in factors], -1)
+
+
+def _factors(module: Any, graph: Graph, dtype: torch.dtype) -> list[Tensor | None]:
+    """Those of a `DegreeScalerAggregation`, [N, 1]; None: ones."""
+    degree = graph.cached("in-degree", graph.degree).to(dtype)[:, None]
     linear, log = module.avg_deg_lin, module.avg_deg_log
-    factors = {
-        "identity": lambda: 1,
+    factors: dict[str, Callable[[], Tensor | None]] = {
+        "identity": lambda: None,
         "amplification": lambda: (degree + 1).log() / log,
         "attenuation": lambda: log / (degree.clamp(min=1) + 1).log(),
         "linear": lambda: degree / linear,
         "inverse_linear": lambda: linear / degree.clamp(min=1),
     }
-    return torch.cat([out * factors[name]() for name in module.scaler], -1)
+    return [factors[name]() for name in module.scaler]
 
 
 def _weight(conv: Any, edges: Any, inputs: dict[str, Any]) -> Tensor | None:
