@@ -18,6 +18,7 @@ from benchmarks import (
     gpu_plans,
     gpu_report,
     gpu_run,
+    real_graphs,
     regret,
     report as reports,
     sampling as sampled,
@@ -41,6 +42,7 @@ SCALING_RESULTS = HERE / "results" / "scaling.json"
 SAMPLING_RESULTS = HERE / "results" / "sampling.json"
 DISK_RESULTS = HERE / "results" / "disk.json"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
+REAL_RESULTS = HERE / "results" / "real.json"
 PAGE = HERE.parent / "docs" / "performance.md"
 GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "README.md"
 
@@ -240,6 +242,30 @@ def workloads(
 
 
 @app.command()
+def real(
+    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
+    threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = 1,
+    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 2.0,
+    out: Annotated[Path, typer.Option(help="The file of results.")] = REAL_RESULTS,
+    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+) -> None:
+    """Times graphs of points beside scipy and torch, and networks over 32 molecules beside PyTorch Geometric.
+
+    Least times of rounds in turns; some three minutes. Exit code 1: a result of ours was wrong.
+    """
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    try:
+        cases = select(list(real_graphs.cases(small)), only or [])
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--only") from None
+    options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
+    command = " ".join([f"python -m benchmarks real --threads {threads}", *options])
+    _measure(cases, seconds, {"command": command, "note": note, **about(["scipy"])}, out, False)
+
+
+@app.command()
 def report(
     results: Annotated[Path, typer.Option(help="A file that a run has written.")] = RESULTS,
     gpu: Annotated[Path, typer.Option(help="A file that a run on a GPU has written, if there is one.")] = GPU_RESULTS,
@@ -247,6 +273,7 @@ def report(
         Path, typer.Option(help="A file that a run of workloads has written, if there is one.")
     ] = WORKLOAD_RESULTS,
     plans: Annotated[Path, typer.Option(help="A file that regret has written, if there is one.")] = PLAN_RESULTS,
+    real: Annotated[Path, typer.Option(help="A file that a run of real has written, if there is one.")] = REAL_RESULTS,
     reasons: Annotated[Path, typer.Option(help="Why bars were missed: Markdown, written by hand.")] = REASONS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
@@ -257,7 +284,8 @@ def report(
     on_card = json.loads(gpu.read_text()) if gpu.is_file() else None
     regrets = json.loads(plans.read_text()) if plans.is_file() else None
     why = reasons.read_text() if reasons.is_file() else ""
-    lines = gpu_report.section(on_card) if on_card else ()
+    lines = real_graphs.section(json.loads(real.read_text())) if real.is_file() else []
+    lines += ["", *gpu_report.section(on_card)] if on_card else []
     console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets, why, lines)}")
     for other in GPU_PAGES if on_card and page == PAGE else ():
         other.write_text(gpu_report.fill(other.read_text(), on_card))

@@ -39,8 +39,12 @@ class FirstLeaf(Agreement):
 
 
 def _contest(model: str, data: str, count: int) -> Contest:
-    edges, nodes = _batch(data, count)
-    x, peer = torch.randn(nodes, WIDTH).requires_grad_(), f"PyG {model}"
+    return contest(model, f"PyG {model}", *_batch(data, count))
+
+
+def contest(model: str, peer: str, edges: Tensor, nodes: int) -> Contest:
+    """Layers over these edges, of which each call makes a graph, beside PyTorch Geometric's with the same weights."""
+    x = torch.randn(nodes, WIDTH).requires_grad_()
     layers = nn.ModuleList(_LAYERS[model]() for _ in range(LAYERS))
 
     def ours() -> Tensor:

@@ -161,15 +161,18 @@ def line_graph(graph: Graph, backtrack: bool = True) -> Graph:
     one_set("line_graph", graph)
     (src, dst), csr, num_edges = graph.ends, graph.csr, graph.num_edges
     count = graph.degree()[src]
-    receiver = torch.arange(num_edges, device=graph.device).repeat_interleave(count)
-    first = (csr.ptr[src] - count.cumsum(0) + count).repeat_interleave(count)
-    sender = first + torch.arange(len(receiver), device=graph.device)
-    sender = sender if csr.edge_id is None else csr.edge_id[sender]
+    total = count.cumsum(0)
+    pairs = int(total[-1]) if num_edges else 0
+    receiver = torch.arange(num_edges, device=graph.device).repeat_interleave(count, output_size=pairs)
+    first = (csr.ptr[src] - total + count).repeat_interleave(count, output_size=pairs)
+    place = first.add_(torch.arange(pairs, device=graph.device))
+    sender = place if csr.edge_id is None else csr.edge_id.index_select(0, place)
     if not backtrack:
-        forward = src[sender] != dst[receiver]
+        forward = csr.col.index_select(0, place) != dst.repeat_interleave(count, output_size=pairs)
         if (shift := graph.edge_attr) is not None and _are_shifts(graph, shift):
             forward |= (shift[sender] != -shift[receiver]).any(1)
-        sender, receiver = sender[forward], receiver[forward]
+        kept = forward.nonzero().squeeze(1)
+        sender, receiver = sender.index_select(0, kept), receiver.index_select(0, kept)
     return Graph.from_edges(torch.stack([sender, receiver]), num_edges, num_edges, name="line graph")
 
 
@@ -198,32 +201,27 @@ def farthest(positions: Tensor, n: int, labels: Tensor | None = None) -> Tensor:
         ValueError: if there are fewer than n points (of a label).
     """
     at, label = _points("farthest", positions, labels)
-    order = np.arange(len(at)) if label is None else np.argsort(label, kind="stable")
     sizes = np.array([len(at)]) if label is None else np.bincount(label)
     if not 0 <= at_least("n", n, 0) <= sizes.min(initial=len(at)):
         of = "" if label is None else " of each label"
         raise ValueError(f"n must be at most the number of points{of}, {sizes.min(initial=len(at))}; got {n}")
     if not n or not len(at):
         return torch.zeros(0, dtype=torch.int64, device=positions.device)
-    at, stop = at[order], np.cumsum(sizes)
-    start, group = stop - sizes, np.repeat(np.arange(len(sizes)), sizes)
-    chosen, distance = np.zeros((len(sizes), n), np.int64), np.full(len(at), np.inf)
-    chosen[:, 0] = start
-    for k in range(1, n):
-        last = chosen[:, k - 1]
-        offset = at - (at[last] if len(sizes) == 1 else at[last][group])
-        np.minimum(distance, np.square(offset).sum(1), out=distance)
-        distance[last] = -1.0  # also where all others lie upon it
-        chosen[:, k] = _first_maxima(distance, start, group)
-    return torch.from_numpy(order[chosen.ravel()]).to(positions.device)
-
-
-def _first_maxima(x: np.ndarray, start: Ints, group: Ints) -> Ints:
-    """The index of the first largest element of each group of x, which begin at `start`."""
-    if len(start) == 1:
-        return np.array([x.argmax()])
-    is_largest = np.flatnonzero(x == np.maximum.reduceat(x, start)[group])
-    return is_largest[np.searchsorted(group[is_largest], np.arange(len(start)))]
+    chosen = np.zeros((len(sizes), n), np.int64)
+    for nodes, cloud in _clouds(at, label, torch.float64):
+        rows, places, last = np.arange(len(nodes)), cloud.numpy(), np.zeros(len(nodes), np.int64)
+        along = [np.ascontiguousarray(places[..., axis]) for axis in range(at.shape[1])]
+        distance, found = np.where(nodes < 0, -1.0, np.inf), np.empty((len(nodes), n), np.int64)
+        for k in range(n):
+            found[:, k] = nodes[rows, last]
+            square = np.zeros_like(distance)
+            for x in along:
+                square += np.square(x - x[rows, last][:, None])
+            np.minimum(distance, square, out=distance)
+            distance[rows, last] = -1.0  # also where all others lie upon it
+            last = distance.argmax(1)
+        chosen[0 if label is None else label[nodes[:, 0]]] = found
+    return torch.from_numpy(chosen.ravel()).to(positions.device)
 
 
 def nearest(positions: Tensor, k: int, labels: Tensor | None) -> Ints:
@@ -257,9 +255,11 @@ def _nearest_by_tree(at: np.ndarray, k: int, label: Ints | None) -> Ints:
 
 def _at_the_same_place(at: np.ndarray, rows: Ints, k: int) -> Ints:
     """The first k others at the place of each of these points, [rows, k]; there are as many."""
-    place = np.unique(at, axis=0, return_inverse=True)[1].ravel()
-    order = np.argsort(place, kind="stable")
-    first = np.searchsorted(place[order], place[rows])
+    order = np.lexsort(at.T)
+    starts = np.append(True, (at[order[1:]] != at[order[:-1]]).any(1))
+    first = np.empty_like(order)
+    first[order] = np.flatnonzero(starts)[np.cumsum(starts) - 1]
+    first = first[rows]
     same = order[first[:, None] + np.arange(k)]
     after = order[np.minimum(first + k, len(order) - 1)]
     is_before = same < rows[:, None]
@@ -277,10 +277,14 @@ def _nearest_of_all(at: np.ndarray, k: int, label: Ints | None) -> Ints:
         for rows in torch.arange(size).split(max(1, _PAIRS_AT_ONCE // nodes.size)):
             distance = torch.baddbmm(squares[:, None], cloud[:, rows], cloud.mT, alpha=-2)
             distance.masked_fill_(missing[:, None], torch.inf)
-            column = distance.topk(candidates, dim=2, largest=False, sorted=False).indices.numpy()
-            for own, row, index in zip(nodes, nodes[:, rows], column, strict=True):
-                exists = row >= 0
-                found[row[exists]], (tied, _) = _ranked(at, None, row[exists], own[index[exists]], k, size, error)
+            value, column = distance.topk(candidates, dim=2, largest=False)
+            apart = (value[..., 1 : k + 2] - value[..., : k + 1] > 2 * error).all(2).numpy()
+            for own, row, index, clear in zip(nodes, nodes[:, rows], column.numpy(), apart, strict=True):
+                nearest, exists = own[index[:, : k + 1]], row >= 0
+                clear = clear & exists & (nearest[:, 0] == row)
+                found[row[clear]] = nearest[clear, 1:]
+                close = exists & ~clear
+                found[row[close]], (tied, _) = _ranked(at, None, row[close], own[index[close]], k, size, error)
                 for some in np.array_split(tied, -(-len(tied) * size * at.shape[1] // _PAIRS_AT_ONCE) or 1):
                     found[some] = _nearest_exactly(at, some, own[own >= 0], k)
     return found
@@ -317,8 +321,11 @@ def _ranked(
         distance[label[index] != label[rows][:, None]] = np.inf
     own = index == rows[:, None]
     distance[own] = -1.0
-    order = np.lexsort((index, distance))
+    order = distance.argsort(1)
     index, distance = (np.take_along_axis(x, order, 1) for x in (index, distance))
+    if len(equal := (distance[:, 1:] == distance[:, :-1]).any(1).nonzero()[0]):
+        again = np.lexsort((index[equal], distance[equal]))
+        index[equal] = np.take_along_axis(index[equal], again, 1)
     others = own.any(1).astype(np.int64)[:, None] + np.arange(k)
     found = np.take_along_axis(index, np.minimum(others, index.shape[1] - 1), 1)
     if index.shape[1] >= size:
@@ -433,21 +440,29 @@ def _pairs(
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if dst is src and _has_small_clouds(dst_label):
         found = [_pairs_of_clouds(nodes, cloud, r) for nodes, cloud in _clouds(dst, dst_label, torch.float64)]
-        i, j = (np.concatenate(ends) for ends in zip(*found, strict=True))
+        i, j, near = (np.concatenate(part) for part in zip(*found, strict=True))
     else:
         trees = [cKDTree(_apart(x, label, 2 * r)) for x, label in ((dst, dst_label), (src, src_label))]
         pairs = trees[0].sparse_distance_matrix(trees[1], r * _A_LITTLE_MORE, output_type="ndarray")
-        i, j = pairs["i"], pairs["j"]
-    near = _lengths(dst[i] - src[j]) <= r
-    return i[near], j[near]
+        i, j, near = pairs["i"], pairs["j"], pairs["v"] <= r / _A_LITTLE_MORE
+    if len(unsure := (~near).nonzero()[0]):
+        near[unsure] = _lengths(dst[i[unsure]] - src[j[unsure]]) <= r
+        i, j = i[near], j[near]
+    return i, j
 
 
-def _pairs_of_clouds(nodes: Ints, cloud: Tensor, r: float) -> tuple[Ints, Ints]:
-    near = torch.cdist(cloud, cloud) <= r * (1 + 1e-6) + 1e-9 * float(cloud.abs().max())
-    group, i, j = near.numpy().nonzero()
-    i, j = nodes[group, i], nodes[group, j]
-    both = (i >= 0) & (j >= 0)
-    return i[both], j[both]
+def _pairs_of_clouds(nodes: Ints, cloud: Tensor, r: float) -> tuple[Ints, Ints, np.ndarray]:
+    """Destinations, sources, and whether they are within r for sure; a product of matrices may be off by a little."""
+    off = r * 1e-6 + 1e-9 * float(cloud.abs().max())
+    distance = torch.cdist(cloud, cloud)
+    near = distance <= r + off
+    if (nodes < 0).any():
+        exists = torch.from_numpy(nodes >= 0)
+        near &= exists[:, None] & exists[..., None]
+    place = near.flatten().nonzero().squeeze(1)
+    sure = (distance.flatten().index_select(0, place) <= r - off).numpy()
+    dst, size = place.numpy() // nodes.shape[1], nodes.shape[1]
+    return nodes.ravel()[dst], nodes.ravel()[dst // size * size + place.numpy() % size], sure
 
 
 def _lengths(x: np.ndarray) -> np.ndarray:
@@ -456,8 +471,10 @@ def _lengths(x: np.ndarray) -> np.ndarray:
 
 
 def _sorted(positions: Tensor, dst: Ints, src: Ints, shift: np.ndarray | None, name: str) -> Graph:
-    keys = (src, dst) if shift is None else (*shift.T[::-1], src, dst)
-    order = np.lexsort(keys)
-    edges = torch.from_numpy(np.stack([src[order], dst[order]]).astype(np.int64)).to(positions.device)
-    shifts = None if shift is None else torch.from_numpy(shift[order]).to(positions)
+    key = dst.astype(np.int64) * len(positions) + src
+    if shift is not None or not (key[1:] > key[:-1]).all():
+        order = np.argsort(key) if shift is None else np.lexsort((*shift.T[::-1], key))
+        dst, src, shift = dst[order], src[order], None if shift is None else shift[order]
+    edges = torch.from_numpy(np.stack([src, dst]).astype(np.int64)).to(positions.device)
+    shifts = None if shift is None else torch.from_numpy(shift).to(positions)
     return Graph.from_edges(edges, len(positions), len(positions), edge_attr=shifts, name=name)
