@@ -42,7 +42,7 @@ class Ratings:
     known of films."""
 
     def __init__(self, seed: int) -> None:
-        generator, ratings = torch.Generator().manual_seed(seed), _table("ml-100k.inter")
+        generator, ratings = torch.Generator().manual_seed(seed), table("ml-100k.inter")
         pairs = torch.tensor([(int(row["user_id:token"]), int(row["item_id:token"])) for row in ratings]) - 1
         self.users, self.items = (pairs.amax(0) + 1).tolist()
         order = torch.randperm(len(pairs), generator=generator)
@@ -56,7 +56,7 @@ class Ratings:
         self.known = torch.zeros_like(self.test)
         self.known[self.user, self.item] = True
         self.count = torch.bincount(self.item, minlength=self.items).float()
-        films = {int(row["item_id:token"]) - 1: row for row in _table("ml-100k.item")}
+        films = {int(row["item_id:token"]) - 1: row for row in table("ml-100k.item")}
         genres = sorted({genre for row in films.values() for genre in row["class:token_seq"].split()})
         rows = [films[item] for item in range(self.items)]
         year = [float(row["release_year:token"]) if row["release_year:token"].isdigit() else 1990.0 for row in rows]
@@ -73,7 +73,7 @@ class Ratings:
         return ((hits * gain).sum(1) / best).mean().item()
 
 
-def _table(file: str) -> list[dict[str, str]]:
+def table(file: str) -> list[dict[str, str]]:
     lines = read("movielens-100k", file).decode().splitlines()
     return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
 
