@@ -29,7 +29,7 @@ WIDTH, BATCH, ATOMS = 64, 32, 18
 
 
 def cases(small: bool = False) -> Iterator[Case]:
-    many, clouds, batch = (500, 2, 4) if small else (12_000, 8, 128)
+    many, clouds, batch, together = (500, 2, 4, 4) if small else (12_000, 8, 128, BATCH)
     made: list[tuple[str, Callable[[], Contest]]] = [
         (f"knn(8) of {many:,} points", partial(_knn, many, False)),
         (f"knn(8) of {many:,} points with ties: 3 integers from 0 to 5", partial(_knn, many, True)),
@@ -41,11 +41,11 @@ def cases(small: bool = False) -> Iterator[Case]:
     for name, make in made:
         yield Case(GEOMETRY, name, make, (FORWARD,))
     for name in ("SAGE", "GIN", "GCN", "PNA"):
-        yield Case(MOLECULES, f"{name}, mpnn.pyg.use", partial(_in_place, name))
+        yield Case(MOLECULES, f"{name}, mpnn.pyg.use", partial(_in_place, name, together))
     for name in ("SAGE", "GIN", "GCN"):
-        yield Case(MOLECULES, f"{name}, layers of mpnn", partial(_own, name))
+        yield Case(MOLECULES, f"{name}, layers of mpnn", partial(_own, name, together))
     for name in ("SchNet", "DimeNet"):
-        yield Case(MOLECULES, name, partial(_atoms, name))
+        yield Case(MOLECULES, name, partial(_atoms, name, together))
 
 
 # ------------------------------------------------------------------------------------------------ points
@@ -178,10 +178,10 @@ def _line_graph(batch: int) -> Contest:
 # ------------------------------------------------------------------------------------------------ molecules
 
 
-def _bonds() -> tuple[Tensor, int]:
+def _bonds(batch: int) -> tuple[Tensor, int]:
     """Bonds both ways of a batch of molecules of 13 to 23 atoms: chains with branches and rings."""
     found, first = [], 0
-    for _ in range(BATCH):
+    for _ in range(batch):
         atoms = int(torch.randint(ATOMS - 5, ATOMS + 6, (1,)))
         own = torch.arange(1, atoms)
         chain = torch.stack([own, torch.maximum((torch.rand(atoms - 1) * own).long(), own - 3)])
@@ -192,8 +192,8 @@ def _bonds() -> tuple[Tensor, int]:
     return torch.cat(found, 1), first
 
 
-def _in_place(name: str) -> Contest:
-    edges, count = _bonds()
+def _in_place(name: str, batch: int) -> Contest:
+    edges, count = _bonds(batch)
     x = torch.randn(count, WIDTH).requires_grad_()
 
     def make() -> list[Entry]:
@@ -221,19 +221,19 @@ def _in_place(name: str) -> Contest:
     return Contest(_both(make), Agreement(), "each other's results and gradients", facts=facts)
 
 
-def _own(name: str) -> Contest:
-    contest = molecules.contest(name, PYG, *_bonds())
+def _own(name: str, batch: int) -> Contest:
+    contest = molecules.contest(name, PYG, *_bonds(batch))
     contest.bars = ()
     return contest
 
 
-def _atoms(name: str) -> Contest:
+def _atoms(name: str, batch: int) -> Contest:
     """Whole models of atoms, with their graph, and DimeNet's pairs of edges, made before. They are compared, with the
     same weights, by tests/models/graph/test_atoms.py."""
-    positions, molecule = _cloud(BATCH)
+    positions, molecule = _cloud(batch)
     kinds, count = torch.randint(1, 10, (len(positions),)), len(positions)
     graph = graphs.radius(positions, 5.0, labels=molecule)
-    pool = graphs.from_edges(torch.stack([torch.arange(count), molecule]), num_src=count, num_dst=BATCH)
+    pool = graphs.from_edges(torch.stack([torch.arange(count), molecule]), num_src=count, num_dst=batch)
     ours = SchNet(128, 128, 6, 50, 5.0) if name == "SchNet" else DimeNet(128, 4, 64, 7, 6, 5.0, types=95)
 
     def make() -> list[Entry]:

@@ -171,6 +171,26 @@ def test_workloads_run_beside_their_peers(tmp_path: Path) -> None:
     assert "# Whole workloads" in page.read_text()
 
 
+@pytest.mark.slow
+def test_points_and_molecules_run_beside_their_peers(tmp_path: Path) -> None:
+    file, page = tmp_path / "real.json", tmp_path / "page.md"
+    done = here("real", "--small", "--seconds", 0, "--out", file)
+    assert done.exit_code == 0, done.output
+    rows = json.loads(file.read_text())["rows"]
+    assert not [row for row in rows if "error" in row or "skipped" in row]
+    compared = [row for row in rows if "checked" in row]
+    assert {row["case"] for row in rows} - {row["case"] for row in compared} <= {"SchNet", "DimeNet"}
+    for row in compared:
+        timed = [name for name, entry in row["entries"].items() if "least" in entry]
+        assert set(row["checked"]["errors"]) == set(timed)
+        assert max(row["checked"]["errors"].values()) < truth.TOLERANCE
+    done = here("report", "--results", file, "--real", file, "--page", page)
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    assert "## Points and molecules" in text
+    assert all(f"| {row['case']} | {row['direction']} | " in text for row in rows)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_command_says_so() -> None:
     assert "torch finds no GPU here" in said(here("gpu").output)

@@ -23,6 +23,7 @@ from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor, trim
 import mpnn.pyg  # noqa: E402
 from mpnn import graphs  # noqa: E402
 from mpnn.integrations.pyg import convolutions  # noqa: E402
+from mpnn.models import GraphTransformer  # noqa: E402
 
 GRAPHS = {
     "random": EDGES,
@@ -632,3 +633,59 @@ def test_rgat_with_features_of_edges() -> None:
             )
         )
         agree(conv, ours, x, EDGES, attributes("class", EDGES.shape[1]), attr)
+
+
+class OfColumns(nn.Module):
+    """The sum of a learned vector for each column of integers, as OGB's AtomEncoder and BondEncoder."""
+
+    def __init__(self, sizes: tuple[int, ...], dim: int) -> None:
+        super().__init__()
+        self.columns = nn.ModuleList(nn.Embedding(size, dim) for size in sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(column(x[:, k]) for k, column in enumerate(self.columns))
+
+
+class OfMolecules(nn.Module):
+    """Integers x [N, 9] and edge_attr [E, 3] through their encoders and two convolutions, pooled by molecule."""
+
+    atoms, bonds = (119, 5, 12, 12, 10, 6, 6, 2, 2), (5, 6, 2)
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.of_atoms, self.of_bonds = OfColumns(self.atoms, 8), OfColumns(self.bonds, 8)
+        make = {
+            "GINEConv": lambda: pyg.GINEConv(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))),
+            "TransformerConv": lambda: pyg.TransformerConv(8, 8, edge_dim=8),
+            "PNAConv": lambda: pyg.PNAConv(8, 8, ["mean", "max"], ["identity"], torch.tensor([0, 3, 5]), edge_dim=8),
+        }[kind]
+        self.convs = nn.ModuleList(make() for _ in range(2))
+
+    def forward(self, data: Data) -> Tensor:
+        h, edges = self.of_atoms(data.x), self.of_bonds(data.edge_attr)
+        for conv in self.convs:
+            h = h + conv(h, data.edge_index, edges).relu()
+        return pyg.global_add_pool(h, data.batch)
+
+
+@pytest.mark.parametrize("kind", ["GINEConv", "TransformerConv", "PNAConv"])
+def test_integers_of_molecules_through_their_encoders(kind: str) -> None:
+    model = OfMolecules(kind).double()
+    ours = copy.deepcopy(model)
+    assert len(mpnn.pyg.use(ours).replaced) == 2
+    columns = [torch.randint(size, (N,)) for size in model.atoms]
+    bonds = [torch.randint(size, (EDGES.shape[1],)) for size in model.bonds]
+    data = Data(torch.stack(columns, 1), EDGES, torch.stack(bonds, 1), batch=torch.arange(N) * 3 // N)
+    results = []
+    for module in (model, ours):
+        out = module(data)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), [*module.parameters()])])
+    assert results[0][0].shape == (3, 8)
+    for found, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found, expected)
+    graph = graphs.from_edges(EDGES, N, edge_attr=ours.of_bonds(data.edge_attr))
+    own = GraphTransformer(8, 4, hidden=8, heads=2, layers=1, edge_dim=8, dropout=0.0).double()
+    own(ours.of_atoms(data.x), graph).sum().backward()
+    for column in [*ours.of_atoms.columns, *ours.of_bonds.columns]:
+        assert column.weight.grad is not None
+        assert column.weight.grad.abs().sum() > 0
