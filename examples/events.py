@@ -160,7 +160,7 @@ def main() -> None:
     options = command.parse_args()
     kind, task, prefix = Generated, "generated events", "events"
     if options.data == "movielens":
-        kind, task, prefix = Ratings, "ratings of MovieLens 100k in time", "events-movielens"
+        kind, task, prefix = Ratings, "next ratings of MovieLens 100k", "events-movielens"
         options.models = [name for name in options.models if "group" not in name]
     epochs = options.steps or (15 if kind is Generated else 2)
     for name in options.models:
