@@ -1,7 +1,7 @@
 """What people do with points and molecules: neighbors of points beside scipy and torch, and networks over batches of 32
 molecules, whose edges are new in each step, beside PyTorch Geometric.
 
-Times are the least of rounds in which all take turns, as other programs of a shared machine only add to a time.
+Times are the processor's, the least of rounds in which all take turns: other programs of a shared machine only add.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def section(results: dict[str, Any]) -> list[str]:
     lines = [
         "# Points and molecules",
         "",
-        f"Measured by `{results['command']}`. Times are the least of rounds in which all took turns. `ratio` is our "
+        f"Measured by `{results['command']}`. Times are the processor's, the least of rounds in turns. `ratio` is our "
         f"time over the quickest peer's: the goal is at most {LIMITS[GEOMETRY]} for points, and at most "
         f"{LIMITS[MOLECULES]:.1f} for {BATCH} molecules of {ATOMS} atoms, whose edges are new in each call (SchNet "
         "and DimeNet are given their graph). The backward pass is that to the weights. torch_cluster was not there. "
