@@ -234,10 +234,11 @@ def _atoms(name: str, batch: int) -> Contest:
     kinds, count = torch.randint(1, 10, (len(positions),)), len(positions)
     graph = graphs.radius(positions, 5.0, labels=molecule)
     pool = graphs.from_edges(torch.stack([torch.arange(count), molecule]), num_src=count, num_dst=batch)
-    ours = SchNet(128, 128, 6, 50, 5.0) if name == "SchNet" else DimeNet(128, 4, 64, 7, 6, 5.0, types=95)
+    angular = (7, 6) if batch == BATCH else (2, 2)  # functions, which sympy derives for PyTorch Geometric
+    ours = SchNet(128, 128, 6, 50, 5.0) if name == "SchNet" else DimeNet(128, 4, 64, *angular, 5.0, types=95)
 
     def make() -> list[Entry]:
-        theirs = _schnet_of_pyg(graph) if name == "SchNet" else _dimenet_of_pyg(graph)
+        theirs = _schnet_of_pyg(graph) if name == "SchNet" else _dimenet_of_pyg(graph, *angular)
         calls: list[tuple[str, nn.Module, Callable[[], Tensor]]] = [
             (OURS, ours, lambda: ours(kinds, positions, graph, pool)),
             (PYG, theirs, lambda: theirs(kinds, positions, molecule)),
@@ -265,7 +266,7 @@ def _schnet_of_pyg(graph: Any) -> Any:
     return Theirs(128, 128, 6, 50, 5.0, interaction_graph=Given())
 
 
-def _dimenet_of_pyg(graph: Any) -> Any:
+def _dimenet_of_pyg(graph: Any, spherical: int, radial: int) -> Any:
     from torch_geometric.nn.models import dimenet
 
     src, dst = graph.edge_index
@@ -283,7 +284,7 @@ def _dimenet_of_pyg(graph: Any) -> Any:
             finally:
                 dimenet.radius_graph, dimenet.triplets = before
 
-    return Given(128, 1, 4, 64, 8, 256, 7, 6, 5.0, output_initializer="glorot_orthogonal")
+    return Given(128, 1, 4, 64, 8, 256, spherical, radial, 5.0, output_initializer="glorot_orthogonal")
 
 
 # ------------------------------------------------------------------------------------------------ the page
