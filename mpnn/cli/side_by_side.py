@@ -12,15 +12,12 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History
-
-if TYPE_CHECKING:
-    from mpnn.cli.tasks import Run
 
 _MANY = 6  # processes, each with torch and a model
 _PAUSE = 0.05  # seconds
@@ -34,13 +31,13 @@ def processes(runs: int) -> int:
 
 
 def train(
-    runs: Sequence["Run"],
+    runs: Sequence[Any],
     checkpoints: Sequence[Checkpoint],
     count: int,
     check: Callable[[], None],
     report: Callable[[int, int, History], None],
 ) -> None:
-    """Trains the runs in `count` processes, as far as they get.
+    """Trains the runs (`tasks.Run`) in `count` processes, as far as they get.
 
     `report(run, step, history)` is called here after each step, where the history has the last loss alone, and
     `check()` all the time: what they raise stops the processes after their step, each with its checkpoint written."""
