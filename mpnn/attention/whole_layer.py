@@ -158,16 +158,20 @@ def find(operator: Any, graph: Topology | Graph | None, x: Tensor) -> Callable[[
     form = _form(operator)
     if form is None or x.shape[-1] != form.width:
         return None
+    documents = _documents(graph, x)
+    if documents is None:
+        return None
     known = _LAYERS.get(operator)
     if known is None or known.form != form or not known.parts.are_unchanged():
+        if torch.is_grad_enabled() and any(weight.requires_grad for weight in operator.parameters()):
+            return None  # nothing is packed for calls that do not use it
         known = _packed(operator, form)
         if known is None:
             return None
         _LAYERS[operator] = known
     if known.kernel is None or (torch.is_grad_enabled() and known.parts.need_gradients(x)):
         return None
-    documents = _documents(graph, x)
-    return None if documents is None else partial(_run, known.kernel, documents)
+    return partial(_run, known.kernel, documents)
 
 
 def _run(kernel: EncoderLayer, documents: Documents, x: Tensor) -> Tensor:

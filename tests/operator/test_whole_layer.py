@@ -169,8 +169,10 @@ def test_the_rounds_run_where_something_else_is_asked(
     make, run = ORDINARY[name]
     op, x = make(), torch.randn(9, DIM)
     with torch.no_grad():
-        found = run(copy.deepcopy(op), x)
+        twin = copy.deepcopy(op)
+        found = run(twin, x)
         assert not calls
+        assert twin not in whole_layer._LAYERS  # nothing is packed in vain
         monkeypatch.setattr(whole_layer, "find", lambda *arguments: None)
         assert found.equal(run(op, x))
 
