@@ -28,7 +28,7 @@ from mpnn.graph.topology import Topology
 from mpnn.kernels.cpu import library
 from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights
 from mpnn.update import MLP, FeedForward, PostNorm, PreNorm
-from mpnn.update.dropout import Dropout
+from mpnn.update.dropout import Dropout, DropPath
 from mpnn.update.maps import Linear
 
 _values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
@@ -148,12 +148,17 @@ _LAYERS: weakref.WeakKeyDictionary[nn.Module, _Layer] = weakref.WeakKeyDictionar
 """The packed weights of operators. A copy of an operator packs its own, and a saved one holds none."""
 
 
+_METHODS = {"project", "round", "merge", "prepare", "forward", "rounds", "_run", "_attend", "_completed", "_exchanged"}
+
+
 def find(operator: Any, graph: Topology | Graph | None, x: Tensor) -> Callable[[Tensor], Tensor] | None:
     """The function that computes the layer y [..., N, dim] of an operator from x [..., N, dim] in one call; None where
     the operator, the graph, or the modes of torch ask for something else."""
     if type(operator.attention) is not DotProduct or type(x) is not Tensor or torch.compiler.is_compiling():
         return None
-    if x.dtype is not torch.float32 or not x.is_cpu or x.dim() < 2 or not x.numel() or is_special(x):
+    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
+        return None
+    if x.dim() < 2 or not x.numel() or is_special(x):
         return None
     form = _form(operator)
     if form is None or x.shape[-1] != form.width:
@@ -183,9 +188,16 @@ def _form(operator: Any) -> Form | None:
     attention, update = operator.attention, operator.update
     if operator.training or operator.edges is not None or operator.backend != "auto":
         return None
+    if any(not _METHODS.isdisjoint(vars(part)) for part in (operator, attention, update)):
+        return None  # an instance has a method of its own
     if type(operator.aggregate) is not Sum or type(update) not in (PreNorm, PostNorm):
         return None
-    if type(update.ffn) not in (FeedForward, MLP) or type(update.norm) is not nn.LayerNorm:
+    is_post_norm = type(update) is PostNorm
+    if type(update.ffn) not in (FeedForward, MLP) or len(update.ffn) != 4 or type(update.norm) is not nn.LayerNorm:
+        return None
+    if type(update.dropout) is not Dropout:
+        return None
+    if update.alpha != 1 if is_post_norm else type(update.drop_path) is not DropPath:
         return None
     if type(update.ffn_norm) is not nn.LayerNorm or attention.to_edge is not None or len(attention.positions):
         return None
@@ -193,14 +205,15 @@ def _form(operator: Any) -> Form | None:
         return None
     up, function, dropout, down = update.ffn
     activation = _activation(function)
+    if type(attention.scale) not in (int, float) or attention.scale <= 0:
+        return None
     if activation is None or type(dropout) is not Dropout or attention.head_dim * attention.heads != up.in_features:
         return None
     if any(type(map) is not Linear for map in (up, down, *_maps(attention))):
         return None
     epsilons = update.norm.eps, update.ffn_norm.eps
-    is_pre_norm = type(update) is PreNorm
     return Form(
-        up.in_features, attention.heads, up.out_features, activation, is_pre_norm, epsilons, float(attention.scale)
+        up.in_features, attention.heads, up.out_features, activation, not is_post_norm, epsilons, float(attention.scale)
     )
 
 

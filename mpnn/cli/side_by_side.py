@@ -70,7 +70,7 @@ class _Asked(Exception):
 
 def _work(packed: bytes, following: Any, stop: Any, reports: Any, command: int) -> None:
     """Trains one run after the other that no process has begun."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the command hears Ctrl-C too, and asks
+    for number in (signal.SIGINT, signal.SIGTERM):  # the command gets Ctrl-C too, and asks
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     runs, checkpoints = pickle.loads(packed)

@@ -452,9 +452,9 @@ def _pairs(
 
 
 def _pairs_of_clouds(nodes: Ints, cloud: Tensor, r: float) -> tuple[Ints, Ints, np.ndarray]:
-    """Destinations, sources, and whether they are within r for sure; a product of matrices may be off by a little."""
-    off = r * 1e-6 + 1e-9 * float(cloud.abs().max())
-    distance = torch.cdist(cloud, cloud)
+    """Destinations, sources, and whether they are within r for sure, but for rounding."""
+    off = r * 1e-6
+    distance = torch.cdist(cloud, cloud, compute_mode="donot_use_mm_for_euclid_dist")  # a product loses far points
     near = distance <= r + off
     if (nodes < 0).any():
         exists = torch.from_numpy(nodes >= 0)

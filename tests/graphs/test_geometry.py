@@ -102,6 +102,15 @@ def test_knn_is_that_of_all_pairs(
         assert torch.equal(graphs.knn(at, k, labels=labels).edge_index[0].view(n, k), expected)
 
 
+@pytest.mark.parametrize("size", [20, 60])
+def test_radius_far_from_the_origin(size: int) -> None:
+    """Where points lie must not matter, as long as their numbers tell them apart."""
+    points = (3 * torch.rand(4 * size, 3, dtype=torch.float64) + 1e8).unflatten(0, (4, size))
+    near = (points[:, :, None] - points[:, None]).square().sum(-1).sqrt() <= 1.0
+    found = graphs.radius(points.flatten(0, 1), 1.0, labels=torch.arange(4).repeat_interleave(size))
+    assert found.dense().equal(torch.block_diag(*near).bool() & ~torch.eye(4 * size, dtype=torch.bool))
+
+
 def test_knn_stays_within_labels() -> None:
     at, label = torch.rand(60, 3), torch.arange(60) % 3
     graph = graphs.knn(at, 4, labels=label)

@@ -141,6 +141,42 @@ def of_subclass(op: Any, x: Tensor) -> Any:
     return op(x)
 
 
+def double(module: nn.Module, name: str) -> None:
+    """Gives an instance a method of its own."""
+    own = getattr(module, name)
+    setattr(module, name, lambda *arguments: 2 * own(*arguments))
+
+
+def with_merge(op: Any, x: Tensor) -> Any:
+    double(op.attention, "merge")
+    return op(x)
+
+
+def with_prepare(op: Any, x: Tensor) -> Any:
+    double(op.update, "prepare")
+    return op(x)
+
+
+def with_alpha(op: Any, x: Tensor) -> Any:
+    op.update.alpha = 2.0
+    return op(x)
+
+
+def with_longer_network(op: Any, x: Tensor) -> Any:
+    op.update.ffn.append(nn.Tanh())
+    return op(x)
+
+
+def with_residual_module(op: Any, x: Tensor) -> Any:
+    op.update.dropout = nn.Tanh()
+    return op(x)
+
+
+def with_path_module(op: Any, x: Tensor) -> Any:
+    op.update.drop_path = nn.Tanh()
+    return op(x)
+
+
 ORDINARY: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Any]]] = {
     "gradients": (layer, with_gradients),
     "training": (layer, in_training),
@@ -148,6 +184,13 @@ ORDINARY: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Any]]] = {
     "vmap": (layer, of_vmap),
     "a hook": (layer, with_hook),
     "a subclass": (layer, of_subclass),
+    "a merge of its own": (layer, with_merge),
+    "a preparation of its own": (partial(layer, PreNorm), with_prepare),
+    "alpha": (layer, with_alpha),
+    "a longer network": (layer, with_longer_network),
+    "another module for dropout": (layer, with_residual_module),
+    "another module for paths": (partial(layer, PreNorm), with_path_module),
+    "a negative scale": (partial(layer, scale=-0.3), no_change),
     "weights": (layer, lambda op, x: op(x, return_weights=True)[0]),
     "sources": (layer, lambda op, x: op(x, source=x.flip(0))),
     "causal": (partial(layer, graph=graphs.causal()), no_change),

@@ -531,13 +531,15 @@ class PNAConv(EdgeMessages, pyg.PNAConv):
     def forward(self, x: Any, edge_index: Any, edge_attr: Any = None) -> Tensor:
         maps, reducers = [*map(_only_map, (*self.pre_nns, *self.post_nns))], _reducers(self.aggr_module) or []
         ours = edge_attr is None and None not in maps and is_edge_list(edge_index)
+        ours = ours and isinstance(x, Tensor) and x.dim() == 2 and bool(reducers)
         ours = ours and all(reduce in SHIFTED or isinstance(reduce, ClampedStd) for reduce in reducers)
         if not ours or not self.computes(edge_index, x):
             result: Tensor = super().forward(x, edge_index, edge_attr)
             return result
         graph, _ = self.bind(edge_index, None, x)
         factors, reached = _factors(self.aggr_module, graph, x.dtype), graph.cached("in-degree", graph.degree) > 0
-        towers, found = x.view(len(x), -1, self.F_in).expand(-1, self.towers, -1).unbind(1), []
+        shape = len(x), self.towers if self.divide_input else 1, self.F_in
+        towers, found = x.reshape(shape).expand(-1, self.towers, -1).unbind(1), []
         for h, before, after in zip(towers, maps[: self.towers], maps[self.towers :], strict=True):
             own, other = before.weight.chunk(2, 1)
             own, other = linear(h, own, before.bias) * reached[:, None], linear(h, other)

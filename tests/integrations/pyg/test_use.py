@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -70,10 +71,10 @@ def agree(conv: Any, ours: Any, x: Any, edges: Any, *rest: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("aggr", ["sum", "mean"])
-def test_few_edges_have_the_bits_of_many(aggr: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [partial(pyg.SAGEConv, aggr="sum"), partial(pyg.SAGEConv, aggr="mean"), pyg.GCNConv])
+def test_few_edges_have_the_bits_of_many(make: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph of a batch joins molecules, and results must not depend on how many."""
-    conv = pyg.SAGEConv(5, 5, aggr=aggr, flow="target_to_source").to(dtype)
+    conv = make(5, 5, flow="target_to_source").to(dtype)
     mpnn.pyg.use(conv)
     for nodes, num_edges in ((300, 3000), (2, 9000), (9, 3)):
         edges, x = torch.randint(nodes, (2, num_edges)), torch.randn(nodes, 5, dtype=dtype, requires_grad=True)
@@ -84,6 +85,14 @@ def test_few_edges_have_the_bits_of_many(aggr: str, dtype: torch.dtype, monkeypa
             found.append([y, *torch.autograd.grad(y.sin().sum(), x)])
         monkeypatch.undo()
         assert all(map(torch.equal, *found))
+
+
+def test_pna_without_nodes() -> None:
+    for name in ("PNA", "PNA, towers"):
+        conv, ours = pair_of(CASES[name][0])
+        x, edges = torch.zeros(0, IN, dtype=torch.float64), torch.zeros(2, 0, dtype=torch.long)
+        rest = (torch.zeros(0, EDGE, dtype=torch.float64),) if CASES[name][1] else ()
+        assert conv(x, edges, *rest).shape == ours(x, edges, *rest).shape
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
