@@ -66,7 +66,7 @@ def cpu(
         typer.Option(help="Cases with this in their title, as in [bold]--only sparse --only 'model: GAT'[/bold]."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="The large ones too: 50 million edges, all 12 layers.")] = False,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no bar is judged.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no goal is judged.")] = False,
     threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = os.cpu_count() or 1,
     seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 0.5,
     backend: Annotated[str, typer.Option(help="Named in all our entries; auto leaves it to the plan.")] = "auto",
@@ -76,7 +76,7 @@ def cpu(
 
     A row is a case in one direction (forward, or forward and backward). Results that are wrong are not timed. A peer
     that is not installed is left out with a sentence; so is one that fails or disagrees. Exit code 1: a result of ours
-    was wrong or failed. Missed bars are reported, and are not a failure.
+    was wrong or failed. Missed goals are reported, and are not a failure.
     """
     if full and small:
         raise typer.BadParameter("--full and --small cannot both be meant")
@@ -158,7 +158,7 @@ def scaling(
         console.print(
             f"{row['case']}, {row['nodes']:,} nodes a process: one {1000 * row['one']:.1f} ms, two "
             f"{1000 * row['two']:.1f} ms (computed: {1000 * row['computed']:.1f}), efficiency {row['efficiency']:.2f} "
-            f"(bar: {row['bar']})"
+            f"(goal: {row['bar']})"
         )
     console.print(f"results in {out}")
 
@@ -187,7 +187,7 @@ def sampling(
         for name, rate in row["batches_per_second"].items():
             console.print(f"    {name:<16} {rate:8.1f} batches a second")
         line = f"not compared: {row['skipped']}" if "skipped" in row else f"ratio {row['ratio']:.2f}"
-        console.print(f"    {line} (bar: {sampled.BAR})", soft_wrap=True)
+        console.print(f"    {line} (goal: {sampled.BAR})", soft_wrap=True)
     console.print(f"results in {out}")
 
 
@@ -213,13 +213,13 @@ def disk(
     console.print(f"{results['nodes']:,} nodes, {results['edges']:,} edges, {results['bytes']['graph'] / 1e9:.2f} GB")
     for row in results["phases"]:
         console.print(f"    {row['phase']:<28} {row['seconds']:8.1f} s  {row['anonymous_bytes'] / 1e9:5.2f} GB")
-    console.print(f"anonymous memory (bar: {from_disk.BAR / 1e9:.0f} GB); results in {out}")
+    console.print(f"anonymous memory (goal: {from_disk.BAR / 1e9:.0f} GB); results in {out}")
 
 
 @app.command()
 def workloads(
     only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no bar is judged.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no goal is judged.")] = False,
     threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = os.cpu_count() or 1,
     seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 5.0,
     out: Annotated[Path, typer.Option(help="The file of results.")] = WORKLOAD_RESULTS,
@@ -280,10 +280,10 @@ def report(
     ] = WORKLOAD_RESULTS,
     plans: Annotated[Path, typer.Option(help="A file that regret has written, if there is one.")] = PLAN_RESULTS,
     real: Annotated[Path, typer.Option(help="A file that a run of real has written, if there is one.")] = REAL_RESULTS,
-    reasons: Annotated[Path, typer.Option(help="Why bars were missed: Markdown, written by hand.")] = REASONS,
+    reasons: Annotated[Path, typer.Option(help="Why goals were missed: Markdown, written by hand.")] = REASONS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
-    """Writes the page of a run, with its tables, bars and pictures, and a GPU's tables in docs/gpu.md and README.md."""
+    """Writes the page of a run, with its tables, goals and pictures, and a GPU's tables in docs/gpu.md and README.md."""
     if not results.is_file():
         raise typer.BadParameter(f"there is no {results}; python -m benchmarks cpu writes it", param_hint="--results")
     others = {"Whole workloads": json.loads(workloads.read_text())} if workloads.is_file() else {}
@@ -291,7 +291,6 @@ def report(
     regrets = json.loads(plans.read_text()) if plans.is_file() else None
     why = reasons.read_text() if reasons.is_file() else ""
     lines = real_graphs.section(json.loads(real.read_text())) if real.is_file() else []
-    lines += ["", *gpu_report.section(on_card)] if on_card else []
     console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets, why, lines)}")
     for other in GPU_PAGES if on_card and page == PAGE else ():
         other.write_text(gpu_report.fill(other.read_text(), on_card))
@@ -391,7 +390,7 @@ def _fit_gpu(path: Path, write: bool) -> None:
 def list_cases(
     full: Annotated[bool, typer.Option("--full", help="With the large ones.")] = False,
 ) -> None:
-    """Names all cases, and with each the bars are kept in its rows."""
+    """Names all cases, and with each the goals are kept in its rows."""
     for case in all_cases(sizes.FULL if full else sizes.DEFAULT):
         console.print(f"{case.title}  ({', '.join(case.directions)})", markup=False)
 

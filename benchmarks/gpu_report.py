@@ -1,4 +1,4 @@
-"""Tables of what `python -m benchmarks gpu` measured, in docs/performance.md, docs/gpu.md and README.md.
+"""Tables of what `python -m benchmarks gpu` measured, in docs/gpu.md and README.md.
 
 A page says where a table belongs: `<!-- gpu: NAME -->` and `<!-- gpu end -->`; what stands between is generated.
 """
@@ -30,21 +30,6 @@ KERNELS = {"csr": "any graph", "tiles": "graphs of runs", "scan": "recurrences"}
 LIMIT = 1.1  # of regret
 SEVEN = "|---|---|---|---|---|---|---|"
 HEAD = ("| case | entry | forward or step | forward+backward | launched in | memory | error |", SEVEN)
-
-
-def section(results: Results) -> list[str]:
-    """The part of docs/performance.md."""
-    rows = results["rows"]
-    lines = ["# On a GPU", "", *_run(results), "", *_how(), "", "## Checked", "", *_exact(rows)]
-    for group, title in GROUPS.items():
-        if members := [row for row in rows if row["group"] == group]:
-            lines += ["", f"## {title}, on a GPU", "", *behind(f"{len(members)} rows", table(members))]
-    if planned := [row for row in rows if row["group"] == "plan"]:
-        lines += ["", "## Plans, on a GPU", "", *_plans(planned, results.get("halves", ()))]
-    if results.get("not run"):
-        names = (f"- {name}" for name in dict.fromkeys(results["not run"]))
-        lines += ["", "## Not run", "", "No case began when the time was over:", "", *names]
-    return lines
 
 
 def fill(page: str, results: Results) -> str:
@@ -148,7 +133,7 @@ def _exact(rows: Iterable[Row]) -> list[str]:
         shown = " | ".join(_largest(row for row in members if row["direction"] == d) for d in (FORWARD, BOTH))
         lines.append(f"| `{kernel}`, {KERNELS.get(kernel, '')} | {dtype} | {len(members)} | {shown} |")
     if failed:
-        lines += ["", "Failed:", "", *failed]
+        lines += ["", *behind(f"{len(failed)} rows failed", failed)]
     return [
         "Every output and gradient against the specification in float64, and the same bits twice.",
         "",
@@ -161,8 +146,11 @@ def _largest(rows: Iterable[Row]) -> str:
     return f"{max(errors):.0e}" if errors else ""
 
 
-def _plans(rows: Sequence[Row], halves: Sequence[str]) -> list[str]:
-    """`halves`: regrets of half of the rounds, at prices that were fitted to the other half."""
+def _plans(results: Results) -> list[str]:
+    """How far plans are from the quickest backend. `halves` of the results are regrets of half of the rounds, at prices
+    that were fitted to the other half."""
+    rows = [row for row in results["rows"] if row["group"] == "plan"]
+    halves = results.get("halves", ())
     ratios = regrets(rows)
     if not ratios:
         return ["No round ran by two backends."]
@@ -210,9 +198,14 @@ def regrets(rows: Iterable[Row]) -> list[tuple[Row, str, str, float]]:
 def _of_group(group: str) -> Callable[[Results], list[str]]:
     def block(results: Results) -> list[str]:
         rows = [row for row in results["rows"] if row["group"] == group]
-        return table(rows) if rows else ["Not measured yet."]
+        return behind(f"{len(rows)} rows", table(rows)) if rows else ["Not measured yet."]
 
     return block
+
+
+def _not_run(results: Results) -> list[str]:
+    names = [f"- {name}" for name in dict.fromkeys(results.get("not run", ()))]
+    return ["No case began when the time was over:", "", *names] if names else ["All cases ran."]
 
 
 SHORT = (
@@ -259,5 +252,7 @@ BLOCKS: dict[str, Callable[[Results], list[str]]] = {
     "how": lambda results: _how(),
     "exact": lambda results: _exact(results["rows"]),
     "short": short,
+    "plans": _plans,
+    "not run": _not_run,
     **{group: _of_group(group) for group in GROUPS},
 }

@@ -1,4 +1,4 @@
-"""A page and its pictures from files of results. Only the reasons for missed bars are written by hand."""
+"""A page and its pictures from files of results. Only the reasons for missed goals are written by hand."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def write(
     others: Mapping[str, dict[str, Any]] | None = None,
     regrets: dict[str, Any] | None = None,
     reasons: str = "",
-    gpu: Sequence[str] = (),
+    further: Sequence[str] = (),
 ) -> Path:
     """Writes the page, and its pictures into `img/` beside it; returns the page's path. `others`: results of further
     runs by the title of their part of the page. `regrets`: how far plans are from the quickest backend. `reasons`: why
-    bars were missed, as Markdown. `gpu`: the lines of a run on a GPU."""
+    goals were missed, as Markdown. `further`: lines of other runs."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures = plots.draw(results["rows"], page.parent / "img")
     if ratios := times_faster(results["rows"]):
@@ -53,10 +53,10 @@ def write(
         lines += [*_bars(other["rows"]), *_tables(other["rows"], {})]
     if regrets:
         lines += ["", *plans(regrets)]
-    if gpu:
-        lines += ["", *gpu]
+    if further:
+        lines += ["", *further]
     if reasons:
-        lines += ["", "# Why bars are missed", "", reasons.strip()]
+        lines += ["", "# Why goals are missed", "", *behind("Goal by goal, and on other processors", [reasons.strip()])]
     # A page has one title: those of the parts, and the headings under them, are one level lower.
     lower = [f"#{line}" if line.startswith("#") else line for line in "\n".join(lines).split("\n")]
     page.write_text("\n".join([*_page(results, pictures), *lower]).rstrip() + "\n")
@@ -72,7 +72,8 @@ def _page(results: dict[str, Any], pictures: dict[str, Path]) -> list[str]:
         "measured. Entries of a row took turns in one process on the same inputs; results were checked before anything "
         "was timed. Times are medians; `x` is the peer's time over ours, so above 1 we are faster. Memory is what one "
         "call adds to the process at its peak, inputs not counted. The largest error is relative to the largest number "
-        f"of a result or gradient; an entry above {TOLERANCE:.0e} is not timed, and neither are others if it is ours.",
+        f"of a result or gradient. An entry whose error exceeds {TOLERANCE:.0e} is not timed; if it is ours, the whole "
+        "row is skipped. What ran on a GPU is on [its own page](gpu.md).",
         "",
         *_machine(results),
         "",
@@ -126,7 +127,7 @@ def plans(results: dict[str, Any]) -> list[str]:
         "",
         f"Measured by `{results['command']}`: the time of the backend that the plan chooses over the time of the "
         "quickest, for requests drawn at random, with a seed that prices were not fitted to. All backends took turns; "
-        "times are minima of the processor's time. The bar: 1.03 in the mean, at most 1% over 1.3. "
+        "times are minima of the processor's time. The goal: 1.03 in the mean, at most 1% over 1.3. "
         + results.get("note", ""),
         "",
         *_machine(results),
@@ -137,7 +138,7 @@ def plans(results: dict[str, Any]) -> list[str]:
     for row in results["rows"]:
         numbers = f"{row['requests']:,} | {row['mean']:.3f} | {row['share']:.1%} | {row['largest']:.2f}"
         lines.append(f"| {row['kind']} | {numbers} |")
-    return [*lines, "", "The largest:", "", *(f"- {line}" for line in results["worst"])]
+    return [*lines, "", *behind("The largest", [f"- {line}" for line in results["worst"]])]
 
 
 def _spread(ratios: Sequence[float]) -> str:
@@ -199,14 +200,14 @@ def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
         return []
     count = {status: sum(v["status"] == status for v in verdicts) for status in ("pass", "miss", "not measured")}
     lines = [
-        "## Bars",
+        "## Goals",
         "",
-        "What was set as a goal before the work, those missed first. "
+        "What was set as a goal before the work; the table has those missed first. "
         + f"{count['pass']} passed, {count['miss']} missed, {count['not measured']} not measured"
         + (f", {len(refused)} cases failed." if refused else "."),
         "",
     ]
-    rows_of_bars = ["| case | direction | bar | measured | |", "|---|---|---|---|---|"]
+    rows_of_bars = ["| case | direction | goal | measured | |", "|---|---|---|---|---|"]
     for v in sorted(verdicts, key=lambda v: ("miss", "not measured", "pass").index(v["status"])):
         note = f": {v['why']}" if v["status"] == "not measured" else ""
         shown = "-" if v["measured"] is None else amount(v["measured"], v["kind"])
@@ -215,7 +216,7 @@ def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in refused:
         failed = f"**failed**: {row['error']}"
         rows_of_bars.append(f"| {row['group']}: {row['case']} | {row['direction']} | | - | {failed} |")
-    return [*lines, *behind("All bars", rows_of_bars)]
+    return [*lines, *behind("All goals", rows_of_bars)]
 
 
 def amount(measured: float, kind: str) -> str:

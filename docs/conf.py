@@ -100,5 +100,4 @@ def setup(app: Any) -> None:
     site_pages.write(DOCS / "_generated")
     site_pages.viewers(DOCS / "_generated" / ".viewers")
     app.connect("source-read", site_pages.links_that_work_here)
-    app.connect("source-read", site_pages.folded_models)
     app.connect("autodoc-process-docstring", site_pages.as_restructured_text, priority=400)  # before napoleon

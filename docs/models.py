@@ -3,8 +3,8 @@
     python -m pytest --checks=docs/checks.json      measures the errors
     python docs/models.py                           writes them into the page and draws the pictures
 
-A section has a title `## system`, a description, a picture with its topology as caption, the definition, and a line of
-errors. The table takes the first sentence of each description.
+A section has a title `## system`, a description and, folded, a picture with its topology as caption, the definition,
+and a line of errors.
 """
 
 import json
@@ -60,13 +60,11 @@ def updated(text: str, checks: Checks) -> str:
 
 
 def _table(bodies: dict[str, str], checks: Checks) -> str:
-    lines = ["| system | as a graph | checked against | largest error |", "|---|---|---|---|"]
-    for system, body in bodies.items():
+    lines = ["| system | checked against | largest error |", "|---|---|---|"]
+    for system in bodies:
         peers = checks.get(system, {})
-        lines.append(
-            f"| [{system}](#{_anchor(system)}) | {_first_sentence(body)} | {'; '.join(peers) or '-'} | "
-            f"{f'{max(peers.values()):.1e}' if peers else '-'} |"
-        )
+        error = f"{max(peers.values()):.1e}" if peers else "-"
+        lines.append(f"| [{system}](#{anchor(system)}) | {'; '.join(peers) or '-'} | {error} |")
     return "\n".join(lines) + "\n"
 
 
@@ -74,13 +72,13 @@ def _errors(peers: dict[str, float]) -> str:
     return "; ".join(f"{peer} ({error:.1e})" for peer, error in peers.items()) or "-"
 
 
-def _first_sentence(body: str) -> str:
+def first_sentence(body: str) -> str:
     """The first sentence of a section, without citations."""
     paragraph = " ".join(body.strip().split("\n\n")[0].split())
     return CITATION.sub("", paragraph).split(". ")[0].rstrip(".")
 
 
-def _anchor(title: str) -> str:
+def anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 

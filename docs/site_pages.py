@@ -51,17 +51,15 @@ def changed(path: Path, text: str) -> None:
 
 def gallery() -> str:
     """A card for each model of models.md: its picture, its title, and what it is as a graph."""
-    text = (DOCS / "models.md").read_text("utf-8")
-    rows = re.findall(r"^\| \[(.+?)\]\(#(.+?)\) \| (.+?) \| (.+?) \| (.+?) \|$", text, re.M)
-    sections = dict(zip(re.findall(r"^## (.+)$", text, re.M), re.split(r"^## .+$", text, flags=re.M)[1:], strict=True))
+    import models
+
     cards = []
-    for title, anchor, graph, _, _ in rows:
-        section = next((body for name, body in sections.items() if name.strip() == title), "")
+    for title, section in models.sections(models.PAGE.read_text("utf-8")).items():
         picture = re.search(r"!\[(.*?)\]\((.+?)\)", section, re.S)
-        card = [f":::{{grid-item-card}} {title}", f":link: ../models.html#{anchor}", ":link-type: url"]
+        card = [f":::{{grid-item-card}} {title}", f":link: ../models.html#{models.anchor(title)}", ":link-type: url"]
         if picture:
             card += [f":img-top: ../{picture[2]}", f":img-alt: {' '.join(picture[1].split())}"]
-        cards.append("\n".join([*card, "", f"{graph}.", ":::"]))
+        cards.append("\n".join([*card, "", f"{models.first_sentence(section)}.", ":::"]))
     head = "# Models\n\nEach is the same operator over another graph. A card leads to the definition and its check.\n"
     grid = "\n::::{grid} 1 2 3 3\n:gutter: 3\n\n" + "\n\n".join(cards) + "\n\n::::\n"
     return f"{head}{grid}\n```{{toctree}}\n:hidden:\n\nAll definitions <../models>\n```\n"
@@ -114,17 +112,6 @@ def links_that_work_here(app: Any, page: str, source: list[str]) -> None:
         return f"{link[1]} (`{target.relative_to(ROOT)}`)" if _is_outside(target) else link[0]
 
     source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)", as_text, source[0])
-
-
-def folded_models(app: Any, page: str, source: list[str]) -> None:
-    """On the page of models, the picture, the code and the check of each system fold behind its definition."""
-    if page == "models":
-        source[0] = re.sub(
-            r"(^## .+\n\n.+\n)\n((?:(?!^## )(?!^### ).*\n)*?^Checked against: .+$)",
-            r"\1\n:::::{dropdown} Graph, code and check\n\2\n:::::\n",
-            source[0],
-            flags=re.M,
-        )
 
 
 def _is_outside(target: Path) -> bool:

@@ -66,7 +66,7 @@ def test_one_case_from_measuring_to_the_page(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> None:
-    file, page = tmp_path / "gpu.json", tmp_path / "page.md"
+    file = tmp_path / "gpu.json"
     done = command("gpu", "--small", "--device", "cpu", "--each", 0, "--seconds", 3000, "--out", file)
     assert done.returncode == 0, done.stderr + done.stdout
     results = json.loads(file.read_text())
@@ -77,9 +77,10 @@ def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> N
     for row in results["rows"]:
         assert row["checked"]["errors"]
         assert row["group"] == "exact" or all("median" in e or "note" in e for e in row["entries"].values())
-    done = command("report", "--results", file, "--gpu", file, "--page", page)
-    assert done.returncode == 0, done.stderr
-    assert "# On a GPU" in page.read_text()
+    page = "".join(f"<!-- gpu: {name} --><!-- gpu end -->" for name in ("irregular", "plans", "not run"))
+    filled = gpu_report.fill(page, results)
+    assert "Not measured yet." not in filled
+    assert "All cases ran." in filled
 
 
 def test_processes_check_beforehand_and_a_run_goes_on_where_another_stopped(tmp_path: Path) -> None:
@@ -213,8 +214,6 @@ def test_every_figure_of_a_gpu_has_its_row() -> None:
         text = page.read_text()
         assert gpu_report.fill(text, results) == text, f"{page.name}: run python -m benchmarks report"
         assert gpu_report.without_tables(text) != text
-    section = re.sub("^#", "##", "\n".join(gpu_report.section(results)), flags=re.M)  # a part of the page
-    assert section in cli.PAGE.read_text()
     figure = re.compile(r"\d\s*(ms|us|ns|x|times|TFLOP/s|GB/s|GB|MB|%)(?!\w)|\d\s*(micro|milli|nano)seconds")
     prose = gpu_report.without_tables((ROOT / "docs" / "gpu.md").read_text())
     assert not figure.search(prose), figure.search(prose)
