@@ -88,12 +88,23 @@ def link(name: str) -> str:
     return f"`{name}`"
 
 
+def counts(of: list[Statement]) -> str:
+    return ", ".join(f"{sum(one.state == state for one in of)} {state}" for state in STATES)
+
+
 def index() -> str:
-    parts = []
-    for lecture, group in groupby(statements(), lambda one: one.lecture):
+    everything = statements()
+    lacking = [one for one in everything if one.state != "here"]
+    parts = [f"{len(everything)} statements: {counts(everything)}. Those that are not, and why:", ""]
+    parts += ["| statement | | where, and why not more |", "|---|---|---|"]
+    for one in lacking:
+        where = "; ".join(filter(None, [", ".join(map(link, one.served_by)), one.note]))
+        parts.append(f"| {one.text} | {one.state} | {where} |")
+    parts.append("")
+    for lecture, group in groupby(everything, lambda one: one.lecture):
         members = list(group)
-        counts = [f"{sum(one.state == state for one in members)} {state}" for state in STATES]
-        parts += [f"## {LECTURES[lecture]}", "", f"{len(members)} statements: {', '.join(counts)}.", ""]
+        parts += [f"## {LECTURES[lecture]}", "", "<details>"]
+        parts += [f"<summary>{len(members)} statements: {counts(members)}</summary>", ""]
         parts += ["| slide | statement | | where |", "|---|---|---|---|"]
         shown = ""
         for one in members:
@@ -102,8 +113,8 @@ def index() -> str:
             slide, shown = "" if one.slide == shown else one.slide, one.slide
             cells = slide, text, one.state, "; ".join(filter(None, [where, one.note]))
             parts.append(f"| {' | '.join(cells)} |")
-        parts.append("")
-    return "\n".join([*parts, ""])
+        parts += ["", "</details>", ""]
+    return "\n".join(parts)
 
 
 def updated(page: str) -> str:

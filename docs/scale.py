@@ -1,4 +1,4 @@
-"""Writes the tables of docs/scale.md, and its figure: `python -m docs.scale`, a minute.
+"""Writes the tables of docs/distributed.md, and its figure: `python -m docs.scale`, a minute.
 
 Everything is computed: plans of `partition`, and `docs/simulate.py` with the rates of data sheets.
 """
@@ -19,7 +19,7 @@ from mpnn.distributed import partition
 from mpnn.view.plot import FRAME, INK, MUTED, SERIES
 
 HERE = Path(__file__).parent
-PAGE, FIGURE = HERE / "scale.md", HERE / "img" / "scale.png"
+PAGE, FIGURE = HERE / "distributed.md", HERE / "img" / "scale.png"
 TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.S)
 RANKS = (8, 64, 1024)
 HEADINGS = ("layers over a graph", "ranks", "fetched a layer", "memory", "computing", "exchange", "efficiency")

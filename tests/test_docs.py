@@ -62,6 +62,23 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+def words(text: str) -> int:
+    """The words that a reader has before them: code, tables and folded parts are looked up."""
+    text = re.sub(r"^ *(`{3,})[^\n]*\n.*?^ *\1 *$", "", text, flags=re.M | re.S)
+    text = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
+    return len(re.sub(r"^ *\|.*$", "", text, flags=re.M).split())
+
+
+def test_pages_have_2000_words_at_most_and_versions_300() -> None:
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "_generated" not in page.parts]
+    assert {page.name: count for page in pages if (count := words(page.read_text())) > 2000} == {}
+    assert words((ROOT / "README.md").read_text()) <= 800
+    _, *versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert versions
+    assert {version.split("\n")[0]: count for version in versions if (count := words(version)) > 300} == {}
+    assert words("one two\n```sh\nthree\n```\n| four |\n<details>\n\nfive\n\n</details>\nsix") == 3
+
+
 def test_architecture_names_files_and_functions_that_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`([\w/]+(?:/|\.(?:py|cpp|h|json)))(?::([\w.]+))?`", text)
@@ -114,7 +131,7 @@ def test_the_page_of_models_says_what_was_measured() -> None:
 
 @pytest.mark.slow
 def test_the_table_of_scale_says_what_is_computed() -> None:
-    page, text = page_script("scale"), (ROOT / "docs" / "scale.md").read_text()
+    page, text = page_script("scale"), (ROOT / "docs" / "distributed.md").read_text()
     assert page.updated(text, list(page.forecasts())) == text, "run python -m docs.scale"
 
 
@@ -135,7 +152,7 @@ def test_the_index_of_lectures_names_what_exists() -> None:
 
 
 def test_the_table_of_results_says_what_was_recorded() -> None:
-    page, text = page_script("results"), (ROOT / "docs" / "results.md").read_text()
+    page, text = page_script("results"), (ROOT / "docs" / "evidence.md").read_text()
     assert page.TABLE.search(text)
     assert page.updated(text) == text, "run python docs/results.py"
     for path in page.RECORDS.glob("*.json"):

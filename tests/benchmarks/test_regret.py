@@ -90,4 +90,4 @@ def test_the_report_gives_shares_and_the_worst() -> None:
     assert lines[4:] == ["2.00  csr instead of tiles: causal, a"]
     page = plans({"command": "python -m benchmarks regret --seed 1", **about(), **summary})
     assert "| causal | 1 | 2.000 | 100.0% | 2.00 |" in page
-    assert page[-1] == "- 2.00  csr instead of tiles: causal, a"
+    assert page[-3] == "- 2.00  csr instead of tiles: causal, a"
