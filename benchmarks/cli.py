@@ -283,7 +283,7 @@ def report(
     reasons: Annotated[Path, typer.Option(help="Why goals were missed: Markdown, written by hand.")] = REASONS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
-    """Writes the page of a run, with its tables, goals and pictures, and a GPU's tables in docs/gpu.md and README.md."""
+    """Writes the page of a run, with its tables, goals and pictures, and a GPU's tables in docs/gpu.md and README."""
     if not results.is_file():
         raise typer.BadParameter(f"there is no {results}; python -m benchmarks cpu writes it", param_hint="--results")
     others = {"Whole workloads": json.loads(workloads.read_text())} if workloads.is_file() else {}

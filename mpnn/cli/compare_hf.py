@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.cli import page
-from mpnn.cli.view_models import own_graph, shown_name, tokenizer_of
+from mpnn.cli.view_models import named_graph, own_graph, shown_name, tokenizer_of
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"
@@ -78,7 +78,11 @@ def load(name: str, text: str, context: int | None = None) -> tuple[Any, Tensor]
 def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]:
     """Reads all pieces over the model's own graph and over each other; graphs with the same edges are one.
 
-    Its own are its masks, or the graph that it was saved with."""
+    Its own are its masks, or the graph that it was saved with.
+
+    Raises:
+        ValueError: if a token attends to a later one over one of the graphs.
+    """
     import mpnn.hf
 
     own = own_graph(model)
@@ -86,10 +90,11 @@ def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]
     name = OWN if saved is None else f"its own, {saved if isinstance(saved, str) else 'by layer'}"
     candidates = [_Candidate(name, own, _graphs(model, pieces[:1], own))]
     for expression in graphs:
-        found = _graphs(model, pieces[:1], {"graph": expression})
+        options = named_graph(model, expression, pieces.shape[1])
+        found = _graphs(model, pieces[:1], options)
         same = next((one for one in candidates if _are_equal(one.graphs, found)), None)
         if same is None:
-            candidates.append(_Candidate(expression, {"graph": expression}, found))
+            candidates.append(_Candidate(expression, options, found))
         elif same is candidates[0] and saved is not None:
             same.name = f"its own, {expression}"
         else:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from mpnn.decoding.generation import check_causal
+from mpnn.graphs import parse
 from mpnn.view.attention import Recording
 
 OWN = "its own graph"
@@ -66,6 +68,19 @@ def own_graph(model: Any) -> dict[str, Any]:
     return {"graph": getattr(config, "mpnn_graph", None), "causal": getattr(config, "mpnn_causal", True)}
 
 
+def named_graph(model: Any, expression: str, tokens: int) -> dict[str, Any]:
+    """The arguments of `mpnn.hf.use` for an expression over so many tokens.
+
+    Raises:
+        ValueError: if a token of a decoder attends to a later one. Commands have no `causal=False`.
+    """
+    import mpnn.hf
+
+    if mpnn.hf.is_causal(model):
+        check_causal(parse(expression), tokens)
+    return {"graph": expression}
+
+
 def not_a_model(name: str, error: OSError) -> ValueError:
     """The error for a name that does not load a model and what it reads."""
     why = str(error).splitlines()[0]
@@ -87,7 +102,8 @@ def record_transformers(model: Any, inputs: Any, name: str, graph: str | None, b
             made.append(Recording(name, over.num_dst, layers, budget=budget))
         made[0].add(over, weights)
 
-    handle = mpnn.hf.use(model, **(own_graph(model) if graph is None else {"graph": graph}))
+    tokens = inputs["input_ids"].shape[-1] if "input_ids" in inputs else 1
+    handle = mpnn.hf.use(model, **(own_graph(model) if graph is None else named_graph(model, graph, tokens)))
     try:
         with torch.no_grad(), mpnn.hf.record(visit):
             model(**inputs)

@@ -132,6 +132,10 @@ def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:
     assert "causal &amp; window(4)" in (tmp_path / "out" / "index.html").read_text()
     again = RUN.invoke(app, ["compare", *options])
     assert (again.exit_code, "replace it with --force" in again.output) == (2, True)
+    acausal = RUN.invoke(app, ["compare", *options, "--force", "--graphs", "causal; window(4)"])
+    assert acausal.exit_code == 2
+    assert "use causal() & (window(4))" in " ".join(acausal.output.split())
+    assert "causal=False" not in acausal.output, "an argument of Python, and none of the command"
     hf = pytest.importorskip("mpnn.hf")
     with_graph = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "model")
     hf.use(with_graph, "causal & window(2)")
