@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.contest import BOTH, FORWARD, OURS, STEP
-from benchmarks.report import behind, duration, memory
+from benchmarks.report import behind, duration, memory, spreads, times_faster
 
 Row = dict[str, Any]
 Results = dict[str, Any]
@@ -198,7 +198,11 @@ def regrets(rows: Iterable[Row]) -> list[tuple[Row, str, str, float]]:
 def _of_group(group: str) -> Callable[[Results], list[str]]:
     def block(results: Results) -> list[str]:
         rows = [row for row in results["rows"] if row["group"] == group]
-        return behind(f"{len(rows)} rows", table(rows)) if rows else ["Not measured yet."]
+        if not rows:
+            return ["Not measured yet."]
+        ratios = times_faster(rows)
+        lead = ["How many times as fast as each peer, the median:", "", *spreads(ratios), ""] if ratios else []
+        return [*lead, *behind(f"{len(rows)} rows", table(rows))]
 
     return block
 

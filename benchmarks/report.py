@@ -90,7 +90,6 @@ def _is_no_peer(name: str) -> bool:
 def _peers(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
     if not ratios:
         return []
-    directions = (FORWARD, BOTH)
     return [
         "## Peer by peer",
         "",
@@ -99,13 +98,16 @@ def _peers(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
         "![How many times faster mpnn is than each peer, forward and forward+backward: a line from the least to the "
         "most over all cases, and a point at the median; the table below has the numbers](img/performance_peers.png)",
         "",
-        "| peer | forward | forward+backward |",
-        "|---|---|---|",
-        *(
-            f"| {name} | {' | '.join(_spread(found.get(d, [])) for d in directions)} |"
-            for name, found in ratios.items()
-        ),
+        *spreads(ratios),
     ]
+
+
+def spreads(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+    """A line for each peer: how many times faster we are."""
+    lines = ["| peer | forward | forward+backward |", "|---|---|---|"]
+    for name, found in ratios.items():
+        lines.append(f"| {name} | {' | '.join(_spread(found.get(d, [])) for d in (FORWARD, BOTH))} |")
+    return lines
 
 
 def times_faster(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:

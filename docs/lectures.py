@@ -96,7 +96,7 @@ def index() -> str:
     everything = statements()
     lacking = [one for one in everything if one.state != "here"]
     parts = [f"{len(everything)} statements: {counts(everything)}. Those that are not, and why:", ""]
-    parts += ["| statement | | where, and why not more |", "|---|---|---|"]
+    parts += ["| statement | | why |", "|---|---|---|"]
     for one in lacking:
         where = "; ".join(filter(None, [", ".join(map(link, one.served_by)), one.note]))
         parts.append(f"| {one.text} | {one.state} | {where} |")

@@ -12,8 +12,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
+
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -73,7 +76,8 @@ def take(name: str, folder: Path) -> None:
             height = chromium.run(f"await new Promise((done) => setTimeout(done, 500)); {script}")
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
         shot = chromium.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        (IMAGES / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
+        image = Image.open(BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+        image.quantize(256, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
         assert chromium.problems == [], chromium.problems
 
 

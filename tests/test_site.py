@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
 
 TOO_WIDE = """
+document.querySelectorAll("details").forEach((e) => { e.open = true; });
 const width = document.documentElement.clientWidth;
 const scrolls = "table, pre, .highlight, svg, .math";
 const isInBox = (e) => e.closest("p") && getComputedStyle(e.closest("p")).overflowX === "auto";  // a picture
