@@ -189,10 +189,10 @@ def test_every_public_name_has_its_page(module: str) -> None:
 # What a caller never makes: base classes, errors, and what other functions return.
 WITHOUT_EXAMPLE = """
     Aggregator Attention AttentionBias Backend BlockDiagonalMask BlockMask CheckpointError Chunks Composed
-    CompressedGraph DamagedFile DatasetNotFound DividedGraph EdgeFile EmbeddingTable GraphClassification HeteroBatch
-    HeteroSample KeyValue LinkSplit Mask NeighborBatch NodeInputs NodeTables Outputs Owners Part Partition Position
-    Recurrent Reformer ReformerConfig ReformerLM Report Role Rollouts Score StackedGraph TrainingDiverged TreeMask
-    Update deterministic_batches"""
+    CompressedGraph DamagedFile DatasetNotFound DividedGraph EdgeFile EmbeddingTable GraphClassification GraphTables
+    HeteroBatch HeteroSample KeyValue LinkSplit Mask NeighborBatch NodeInputs NodeTables Outputs Owners Part Partition
+    Position Recurrent Reformer ReformerConfig ReformerLM Report Role Rollouts Score StackedGraph TrainingDiverged
+    TreeMask Update deterministic_batches"""
 
 
 @pytest.mark.slow

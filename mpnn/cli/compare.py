@@ -26,7 +26,7 @@ from mpnn.cli.measure import backends, estimates
 from mpnn.cli.options import FILES, Defaults, Options, takes
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds, expanded, require_optuna, seconds_of, separated
 from mpnn.cli.stop import Stopped, stop_between_steps
-from mpnn.cli.tasks import MEASURES, NodeRun, NodeSettings, Run, TextRun, TextSettings, manual
+from mpnn.cli.tasks import MEASURES, NodeRun, NodeSettings, Run, TextRun, TextSettings, manual, say_how_read
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.comparison import Comparison, Curve, Train, compare as compare_graphs, spread
 from mpnn.train.loop import History, Settings, TrainingDiverged, fit, require_accelerate
@@ -299,7 +299,7 @@ class _Contest:
             default_graphs = f"causal; {near}; strided({stride})"
             return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
         nodes, of_nodes = options.load_nodes(), options.node_sizes()
-        nodes.say_how_read()
+        say_how_read(getattr(nodes.data, "understood", ()))
         own, problem = nodes.own_graph, nodes.outputs.problem
         chosen = {name: getattr(options, name) for name in (*FILES, "problem")}
         files = [

@@ -16,6 +16,7 @@ import typer
 
 from mpnn import data
 from mpnn.cli import tasks
+from mpnn.cli.graph_run import OWN, Collection, GraphRun, GraphSettings
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, NodeSettings, Run, TextRun, TextSettings
 from mpnn.data.tables import EdgeFile, Problem
 from mpnn.graphs.tables import named
@@ -27,20 +28,35 @@ Defaults = Mapping[str, Mapping[str, Any]]
 _SHARED = {"graph": None, "seed": 0, "device": "cpu", "precision": "float32"}
 _NODES = {**asdict(NodeSettings()), **_SHARED, "steps": EPOCHS}
 FILES = dict.fromkeys(
-    ("nodes", "labels", "edges", "columns", "target", "weights", "directed", "first", "split", "ignore")
+    (
+        *("nodes", "labels", "edges", "columns", "target", "weights", "directed", "first", "split", "ignore"),
+        *("edge_features", "categories"),
+    )
 )
+GRAPH_STEPS = 1000
 DEFAULTS: Defaults = {
     "text": {**asdict(TextSettings()), **_SHARED, "text": "pydoc", "file": None},
     "cora": _NODES,
     "digits": _NODES,
     "edges": {**_NODES, **FILES, "problem": "classes"},
+    "graphs": {
+        **asdict(GraphSettings()),
+        **_SHARED,
+        **FILES,
+        "problem": "classes",
+        "steps": GRAPH_STEPS,
+        "graph_table": None,
+    },
 }
-_NAMES = {"text": "data"}  # of options whose name is another than that of the field
+_OF_TASK = {"text": "text", "graphs": "graphs"}
+# The options whose name is another than that of the field.
+_NAMES = {"text": "data", "graph_table": "graph-table", "edge_features": "edge-features"}
 
 
 Task = Literal["text", "cora", "digits"]
 TextName = Literal["pydoc", "tinyshakespeare"]
 Arithmetic = Literal["float32", "bf16", "fp16"]
+Readout = Literal["sum", "mean", "max"]
 NodeModel = Literal["gat", "gatv2", "gcn", "sage", "gin", "transformer", "gnn"]
 
 
@@ -49,7 +65,7 @@ def _option(kind: Any, help: str, panel: str | None = None, metavar: str | None 
     return field(default=None, metadata={"kind": kind, "settings": settings})
 
 
-_TEXT, _NODE, _OWN = "Text only", "Nodes only", "A graph of your own"
+_TEXT, _NODE, _OWN = "Text only", "Nodes and graphs only", "Graphs of your own"
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,7 @@ class Options:
         "both with self-loops. Default: causal for text, cora for cora, knn(8) for digits.",
         metavar="EXPR",
     )
-    steps: int | None = _option(int, "Training steps (text) or epochs (nodes).")
+    steps: int | None = _option(int, "Training steps (text, graphs) or epochs (nodes).")
     attention: str | None = _option(
         str,
         "dot, additive or linear; over causal alone retention, gated, state_space or delta.",
@@ -74,6 +90,11 @@ class Options:
         metavar="NAME",
     )
     model: str | None = _option(NodeModel, "The network of nodes.", _NODE)
+    readout: str | None = _option(
+        Readout,
+        "How the states of nodes become those of a graph, with --graph-table. Default: sum for gin, else mean.",
+        _NODE,
+    )
     aggregate: str | None = _option(
         str, "How messages are combined: sum, mean, max, ... For nodes, --model sage and gnn have it.", metavar="NAME"
     )
@@ -90,7 +111,7 @@ class Options:
     dim: int | None = _option(int, "Width of the model. Without it, nodes have that of the model's paper.")
     heads: int | None = _option(int, "Attention heads; must divide --dim.")
     layers: int | None = _option(int, "Number of layers.")
-    batch: int | None = _option(int, "Crops of text per step.", _TEXT)
+    batch: int | None = _option(int, "Crops of text, or graphs, per step.")
     lr: float | None = _option(float, "Maximum learning rate; mpnn compare tries half and twice of it, too.")
     dropout: float | None = _option(float, "Share of features and attention weights dropped in training.", _NODE)
     nodes: str | None = _option(
@@ -99,6 +120,13 @@ class Options:
         "A column id names them.",
         _OWN,
         flags=("--nodes", "--features"),
+        dir_okay=False,
+    )
+    graph_table: str | None = _option(
+        Path,
+        "A row for each of many graphs, to learn something of each: a column id names it. --nodes and --edges then "
+        "have a column graph.",
+        _OWN,
         dir_okay=False,
     )
     labels: str | None = _option(
@@ -137,6 +165,18 @@ class Options:
         dir_okay=False,
     )
     ignore: str | None = _option(str, "Columns of --nodes that are no features.", _OWN, metavar="COLUMN,...")
+    edge_features: str | None = _option(
+        str,
+        "Columns of --edges that are features, for gat, gatv2 and transformer.",
+        _OWN,
+        metavar="COLUMN,...",
+    )
+    categories: str | None = _option(
+        str,
+        "Features that are categories: words, or whole numbers that only name something, such as an element.",
+        _OWN,
+        metavar="COLUMN,...",
+    )
 
     @staticmethod
     def read(written: Any) -> "Options":
@@ -150,7 +190,8 @@ class Options:
         """The options with the defaults of their task, or of `task`."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         known = {"task"} if task is None else set()
-        task = task or self.task or ("edges" if given.keys() & FILES.keys() else "text")
+        own = "graphs" if "graph_table" in given else "edges" if given.keys() & FILES.keys() else "text"
+        task = task or self.task or own
         for name in (name for name in given if name not in known | defaults[task].keys()):
             whose = [_described(other) for other in defaults if name in defaults[other]]
             raise ValueError(
@@ -182,6 +223,18 @@ class Options:
             raise ValueError("--precision fp16 needs a GPU: torch computes it on GPUs only; use bf16, or --device cuda")
         if options.task == "text":
             return TextRun(options.graph or "causal", options.corpus(), options.sizes(), options.seed, options.device)
+        if options.task == "graphs":
+            if self.edges is None and options.graph is None:
+                raise ValueError("graphs of your own need --edges, or --graph such as complete for every pair of nodes")
+            return GraphRun(
+                options.graph or OWN,
+                options.load_graphs(),
+                options.steps,
+                options.seed,
+                GraphSettings(**options._values(GraphSettings)),
+                device=options.device,
+                precision=options.precision,
+            )
         nodes = options.load_nodes()
         return NodeRun(
             options.graph or nodes.own_graph,
@@ -201,7 +254,7 @@ class Options:
         """The options of a model of nodes, of resolved options."""
         return NodeSettings(**self._values(NodeSettings))
 
-    def _values(self, settings: type[TextSettings | NodeSettings]) -> dict[str, Any]:
+    def _values(self, settings: type[TextSettings | NodeSettings | GraphSettings]) -> dict[str, Any]:
         values = {one.name: getattr(self, one.name) for one in fields(settings)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -213,25 +266,34 @@ class Options:
             raise ValueError(
                 "a graph of your own needs --nodes with --target or --labels, and --edges unless --graph makes them"
             )
-        return Nodes.of_files(
-            Path(self.nodes),
-            self.edge_file(),
-            self.seed or 0,
-            labels=self.labels and Path(self.labels),
-            target=_listed(self.target),
-            problem=self.problem,
-            split=self.split and Path(self.split),
-            ignore=_listed(self.ignore) or (),
-        )
+        return Nodes.of_files(Path(self.nodes), self.edge_file(), self.seed or 0, **self._tables())
+
+    def load_graphs(self) -> Collection:
+        """The graphs, of resolved options. Raises ValueError or OSError if the files cannot be read."""
+        if self.graph_table is None or self.nodes is None or (self.labels is None and self.target is None):
+            raise ValueError("graphs of your own need --graph-table, --nodes, and --target or --labels")
+        paths = Path(self.graph_table), Path(self.nodes)
+        return Collection.of_files(*paths, self.edge_file(), self.seed or 0, **self._tables())
+
+    def _tables(self) -> dict[str, Any]:
+        return {
+            "labels": self.labels and Path(self.labels),
+            "target": _listed(self.target),
+            "problem": self.problem,
+            "split": self.split and Path(self.split),
+            "ignore": _listed(self.ignore) or (),
+            "categories": _listed(self.categories) or (),
+        }
 
     def edge_file(self) -> EdgeFile | None:
         """The table of edges; None if there is none, which also --columns, --weights and --directed need."""
         if self.edges is None:
-            for name in ("columns", "weights", "directed", "first"):
+            for name in ("columns", "weights", "directed", "first", "edge_features"):
                 if getattr(self, name) is not None and getattr(self, name) is not False:
-                    raise ValueError(f"--{name} is about --edges, which is missing")
+                    raise ValueError(f"--{_NAMES.get(name, name)} is about --edges, which is missing")
             return None
-        return EdgeFile(Path(self.edges), named(self.columns), self.weights, bool(self.directed), self.first)
+        features = tuple(_listed(self.edge_features) or ())
+        return EdgeFile(Path(self.edges), named(self.columns), self.weights, bool(self.directed), self.first, features)
 
     def corpus(self) -> Corpus:
         """The text, of resolved options. Raises ValueError or OSError if the file cannot be read."""
@@ -271,8 +333,8 @@ def _typed(one: Field[Any], defaults: Defaults) -> Any:
     by_value: dict[Any, list[str]] = {}
     for task, values in defaults.items():
         if values.get(one.name) is not None:
-            by_value.setdefault(values[one.name], []).append("text" if task == "text" else "nodes")
-    shown = [f"{value} for {whose[0]}" for value, whose in by_value.items()]
+            by_value.setdefault(values[one.name], []).append(_OF_TASK.get(task, "nodes"))
+    shown = [f"{value} for {' and '.join(dict.fromkeys(whose))}" for value, whose in by_value.items()]
     default = next(iter(by_value)) if len(by_value) == 1 else "; ".join(shown)
     settings = {**one.metadata["settings"]}
     flags = settings.pop("flags", (f"--{_NAMES.get(one.name, one.name)}",))
@@ -287,7 +349,8 @@ def _plain(value: Any) -> Any:
 
 
 def _described(task: str) -> str:
-    return {"edges": "a graph of your own (--nodes)", "hf": "--hf"}.get(task, f"--task {task}")
+    own = {"edges": "a graph of your own (--nodes)", "graphs": "graphs of your own (--graph-table)"}
+    return {**own, "hf": "--hf"}.get(task, f"--task {task}")
 
 
 def _listed(names: str | None) -> list[str] | None:

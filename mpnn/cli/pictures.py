@@ -43,7 +43,7 @@ def step_times(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], p
 
 
 def losses(results: Sequence[Run], path: Path) -> None:
-    """Validation loss (text) or accuracy (nodes) over the steps. The name of a single result is the title."""
+    """Validation loss (text, graphs) or accuracy (nodes) over the steps. The name of a single result is the title."""
     figure = Figure(figsize=(5.8, 3.5), layout="constrained")
     ax = figure.add_subplot()
     of_nodes = bool(results[0].history.val_accuracy)
@@ -52,7 +52,9 @@ def losses(results: Sequence[Run], path: Path) -> None:
         "" if single else r.expression: (r.history.val_step, r.history.val_accuracy if of_nodes else r.history.val_loss)
         for r in results
     }
-    ylabel = "validation accuracy" if of_nodes else "validation loss (nats a character)"
+    of_text = results[0].history.test_accuracy is None
+    loss = f"validation loss{' (nats a character)' if of_text else ''}"
+    ylabel = "validation accuracy" if of_nodes else loss
     title = results[0].expression if single else ""
     plot.curves(history, ax, ylabel=ylabel, xlabel="epoch" if of_nodes else "step", title=title)
     _save(figure, path)

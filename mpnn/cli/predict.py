@@ -1,4 +1,4 @@
-"""`mpnn predict`: what a model of nodes that `mpnn train` saved says about each node, as a table."""
+"""`mpnn predict`: what a model that `mpnn train` saved says about each node, or each graph, as a table."""
 
 import csv
 import json
@@ -12,10 +12,14 @@ import typer
 from torch import Tensor
 
 from mpnn.cli.console import Force, check_file, console, exit_on_failure, exit_on_invalid_input
+from mpnn.cli.graph_run import OWN, Collection, GraphRun, has_loops, predictions
+from mpnn.cli.options import Options
 from mpnn.cli.tasks import NODE_MODELS, NODES, NodeRun, graph_over
 from mpnn.cli.train import saved_options, saved_run
+from mpnn.data.graph_tables import graph_inputs
 from mpnn.data.tables import Outputs, node_inputs
 from mpnn.graph.files import write_atomically
+from mpnn.models import GIN, GraphPredictor
 
 
 def predict(
@@ -28,32 +32,44 @@ def predict(
         Path | None,
         typer.Option(help="The edges of these nodes. Default: the run's graph, if they are the run's nodes."),
     ] = None,
+    graph_table: Annotated[
+        Path | None,
+        typer.Option(help="Other graphs, of a run with --graph-table; also name their --nodes and --edges."),
+    ] = None,
     force: Force = False,
 ) -> None:
-    """Write what a model of nodes that mpnn train saved says about each node.
+    """Write what a model of nodes or graphs that mpnn train saved says about each of them.
 
-    The table has a row for each node: its id (or its number from 0), then the
+    The table has a row for each node, or graph: its id (or its number from 0), then the
     most likely class and the probability of each class; for several labels, 0
     or 1 for each and their probabilities; for regression, the numbers.
     \b
     Examples:
       mpnn predict runs/train -o predictions.csv
       mpnn predict runs/train --nodes new.csv --edges new_edges.csv -o new_predictions.csv
+      mpnn predict runs/train --graph-table new.csv --nodes new_atoms.csv --edges new_bonds.csv
     """
     with exit_on_invalid_input():
         check_file(out, (".csv",), "predictions are a table of text", force)
-        ids, outputs, values = _predicted(folder, nodes, edges)
+        ids, outputs, values = _predicted(folder, nodes, edges, graph_table)
     with exit_on_failure():
         write_atomically(out, lambda path: _write(path, _rows(ids, outputs, values)))
     console.print(f"{len(values):,} predictions in {out}", soft_wrap=True)
 
 
-def _predicted(folder: Path, nodes: Path | None, edges: Path | None) -> tuple[Sequence[str], Outputs, Tensor]:
+def _predicted(
+    folder: Path, nodes: Path | None, edges: Path | None, graph_table: Path | None
+) -> tuple[Sequence[str], Outputs, Tensor]:
     """The names of the nodes, what outputs mean, and the outputs [N, C]."""
     options, settings = saved_options(folder)
     if options.task == "text":
         raise ValueError(f"{folder} has a model of text; mpnn generate continues text")
     saved = _saved_names(folder)
+    if options.task == "graphs":
+        names, outputs = _of_graphs(folder, options, saved, graph_table, nodes, edges)
+        return names, saved["outputs"], outputs
+    if graph_table is not None:
+        raise ValueError(f"{folder} was trained without --graph-table")
     over_edges = str(settings["graph"]).strip() == "edges"
     if edges is None and (nodes is None or (over_edges and options.nodes is not None)):
         run, model = saved_run(folder)
@@ -65,7 +81,7 @@ def _predicted(folder: Path, nodes: Path | None, edges: Path | None) -> tuple[Se
             raise ValueError(f"{folder} was trained without {'--nodes' if options.nodes is None else '--edges'}")
         changed = replace(options, edges=options.edges if edges is None else str(edges))
         linked = changed.edge_file() if over_edges else None
-        inputs = node_inputs(nodes or Path(options.nodes), linked, saved["inputs"])
+        inputs = node_inputs(nodes or Path(options.nodes), linked, saved["inputs"], saved["categories"])
         device = str(options.device)
         model = NODE_MODELS[str(options.model)].from_pretrained(folder).to(device)
         graph = graph_over(inputs, "edges", settings["graph"]).to(device)
@@ -75,9 +91,35 @@ def _predicted(folder: Path, nodes: Path | None, edges: Path | None) -> tuple[Se
     return ids or [*map(str, range(len(values)))], saved["outputs"], values
 
 
+def _of_graphs(
+    folder: Path, options: Options, saved: dict[str, Any], *files: Path | None
+) -> tuple[Sequence[str], Tensor]:
+    """The names of graphs, in `files` (graphs, nodes, edges) or of the run, and the outputs [G, C]."""
+    own = options.edges is not None
+    wanted = files if own else files[:2]
+    if any(file is not None for file in files) and not (all(wanted) and (own or files[2] is None)):
+        options_of = "--graph-table, --nodes and --edges" if own else "--graph-table and --nodes, without --edges"
+        raise ValueError(f"{folder} needs {options_of} for other graphs, and none of them for its own")
+    if files[0] is None:
+        run, model = saved_run(folder)
+        assert isinstance(run, GraphRun)
+        graphs = run.graphs
+    else:
+        changed = replace(options, edges=str(files[2]) if own else None)
+        tables = [Path(str(file)) for file in files[:2]]
+        names = saved["graph_inputs"], saved["inputs"], saved["categories"]
+        graphs = Collection.of(graph_inputs(tables[0], tables[1], changed.edge_file(), *names))
+        kind = GIN if options.model == "gin" else GraphPredictor
+        model = kind.from_pretrained(folder).to(str(options.device))
+    assert graphs.data.ids is not None
+    every = torch.arange(len(graphs))
+    values = predictions(model, graphs, every, options.graph or OWN, has_loops(options.model))
+    return graphs.data.ids, values
+
+
 def _own(nodes: Path, saved: dict[str, Any], folder: Path) -> Tensor:
     """The features in a table of the nodes of the run, in their order. Other nodes are refused."""
-    inputs = node_inputs(nodes, None, saved["inputs"])
+    inputs = node_inputs(nodes, None, saved["inputs"], saved["categories"])
     if inputs.ids is None or saved["ids"] is None:
         raise ValueError(f"{nodes} may have other nodes than {folder}, without ids; name their edges with --edges")
     row = {name: k for k, name in enumerate(inputs.ids)}
@@ -93,7 +135,8 @@ def _saved_names(folder: Path) -> dict[str, Any]:
     path = folder / NODES
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        return {"ids": saved["ids"], "inputs": saved["inputs"], "outputs": Outputs(**saved["outputs"])}
+        names = {name: saved[name] for name in ("ids", "inputs", "graph_inputs")}
+        return {**names, "categories": saved["categories"] or {}, "outputs": Outputs(**saved["outputs"])}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged or of another version of mpnn ({error}); train the model again") from None
 

@@ -4,8 +4,9 @@ import inspect
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
@@ -34,7 +35,7 @@ from mpnn.models.saving import Model
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.language_model import adamw, fit_language_model, language_model_loss
 from mpnn.train.loop import History, Precision, Progress
-from mpnn.train.node_classifier import fit_node_classifier, node_loss, node_scores
+from mpnn.train.node_classifier import fit_node_classifier, node_loss, node_score, node_scores
 
 _VALIDATION = 0.1
 _VALIDATIONS = 10
@@ -54,9 +55,9 @@ LEGEND = {
 }
 _MEASURED = {
     "loss": "nats per character on the validation text",
-    "accuracy": "of test nodes",
-    "F1": "of the labels of test nodes",
-    "R2": "of the numbers of test nodes",
+    "accuracy": "of test nodes or graphs",
+    "F1": "of the labels of test nodes or graphs",
+    "R2": "of the numbers of test nodes or graphs",
     "recall": "of the asked letter, in the second half of texts",
 }
 
@@ -134,14 +135,8 @@ class Nodes:
     def of_files(nodes: Path, edges: EdgeFile | None, seed: int, **tables: Any) -> "Nodes":
         """The graph in files of the user's own, see `mpnn.data.node_tables`."""
         content = data.node_tables(nodes, edges=edges, seed=seed, **tables)
-        paths = [nodes, tables.get("labels"), None if edges is None else edges.path, tables.get("split")]
-        digests = [sha256(path.read_bytes()).digest() for path in paths if path is not None]
-        read = ("columns", "weights", "directed", "first")
-        how = {} if edges is None else {name: getattr(edges, name) for name in read}
-        how |= {name: value for name, value in tables.items() if not isinstance(value, Path)}
-        said = " ".join(f"{name}={value}" for name, value in how.items() if value)
-        digest = f"{sha256(b''.join(digests)).hexdigest()[:8]} {said}"
         own = "knn(8)" if edges is None else "edges"
+        digest = digest_of([nodes], edges, tables)
         return Nodes("edges", content, own, dropout=0.5, lr=0.01, patience=None, digest=digest)
 
     @property
@@ -149,14 +144,6 @@ class Nodes:
         """What the outputs of a model mean."""
         known = getattr(self.data, "outputs", None)
         return known or Outputs("classes", tuple(map(str, range(self.data.num_classes))))
-
-    def say_how_read(self) -> None:
-        """Prints how the user's files were read, as a table."""
-        grid = Table.grid(padding=(0, 2))
-        for file, what in getattr(self.data, "understood", ()):
-            grid.add_row(escape(file), escape(what), style="dim")
-        if grid.row_count:
-            console.console.print(grid)
 
     def to(self, device: str) -> "Nodes":
         """The same nodes on a device."""
@@ -170,21 +157,49 @@ class Nodes:
 
     def save(self, folder: Path) -> None:
         """Writes names of nodes and features, and what outputs mean."""
-        names = {name: getattr(self.data, name, None) for name in ("ids", "inputs")}
-        text = json.dumps({**names, "outputs": asdict(self.outputs)}) + "\n"
-        write_atomically(folder / NODES, lambda path: path.write_text(text, encoding="utf-8"))
+        save_names(folder, self.data, self.outputs)
+
+
+def digest_of(paths: Sequence[Path], edges: EdgeFile | None, tables: Mapping[str, Any]) -> str:
+    """Identifies files of the user's own, `tables` among them, and how they are read."""
+    all_paths = [*paths, tables.get("labels"), None if edges is None else edges.path, tables.get("split")]
+    digests = [sha256(path.read_bytes()).digest() for path in all_paths if path is not None]
+    read = ("columns", "weights", "directed", "first", "features")
+    how = {} if edges is None else {name: getattr(edges, name) for name in read}
+    how |= {name: value for name, value in tables.items() if not isinstance(value, Path)}
+    said = " ".join(f"{name}={value}" for name, value in how.items() if value)
+    return f"{sha256(b''.join(digests)).hexdigest()[:8]} {said}"
+
+
+def say_how_read(understood: Iterable[tuple[str, str]]) -> None:
+    """Prints how each file was read, as a table."""
+    grid = Table.grid(padding=(0, 2))
+    for file, what in understood:
+        grid.add_row(escape(file), escape(what), style="dim")
+    if grid.row_count:
+        console.console.print(grid)
+
+
+def save_names(folder: Path, tables: Any, outputs: Outputs) -> None:
+    """Writes the names of nodes (or graphs), of features and categories, and what outputs mean, to a run's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {name: getattr(tables, name, None) for name in ("ids", "inputs", "graph_inputs", "categories")}
+    text = json.dumps({**names, "outputs": asdict(outputs)}) + "\n"
+    write_atomically(folder / NODES, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def graph_over(nodes: data.PointClassification | NodeInputs, name: str, expression: str) -> Graph:
     """Parses `name`, `cora` or `edges` (the links of the data), or `knn(k)` (k nearest by features, undirected), both
     with self-loops, or any other topology, used unchanged."""
     x, edges = nodes.x, getattr(nodes, "edge_index", None)
-    weight = getattr(nodes, "edge_weight", None)
+    weight, features = (getattr(nodes, name, None) for name in ("edge_weight", "edge_features"))
     if edges is not None and expression.strip() == name:
-        attributes = None if weight is None else weight[:, None]
-        return from_edges(edges, len(x), edge_attr=attributes).with_self_loops(fill=1.0)
-    if weight is not None:
-        raise ValueError(f"--weights are those of --edges; leave --graph {expression} out")
+        attributes = features if weight is None else weight[:, None]
+        fill = 1.0 if features is None else 0.0
+        return from_edges(edges, len(x), edge_attr=attributes).with_self_loops(fill=fill)
+    if weight is not None or features is not None:
+        option = "--weights" if features is None else "--edge-features"
+        raise ValueError(f"{option} are those of --edges; leave --graph {expression} out")
     nearest = re.fullmatch(r"\s*knn\((\d+)\)\s*", expression)
     if nearest is not None:
         return knn(x.cpu(), int(nearest[1])).undirected().with_self_loops().to(x.device)
@@ -218,6 +233,12 @@ NODE_MODELS: dict[str, type[NodeModel]] = {
 
 def node_model(nodes: Nodes, settings: NodeSettings) -> NodeModel:
     """The model of these settings. A setting that it lacks is refused."""
+    kind, wanted = model_options(settings, nodes.data)
+    return kind(nodes.data.x.shape[1], len(nodes.outputs.names), **{"dropout": nodes.dropout, **wanted})
+
+
+def model_options(settings: NodeSettings, tables: Any) -> tuple[type[NodeModel], dict[str, Any]]:
+    """The class of these settings and its options, for `tables` with weights or features of edges, or neither."""
     if settings.model not in NODE_MODELS:
         raise ValueError(unknown("model of nodes", settings.model, NODE_MODELS))
     kind = NODE_MODELS[settings.model]
@@ -230,15 +251,19 @@ def node_model(nodes: Nodes, settings: NodeSettings) -> NodeModel:
         if width % heads:
             raise ValueError(f"{heads} heads do not divide a width of {width}; choose another --dim or --heads")
         wanted["hidden"] = width // heads
-    if getattr(nodes.data, "edge_weight", None) is not None and settings.model != "gcn":
+    edge_features = getattr(tables, "edge_features", None)
+    if edge_features is not None:
+        wanted["edge_dim"] = edge_features.shape[1]
+    elif getattr(tables, "edge_weight", None) is not None and settings.model != "gcn":
         wanted["edge_dim"] = 1
     for name in wanted:
         if name not in takes:
-            option = "weights" if name == "edge_dim" else name
+            option = "edge-features" if edge_features is not None else "weights"
+            option = option if name == "edge_dim" else name
             whose = [other for other, model in NODE_MODELS.items() if name in inspect.signature(model).parameters]
-            whose += ["gcn"] if name == "edge_dim" else []
+            whose += ["gcn"] if option == "weights" else []
             raise ValueError(f"{settings.model} has no --{option}; choose --model {', '.join(whose)}")
-    return kind(nodes.data.x.shape[1], len(nodes.outputs.names), **{"dropout": nodes.dropout, **wanted})
+    return kind, wanted
 
 
 class Run(ABC):
@@ -249,7 +274,10 @@ class Run(ABC):
         measure: what the result is, such as accuracy.
         settings: all settings that determine the trained weights, by name.
         history, backend, saved_bytes: what the training measured.
+        understood: how each file of the user's own was read.
     """
+
+    understood: tuple[tuple[str, str], ...] = ()
 
     task: str
     measure: str
@@ -290,8 +318,11 @@ class Run(ABC):
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> "Run":
         """Trains the model and measures it."""
         self.history = self.fit(progress, checkpoint)
+        # A forward pass in training changes the statistics of batch normalization.
+        trained = deepcopy(self.model.state_dict())
         self.saved_bytes = bytes_for_backward(self.model, self.loss)
         self.backend = backends(self.model, *self.inputs())
+        self.model.load_state_dict(trained)
         return self
 
     @property
@@ -407,6 +438,7 @@ class NodeRun(Run):
         precision: Precision = "no",
     ) -> None:
         self.precision, self.measure = precision, MEASURES[nodes.outputs.problem]
+        self.understood = getattr(nodes.data, "understood", ())
         self.task, self.expression, self.steps = nodes.name, expression, epochs
         self.nodes, self.seed = nodes.to(device), seed
         nodes = self.nodes
@@ -450,20 +482,25 @@ class NodeRun(Run):
         return 1 - node_scores(self.model, self.graph, nodes, mask)[1]
 
     def evaluate(self, model: Model) -> str:
-        nodes, outputs = self.nodes.data, self.nodes.outputs
-        loss, score = node_scores(model, self.graph, nodes, nodes.test_mask)
-        where = f"on {int(nodes.test_mask.sum()):,} test nodes"
-        if outputs.problem != "regression":
-            return f"{MEASURES[outputs.problem]} {score:.1%}, loss {loss:.3f} nats, {where}"
+        nodes = self.nodes.data
         with torch.no_grad():
-            error = (model(nodes.x, self.graph) - nodes.y)[nodes.test_mask].square().mean(0).sqrt().tolist()
-        errors = [f"{e * s:.4g} ({name})" for e, s, name in zip(error, outputs.std, outputs.names, strict=True)]
-        return f"R2 {score:.1%}, root mean squared error {', '.join(errors)}, {where}"
+            outputs = model.eval()(nodes.x, self.graph)[nodes.test_mask]
+        return said_of_test(outputs, nodes.y[nodes.test_mask], self.nodes.outputs, "nodes")
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.nodes.save(folder)
         super().save(folder)
+
+
+def said_of_test(values: Tensor, y: Tensor, outputs: Outputs, rows: str) -> str:
+    """How good the outputs of test nodes, or graphs, are, as a sentence."""
+    loss, score = node_loss(values, y).item(), node_score(values, y)
+    where = f"on {len(y):,} test {rows}"
+    if outputs.problem != "regression":
+        return f"{MEASURES[outputs.problem]} {score:.1%}, loss {loss:.3f} nats, {where}"
+    error = (values - y).square().mean(0).sqrt().tolist()
+    errors = [f"{e * s:.4g} ({name})" for e, s, name in zip(error, outputs.std, outputs.names, strict=True)]
+    return f"R2 {score:.1%}, root mean squared error {', '.join(errors)}, {where}"
 
 
 def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint], processes: int = 1) -> list[Run]:

@@ -24,7 +24,7 @@ from mpnn.cli.console import (
 from mpnn.cli.expressions import imported
 from mpnn.cli.options import DEFAULTS, Options, takes
 from mpnn.cli.stop import Stopped
-from mpnn.cli.tasks import CHARACTERS, NODES, NodeRun, Run
+from mpnn.cli.tasks import CHARACTERS, NODES, Run
 from mpnn.graph.files import write_atomically
 from mpnn.models.saving import CONFIG, WEIGHTS, Model
 from mpnn.train.checkpoint import Checkpoint, CheckpointError, differences
@@ -86,6 +86,8 @@ def train(
       mpnn train --task digits --graph identity --force
       mpnn train --nodes people.csv --target job --edges friends.csv --model gcn
       mpnn train --edges links.csv --features x.npy --labels y.csv --model gnn --aggregate max
+      mpnn train --graph-table molecules.csv --target solubility --problem regression \\
+          --nodes atoms.csv --edges bonds.csv
     """
     with exit_on_invalid_input():
         require_accelerate()
@@ -97,8 +99,7 @@ def train(
             options = options.resolved()
             run = options.run()
             run.check_saving()
-        if isinstance(run, NodeRun):
-            run.nodes.say_how_read()
+        tasks.say_how_read(run.understood)
         checkpoint = Checkpoint(out / CHECKPOINT, seconds=checkpoint_every, run=run.settings)
         if force:
             _delete(out, checkpoint)

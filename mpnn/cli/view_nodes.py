@@ -33,7 +33,8 @@ def of_run(folder: str, node: str | None, graphs: Sequence[str] | None) -> Page:
         graphs: expressions as for `mpnn train --graph`; "" stands for the graph of the training. None: this one.
     """
     run, model = saved_run(Path(folder))
-    assert isinstance(run, NodeRun)
+    if not isinstance(run, NodeRun):
+        raise ValueError(f"the page shows the nodes of one graph, and {folder} was trained on many graphs")
     nodes = run.nodes
     if nodes.outputs.problem != "classes":
         raise ValueError(f"the page shows classes of nodes, and {folder} has {nodes.outputs.problem}")

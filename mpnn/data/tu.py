@@ -74,7 +74,8 @@ def tu(name: str) -> GraphClassification:
     """MUTAG (188 molecules, mutagenic or not) or PROTEINS (1,113 proteins, enzymes or not).
 
     A link that is listed for one of its nodes only counts in both directions, as in the reader of the GIN paper. MUTAG
-    has 7 tags and PROTEINS 3. Another copy of MUTAG, whose first graph is damaged, is refused by its digest.
+    has 7 tags and PROTEINS 3. In the file of the GIN paper's authors the first graph of MUTAG is damaged: its first
+    nine nodes are numbered in place of their tags, which makes nine.
 
     Raises:
         ValueError: if there is no such collection.

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 Columns = Sequence[str | int]
 ID = "id"  # the column that names the rows, in small or capital letters; without it, one of these
 _OTHER_IDS = "node_id", "nodeid"
+OF_GRAPH = "graph", "graph_id", "graphid"  # the column that names the graph of a row
 MISSING = (
     *("", "NA", "N/A", "n/a", "nan", "NaN", "-nan", "-NaN", "None", "null", "NULL", "<NA>", "#NA", "#N/A"),
     *("#N/A N/A", "1.#IND", "1.#QNAN", "-1.#IND", "-1.#QNAN"),
@@ -79,8 +80,17 @@ class Table:
     @property
     def id(self) -> str | None:
         """The column that names the rows."""
+        return self.first_of((ID, *_OTHER_IDS))
+
+    @property
+    def of_graph(self) -> str | None:
+        """The column that names the graph of each row."""
+        return self.first_of(OF_GRAPH)
+
+    def first_of(self, words: Iterable[str]) -> str | None:
+        """The column named by the first of these words that is there, in small or capital letters."""
         names = {name.lower(): name for name in self.names}
-        return next((names[word] for word in (ID, *_OTHER_IDS) if word in names), None)
+        return next((names[word] for word in words if word in names), None)
 
     def where(self, row: int) -> str:
         """The place of a row, for messages."""

@@ -22,6 +22,7 @@ from mpnn.models.graph.graph_bert import (
 )
 from mpnn.models.graph.graph_cast import GraphCast as GraphCast
 from mpnn.models.graph.graph_network import GraphBlock as GraphBlock, GraphNetwork as GraphNetwork
+from mpnn.models.graph.graph_predictor import GraphPredictor as GraphPredictor
 from mpnn.models.graph.graph_transformer import GraphTransformer as GraphTransformer
 from mpnn.models.graph.graphormer import Graphormer as Graphormer
 from mpnn.models.graph.hgt import HGT as HGT

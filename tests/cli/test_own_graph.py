@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_data import real
 from typer.testing import CliRunner
 
 from mpnn.cli.app import app
+from mpnn.data import tu
 
 HOWTO = Path(__file__).resolve().parents[2] / "docs/howto"
 
@@ -137,3 +139,73 @@ def test_labels_and_numbers_are_predicted(tmp_path: Path, monkeypatch: pytest.Mo
     other = f"{common} --target odd --ignore y,low --problem multilabel --out labels --resume"
     assert "other settings: data was" in refusal(other), "the files are the same, and what is learned is not"
     assert "classes of nodes, and labels has multilabel" in refusal("view labels --node 1 -o page.html")
+
+
+@pytest.fixture
+def molecules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """MUTAG as three tables, without its damaged first graph, in the current folder. Returns the ids."""
+    monkeypatch.chdir(tmp_path)
+    found = [*enumerate(real(tu, "MUTAG").graphs)][1:]
+    lines = {"molecules": ["id,mutagenic,atoms"], "atoms": ["graph,id,element"], "bonds": ["graph,from,to"]}
+    for k, one in found:
+        lines["molecules"].append(f"m{k},{one.label},{one.num_nodes}")
+        lines["atoms"] += [f"m{k},a{i},{tag}" for i, tag in enumerate(one.tags.tolist())]
+        lines["bonds"] += [f"m{k},a{i},a{j}" for i, j in one.edge_index.T.tolist()]
+    for name, text in lines.items():
+        Path(f"{name}.csv").write_text("\n".join(text))
+    return [f"m{k}" for k, _ in found]
+
+
+def test_the_page_leads_from_three_tables_to_predictions_of_graphs(molecules: list[str]) -> None:
+    page = (HOWTO / "own_graph.md").read_text()
+    for name in ("molecules", "atoms", "bonds"):
+        assert all(f"| `{line}` |" in page for line in Path(f"{name}.csv").read_text().split()[:3]), name
+    done = paste(3, steps="12")
+    assert "atoms.csv 3,348 nodes, 10 to 28 a graph" in " ".join(done.split())
+    assert "element (7 categories)" in " ".join(done.split())
+    assert "187 predictions in mutagenic.csv" in done
+    assert [row["id"] for row in rows("mutagenic.csv")] == molecules
+    score = re.findall(r"\ngraphs .* (\S+)%\n", done)
+    assert re.findall(r"accuracy (\S+)%, loss \S+ nats, on \d+ test graphs", done) == score, "the saved model's"
+    run("predict runs/mutagenic --graph-table molecules.csv --nodes atoms.csv --edges bonds.csv -o again.csv")
+    assert Path("again.csv").read_text() == Path("mutagenic.csv").read_text()
+    Path("one.csv").write_text("id\nm7\n")
+    Path("its.csv").write_text("".join(line for line in Path("atoms.csv").read_text().splitlines(True)
+                                       if line.startswith(("graph", "m7,"))))  # fmt: skip
+    links = [line for line in Path("bonds.csv").read_text().splitlines(True) if line.startswith(("graph", "m7,"))]
+    Path("bound.csv").write_text("".join(links))
+    run("predict runs/mutagenic --graph-table one.csv --nodes its.csv --edges bound.csv -o one_out.csv")
+    (one,) = rows("one_out.csv")
+    (same,) = [row for row in rows("mutagenic.csv") if row["id"] == "m7"]
+    assert one["class"] == same["class"]
+    assert float(one["p_0"]) == pytest.approx(float(same["p_0"]), abs=1e-4)
+    assert "needs --graph-table, --nodes and --edges for other graphs" in refusal(
+        "predict runs/mutagenic --nodes atoms.csv -o x.csv"
+    )
+    assert "was trained on many graphs" in refusal("view runs/mutagenic --node 1 -o page.html")
+    assert "the readout of gin is a sum" in refusal(
+        "train --graph-table molecules.csv --target mutagenic --nodes atoms.csv --edges bonds.csv --readout max --out y"
+    )
+
+
+@pytest.mark.slow
+def test_numbers_of_graphs_are_learned_in_their_units(molecules: list[str]) -> None:
+    """The number of atoms, in its own units."""
+    common = "train --graph-table molecules.csv --target atoms --ignore mutagenic --problem regression --readout sum "
+    common += "--nodes atoms.csv --categories element,order"
+    edges = "--edges bonds.csv --columns from,to"
+    bonds = Path("bonds.csv").read_text().splitlines()
+    orders = ["order", *(str(1 + line.count("0") % 3) for line in bonds[1:])]
+    Path("bonds.csv").write_text("\n".join(f"{line},{order}" for line, order in zip(bonds, orders, strict=True)))
+    for name, options in {
+        "gat": f"{edges} --edge-features order --model gat",
+        "complete": "--graph complete --model gnn --aggregate mean --categories element",
+    }.items():
+        done = run(f"{common} {options} --dim 16 --lr 0.01 --steps 150 --out {name}")
+        score = re.findall(r"\ngraphs .* (\S+)%\n", done)
+        assert float(score[0]) > 50, f"{name}; the mean of the targets scores 0"
+        assert f"R2 {score[0]}%, root mean squared error" in run(f"eval {name}")
+    table = {row["id"]: row for row in rows("molecules.csv")}
+    run("predict gat -o atoms_of.csv")
+    wrong = [abs(float(row["atoms"]) - float(table[row["id"]]["atoms"])) for row in rows("atoms_of.csv")]
+    assert sum(wrong) / len(wrong) < 3

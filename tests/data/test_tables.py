@@ -161,7 +161,7 @@ def test_parquet_holds_the_same(people: dict[str, Any], tmp_path: Path) -> None:
         ("edges", "a,b,c\n1,2,3\n", r"has 3 columns \('a', 'b', 'c'\), and edges have two"),
         ("labels", "10\n" * 10, "has one class only, 10"),
         ("labels", "0\n1\n\n" + "0\n" * 7, r"line 3 of .*y.txt is empty"),
-        ("labels", "0\n1\n0\n" + "-1\n" * 7, "has 3 labeled nodes; training, validation and test need 4 at least"),
+        ("labels", "0\n1\n0\n" + "-1\n" * 7, "has 3 rows with a target; training, validation and test need 4 at least"),
         ("labels", "0\n1\n", r"must have one row for each of the 10 rows"),
         ("labels", "a\nb\n" * 4 + "b\n", r"must have one row for each of the 10 rows of .*; it has 9"),
         ("labels", "job\n" + "cook\nnurse\n" * 4 + "cook\n", r"one row for each of the 10 rows of .*; it has 9"),
@@ -171,7 +171,7 @@ def test_parquet_holds_the_same(people: dict[str, Any], tmp_path: Path) -> None:
         (
             "labels",
             "c\n" + "".join(f"n{k}\n" for k in range(10)),
-            "column 'c' .* has 10 classes for 10 nodes, and a class",
+            "column 'c' .* has 10 classes for 10 rows, and a class",
         ),
         (
             "labels",
@@ -182,7 +182,7 @@ def test_parquet_holds_the_same(people: dict[str, Any], tmp_path: Path) -> None:
         ("edges", "0,1\n1,null\n", r"line 2 of .*e.csv has an edge without a source or a destination"),
         ("edges", "0,1\n1,9007199254740993\n", r"line 2 of .*e.csv must have whole numbers below 2\^53"),
         ("labels", "c,d\n" + "0,1\n" * 10, "has 2 columns to learn, c, d, and classes are one"),
-        ("labels", "-1\n" * 10, "has 0 labeled nodes"),
+        ("labels", "-1\n" * 10, "has 0 rows with a target"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, text: str, why: str) -> None:
@@ -266,11 +266,11 @@ def test_tables_with_names_that_do_not_fit_are_refused(
     [
         (
             "split\n" + "train\n" * 4 + "val\n" * 3 + "test\n" * 3,
-            "line 11 .* puts a node into a part, and its target is",
+            "line 11 .* puts a row into a part, and its target is",
         ),
         ("split\n" + "train\n" * 4 + "valid\n" * 6, "line 6 .* has a split other than train, val, test and nothing"),
-        ("split\n" + "train\n" * 9 + '""\n', "leaves a part empty; training needs nodes in train, val, test"),
-        ("train_mask,val_mask,test_mask\n" + "1,1,0\n" * 10, "line 2 .* puts a node into two parts"),
+        ("split\n" + "train\n" * 9 + '""\n', "leaves a part empty; training needs rows in train, val, test"),
+        ("train_mask,val_mask,test_mask\n" + "1,1,0\n" * 10, "line 2 .* puts a row into two parts"),
         ("train_mask,val_mask\n" + "1,0\n" * 10, "has no column 'test_mask'"),
     ],
 )
@@ -415,3 +415,25 @@ def test_arrays_of_python_objects_are_refused(files: dict[str, Path]) -> None:
     np.save(files["nodes"], np.array([[print]], dtype=object), allow_pickle=True)
     with pytest.raises(DamagedFile, match="not a table of numbers"):
         node_tables(**files)
+
+
+def test_integers_are_numbers_unless_they_are_called_categories(people: dict[str, Any]) -> None:
+    """Of nodes and of edges; words are categories too, and other columns as before."""
+    people["nodes"].write_text(PEOPLE.replace("age,", "kind,"))
+    data = node_tables(**people)
+    assert data.x[:, 0].tolist() == [30, 41, 25, 50, 33]
+    edges = EdgeFile(people["edges"].path, ("from", "to"), features=["hours"])
+    people["edges"].path.write_text("from,to,hours\nann,bob,2\nbob,eve,10\neve,bob,10\n")
+    data = node_tables(**{**people, "edges": edges, "ignore": ()}, categories=["kind", "team", "hours"])
+    assert data.categories == {"kind": ("25", "30", "33", "41", "50"), "team": ("a", "b"), "hours": ("2", "10")}
+    teams = torch.tensor([[1, 0]] * 2 + [[0, 1]] * 3)
+    assert torch.equal(data.x, torch.cat([torch.eye(5)[[1, 3, 0, 4, 2]], teams], 1))
+    assert data.edge_index.tolist() == [[1, 0, 2, 1], [0, 1, 1, 2]]
+    assert data.edge_features.tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
+    again = node_inputs(people["nodes"], edges, data.inputs, data.categories)
+    assert torch.equal(again.x, data.x)
+    with pytest.raises(DamagedFile, match="no column of features is named 'tem', which --categories names"):
+        node_tables(**{**people, "ignore": ()}, categories=["tem", "team"])
+    people["nodes"].write_text("id,kind,job\n" + "".join(f"n{k},k{k},{'ab'[k % 2]}\n" for k in range(1001)))
+    with pytest.raises(DamagedFile, match=r"column 'kind' of .* has 1,001 categories, and 1,000 are the most"):
+        node_tables(people["nodes"], target=["job"], categories=["kind"])

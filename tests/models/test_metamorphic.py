@@ -29,7 +29,7 @@ SEED = int(os.environ.get("MPNN_FUZZ_SEED") or date.today().strftime("%Y%m%d"))
 CASES = [0, *(pytest.param(case, marks=pytest.mark.slow) for case in range(1, 3))]  # and others tomorrow
 
 OF_NODES_ONLY = {
-    *("ArrivalTimes", "GPS", "GraphBert", "Graphormer", "PinSage"),
+    *("ArrivalTimes", "GPS", "GraphBert", "GraphPredictor", "Graphormer", "PinSage"),
     *("Inner", "LinkPredictor", "DistMult", "PairMLP", "EGNN", "PaiNN", "SchNet", "DimeNet", "TGNMemory"),
 }
 """Models whose features are [N, in_dim], without a batch."""

@@ -227,6 +227,10 @@ GRAPHS: dict[str, OnGraphs] = {
     "GraphBlock": OnGraphs(lambda: models.GraphBlock(IN, EDGE, 2, 8), graph_block),
     "GraphCast": OnGraphs(lambda: models.GraphCast(IN, IN, EDGE, CLASSES, 8, 1), graph_cast),
     "GraphNetwork": OnGraphs(lambda: models.GraphNetwork(IN, EDGE, CLASSES, 2, 8, 2), graph_network),
+    "GraphPredictor": OnGraphs(
+        lambda: models.GraphPredictor(models.GCN(IN, 8), 8, CLASSES),
+        lambda m, w: {"graphs": m(w.x, w.plain(), w.pool())},
+    ),
     "GraphSAGE": nodes("GraphSAGE", 8),
     "GraphTransformer": nodes("GraphTransformer", 4, 2, over=World.featured, edge_dim=EDGE),
     "Graphormer": OnGraphs(
