@@ -28,6 +28,7 @@ from mpnn import Graph, MessagePassing, Topology, engine, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
+from mpnn.kernels.selective_scan import selective_scan
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 from mpnn.update import FeedForward, PreNorm
@@ -35,6 +36,7 @@ from mpnn.update import FeedForward, PreNorm
 COMPLETE = "torch SDPA"
 EXACT, PEERS = "exact", "peers"
 OUT_OF_MEMORY = "OutOfMemoryError"
+STATES = 16  # of a channel of Mamba-1
 LONGEST = 25.0  # seconds of a case, compilation included; a kernel that does not end would cost all others
 
 
@@ -327,14 +329,14 @@ def _recurrent(width: int) -> dict[str, Recurrence]:
 
 
 class OneHead(Sampled):
-    """The first head in float64, one node after the other."""
+    """The first head or channel in float64, one node after the other; `compute` gives it."""
 
     description = "float64, the first head, one node after the other"
 
     def __init__(self, inputs: Sequence[Tensor], compute: Callable[..., Tensor]) -> None:
         self.dim, self.rows = 2, torch.zeros(1, dtype=torch.int64, device=inputs[0].device)
         self.inputs = inputs
-        self.compute = lambda *exact: compute(*(x[:, :, :1] for x in exact))
+        self.compute = compute
 
 
 def _recurrences(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
@@ -342,12 +344,46 @@ def _recurrences(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
     for name, kind in _recurrent(width).items():
         make = partial(_recurrence, kind, nodes, heads, options)
         yield Case("recurrence", f"{name}, N {nodes}, {heads} heads, {_name(options['dtype'])}", make)
+    channels = heads * width // 2
+    what = f"Mamba-1's scan, {channels:,} channels of {STATES} states"
+    yield Case(
+        "recurrence", f"{what}, N {nodes}, {_name(options['dtype'])}", partial(_selective, nodes, channels, options)
+    )
+
+
+def _selective(nodes: int, channels: int, options: dict[str, Any]) -> Contest:
+    given = _of_selective(nodes, channels, options)
+
+    def first(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+        return _selective_walk(x[:, :, :1], dt[:, :, :1], A[:1], B, C)
+
+    facts = {"nodes": nodes, "channels": channels, "states": STATES}
+    exact = OneHead(given, first)
+    return Contest([Entry(OURS, lambda: selective_scan(*given)[0], given)], exact, exact.description, (), facts)
+
+
+def _of_selective(nodes: int, channels: int, options: dict[str, Any]) -> list[Tensor]:
+    """x, steps, rates, B and C. Steps and rates are those that a Mamba begins with, and float32."""
+    narrow = options | {"dtype": torch.float32}
+    step = 0.1 * _leaf(narrow, 1, nodes, channels).detach().sigmoid()
+    rate = -torch.arange(1.0, STATES + 1, device=options["device"]).repeat(channels, 1)
+    received, sent = (_leaf(options, 1, nodes, STATES) for _ in range(2))
+    return [_leaf(options, 1, nodes, channels), step.requires_grad_(), rate.requires_grad_(), received, sent]
+
+
+def _selective_walk(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    """Mamba's recurrence, one node after the other, by its definition."""
+    h, outs = x.new_zeros(len(x), *A.shape), []
+    for t in range(x.shape[1]):
+        h = (dt[:, t, :, None] * A).exp() * h + (dt[:, t] * x[:, t])[..., None] * B[:, t, None]
+        outs.append((h * C[:, t, None]).sum(-1))
+    return torch.stack(outs, 1)
 
 
 def _recurrence(kind: Recurrence, nodes: int, heads: int, options: dict[str, Any]) -> Contest:
     graph = graphs.causal().bind(nodes).to(options["device"])
     given = kind.tensors(nodes, heads, options)
-    exact = OneHead(given, kind.walk)
+    exact = OneHead(given, lambda *of_all: kind.walk(*(x[:, :, :1] for x in of_all)))
     facts = {"nodes": nodes, "heads": heads, "width": kind.width}
     return Contest([Entry(OURS, lambda: kind.run(graph, *given), given)], exact, exact.description, (), facts)
 
@@ -372,6 +408,7 @@ def _exact(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
     for recurrence_name, recurrence in _recurrent(sizes.recurrent[2]).items():
         make = partial(_exact_recurrence, recurrence, min(sizes.odd, 203), options)
         yield Case(EXACT, f"scan, {recurrence_name}, {name}", make)
+    yield Case(EXACT, f"Mamba-1's scan, {name}", partial(_exact_selective, min(sizes.odd, 203), options))
 
 
 def _exact_rows(kind: str, size: tuple[int, int], heads: int, width: int, options: dict[str, Any]) -> Contest:
@@ -407,6 +444,10 @@ def _exact_tiles(topology: Topology, sizes: Sizes, extra: str, options: dict[str
 def _exact_recurrence(kind: Recurrence, nodes: int, options: dict[str, Any]) -> Contest:
     graph = graphs.causal().bind(nodes).to(options["device"])
     return _whole(partial(kind.run, graph), kind.walk, kind.tensors(nodes, 2, options))
+
+
+def _exact_selective(nodes: int, options: dict[str, Any]) -> Contest:
+    return _whole(lambda *given: selective_scan(*given)[0], _selective_walk, _of_selective(nodes, 72, options))
 
 
 def _whole(ours: Callable[..., Tensor], exact: Callable[..., Tensor], given: list[Tensor]) -> Contest:
@@ -522,9 +563,28 @@ def _peers(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
     for name, kind in list(_recurrent(width).items())[:3]:
         make = partial(_beside_fla, kind, nodes, heads, options)
         yield Case(PEERS, f"{name}, N {nodes}, {heads} heads, {_name(options['dtype'])}", make)
+    few, channels = nodes // 8, heads * width // 2
+    what = f"Mamba-1's scan, {channels:,} channels of {STATES} states, N {few}, {_name(options['dtype'])}"
+    yield Case(PEERS, what, partial(_selective_beside_hf, few, channels, options))
     if options["device"] != "cpu":
         what = f"window({sizes.band}), N {sizes.nodes}, {sizes.heads} x {sizes.width}, {_name(options['dtype'])}"
         yield Case(PEERS, what, partial(_beside_flex, sizes, options))
+
+
+def _selective_beside_hf(nodes: int, channels: int, options: dict[str, Any]) -> Contest:
+    """Beside the code of transformers, which walks from node to node: the model in place runs ours instead."""
+    from transformers.models.falcon_mamba.modeling_falcon_mamba import mamba_selective_scan
+
+    contest = _selective(nodes, channels, options)
+    ours = contest.entries[0]
+    assert isinstance(ours, Entry)
+    given = ours.leaves
+
+    def call() -> Tensor:
+        x, dt, A, B, C = given
+        return mamba_selective_scan(x.mT, dt.mT, A, B.mT, C.mT).mT
+
+    return replace(contest, entries=[ours, Entry(gpu_models.HF, call, given)])
 
 
 def _beside_fla(kind: Recurrence, nodes: int, heads: int, options: dict[str, Any]) -> Contest:

@@ -270,7 +270,7 @@ def recurrence(
     if chunked:
         from mpnn.kernels.cuda.chunks import function as chunks  # imports Triton
 
-        _refuse_tangents(inputs)
+        refuse_tangents(inputs)
         return chunks.run(*inputs, scale, heads, ends, dtype)
     function: Any = _Recurrence
     if on_gpu:
@@ -281,7 +281,7 @@ def recurrence(
     return out.to(dtype), last
 
 
-def _refuse_tangents(inputs: Iterable[Tensor | None]) -> None:
+def refuse_tangents(inputs: Iterable[Tensor | None]) -> None:
     """Raises NotImplementedError if a tensor has a tangent: torch takes those of operators without a rule as zeros."""
     if forward_ad._current_level < 0:
         return

@@ -1,5 +1,5 @@
 """The selective scan of Mamba-1: a recurrence with a gate for each channel and state, as a differentiable function of
-tensors; on CPU. `mpnn/kernels/cpu/selective_scan.cpp` computes it.
+tensors. `mpnn/kernels/cpu/selective_scan.cpp` computes it on CPU, `mpnn/kernels/cuda/selective_scan.py` on CUDA.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,15 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import are_differentiated, gradients_again, once_differentiable
-from mpnn.kernels.scan import check_device, check_shape, check_tensor, ends_of, is_differentiated
+from mpnn.kernels.scan import (
+    by_triton,
+    check_device,
+    check_shape,
+    check_tensor,
+    ends_of,
+    is_differentiated,
+    refuse_tangents,
+)
 
 _CHANNELS, _STATES = 8, 16  # of a block of the kernel: others are padded
 _PARTS = 4  # least number of work items of a backward pass, for any number of threads
@@ -83,8 +91,10 @@ def selective_scan(
     check_shape("B", B, batch, nodes, states)
     check_shape("C", C, batch, nodes, states)
     check_shape("state", state, batch, channels, states, optional=True)
-    ends = np.array([0, *ends_of(documents, nodes)], np.int64)
-    check_device(x, "selective scans")
+    ends = ends_of(documents, nodes)
+    on_gpu = by_triton(x)
+    if not on_gpu:
+        check_device(x, "selective scans")
     check_shape("bias", bias, channels, optional=True)
     check_shape("D", D, channels, optional=True)
     check_shape("z", z, batch, nodes, channels, optional=True)
@@ -92,24 +102,40 @@ def selective_scan(
     state = x.new_zeros(batch, channels, states, dtype=wide) if state is None else state.to(wide)
     if not x.numel() or not states:
         return x.new_zeros(batch, nodes, channels, dtype=wide), state
-    x, dt, A, B, C = (tensor.to(wide) for tensor in (x, dt, A, B, C))
+    dt, A = dt.to(wide), A.to(wide)
     bias, D, z = (None if tensor is None else tensor.to(wide) for tensor in (bias, D, z))
+    if on_gpu:
+        from mpnn.kernels.cuda.selective_scan import scan  # imports Triton
+
+        inputs = x, _step(dt, bias, softplus), A.mT, B, C, state.mT
+        refuse_tangents(inputs)
+        y, last = scan(*inputs, list(ends))
+        return _factored(y, x, D, z), last.mT
+    x, B, C = (tensor.to(wide) for tensor in (x, B, C))
+    starts = np.array([0, *ends], np.int64)
     more_channels, more_states = -channels % _CHANNELS, -states % _STATES
     if is_differentiated() or more_channels:
-        dt = dt if bias is None else dt + bias
-        step = F.softplus(dt) if softplus else dt
+        step = _step(dt, bias, softplus)
         scanned = _padded(x, more_channels), _padded(step, more_channels)
         rest = _padded(B, more_states), _padded(C, more_states)
         A, state = (_padded(y, more_states, more_channels).mT for y in (A, state))
-        y, last = _SelectiveScan.apply(*scanned, A, *rest, state, ends)
-        y, last = y[..., :channels], last.mT[:, :channels, :states]
-        y = y if D is None else torch.addcmul(y, x, D)
-        return (y if z is None else y * F.silu(z)), last
+        y, last = _SelectiveScan.apply(*scanned, A, *rest, state, starts)
+        return _factored(y[..., :channels], x, D, z), last.mT[:, :channels, :states]
     B, C, A, state = (_padded(y, more_states) for y in (B, C, A, state))
     x, dt = (y if y.stride(-1) == 1 else y.contiguous() for y in (x, dt))
     z = z if z is None or z.stride(-1) == 1 else z.contiguous()
-    y, last = _scan((x, dt, A.mT, B, C, state.mT), ends, softplus, bias, D, z)
+    y, last = _scan((x, dt, A.mT, B, C, state.mT), starts, softplus, bias, D, z)
     return y, last.mT[:, :, :states]
+
+
+def _step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
+    dt = dt if bias is None else dt + bias
+    return F.softplus(dt) if softplus else dt
+
+
+def _factored(y: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
+    y = y if D is None else torch.addcmul(y, x.to(y.dtype), D)
+    return y if z is None else y * F.silu(z)
 
 
 def _padded(x: Tensor, columns: int, rows: int = 0) -> Tensor:
@@ -121,25 +147,24 @@ class _SelectiveScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
-        *tensors, ends = inputs
+        *tensors, starts = inputs
         ctx.save_for_backward(*tensors)
         tensors = [tensor.contiguous().resolve_neg() for tensor in tensors]
-        ctx.ends = ends
+        ctx.starts = starts
         ctx.set_materialize_grads(False)
-        return _scan(tensors, ends)
+        return _scan(tensors, starts)
 
     @staticmethod
     def backward(ctx, *upstream: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         if not are_differentiated(upstream):
             return _SelectiveScan.once(ctx, *upstream)
-        again = partial(_by_torch, ctx.ends.tolist())
-        return *gradients_again(again, ctx.saved_tensors, ctx.needs_input_grad[:6], upstream), None
+        return *scan_again(ctx.saved_tensors, ctx.starts[1:].tolist(), ctx.needs_input_grad, upstream), None
 
     @staticmethod
     @once_differentiable
     def once(ctx, d_y: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         tensors = x, _, A, B, _, state = [tensor.contiguous().resolve_neg() for tensor in ctx.saved_tensors]
-        p = _parameters(tensors, ctx.ends)
+        p = _parameters(tensors, ctx.starts)
         d_y = torch.zeros_like(x) if d_y is None else d_y.contiguous().resolve_neg()
         d_last = None if d_last is None else d_last.contiguous().resolve_neg()
         parts = min(p.channels // _CHANNELS, -(-_PARTS // p.batch))
@@ -151,11 +176,18 @@ class _SelectiveScan(torch.autograd.Function):
         return d_x, d_dt, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state, None
 
 
+def scan_again(
+    tensors: Sequence[Tensor], ends: Sequence[int], needs: Sequence[bool], upstream: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The gradients of x, dt, A, B, C and state, which can be differentiated again."""
+    return gradients_again(partial(_by_torch, ends), tensors, needs[:6], upstream)
+
+
 def _by_torch(
-    starts: Sequence[int], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor
+    ends: Sequence[int], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The scan node by node, by operations that are differentiable again."""
-    outs, h, begins = [], state, set(starts[1:-1])
+    outs, h, begins = [], state, set(ends[:-1])
     for t in range(x.shape[1]):
         h = torch.zeros_like(state) if t in begins else h
         step = dt[:, t, None]
@@ -166,7 +198,7 @@ def _by_torch(
 
 def _scan(
     tensors: Sequence[Tensor],
-    ends: Any,
+    starts: Any,
     softplus: bool = False,
     bias: Tensor | None = None,
     D: Tensor | None = None,
@@ -178,7 +210,7 @@ def _scan(
     bias, D = (None if tensor is None else tensor.contiguous().resolve_neg() for tensor in (bias, D))
     z = None if z is None else z.resolve_neg()
     y, last = empty(x, *x.shape), empty(x, *state.shape)
-    p = _parameters(tensors, ends)
+    p = _parameters(tensors, starts)
     p.y, p.last, p.softplus = address(y), address(last), softplus
     p.bias, p.D, p.z = map(address, (bias, D, z))
     p.z_batch, p.z_node = (0, 0) if z is None else z.stride()[:2]
@@ -186,10 +218,10 @@ def _scan(
     return y, last
 
 
-def _parameters(tensors: Sequence[Tensor], ends: Any) -> _Parameters:
+def _parameters(tensors: Sequence[Tensor], starts: Any) -> _Parameters:
     """What both passes read. It holds addresses only: the caller keeps the tensors."""
     x, dt, A, B, C, state = tensors
     p = _Parameters(*x.shape, len(A), address(x), address(dt), *x.stride()[:2], *dt.stride()[:2])
     p.A, p.B, p.C, p.state = map(address, (A, B, C, state))
-    p.starts, p.documents = ends.ctypes.data, len(ends) - 1
+    p.starts, p.documents = starts.ctypes.data, len(starts) - 1
     return p

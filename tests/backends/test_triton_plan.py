@@ -129,6 +129,11 @@ from mpnn.kernels.cuda.chunks import function
 gate, beta, state = numbers
 for gates in (gate, given.leaf(1, 9, 2)):
     function.run(*[x.bfloat16()] * 3, gates, beta, state, 0.1, 2, (4, 9), torch.bfloat16)[0].sum().backward()
+from mpnn.kernels.cuda.selective_scan import scan
+x, B = given.leaf(1, 40, 64), given.leaf(1, 40, 16)
+for narrow in (torch.bfloat16, torch.float32):
+    rest = given.leaf(16, 64), B.to(narrow), B.to(narrow), given.leaf(1, 16, 64)
+    scan(x.to(narrow), x, *rest, [4, 40])[0].sum().backward()
 print(json.dumps([triton.__version__, *sorted(set(compiled))]))
 """
 
@@ -159,6 +164,7 @@ def test_every_kernel_compiles_for_a_gpu(triton: str, architecture: str, tmp_pat
         "reduce.join", "reduce.segment_reduce_backward", "recurrence.forward", "recurrence.backwards",
         "recurrence.forwards", "chunks.within.gates", "chunks.within.scores", "chunks.within.solve",
         "chunks.states.walk", "chunks.states.walk_back", "chunks.outputs.outputs", "chunks.outputs.sent",
-        "chunks.gradients.values", "chunks.gradients.keys",
+        "chunks.gradients.values", "chunks.gradients.keys", "selective_scan.passed", "selective_scan.walk",
+        "selective_scan.gradients",
     }  # fmt: skip
     assert all(size > 0 for _, size in kernels)

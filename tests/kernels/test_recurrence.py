@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpnn.kernels import scan
+from mpnn.kernels import scan, selective_scan as module
 from mpnn.kernels.cpu import library
 from mpnn.kernels.scan import ends_of, in_chunks, recurrence
 from mpnn.kernels.selective_scan import selective_scan
@@ -451,6 +451,14 @@ def test_the_selective_scan(sizes: tuple[int, int], documents: list[int] | None)
     assert worst([x.double() for x in single], expected) < 1e-5
 
 
+def twin_of_layer(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, bias: Tensor, D: Tensor, z: Tensor
+) -> Tensor:
+    step = torch.nn.functional.softplus(dt + bias)
+    y, last = twin.selective_scan(x, step, A, B, C, state, documents=[1, 5])
+    return ((y + D * x) * torch.nn.functional.silu(z)).square().sum() + last.sum()
+
+
 @pytest.mark.parametrize("documents", [None, [0, 5, 1, 7]], ids=str)
 def test_second_derivatives_of_the_selective_scan(documents: list[int] | None) -> None:
     given = selective(3, 5, nodes=13)
@@ -507,6 +515,72 @@ def test_a_step_far_below_and_above_zero_is_softplus() -> None:
     with torch.no_grad():  # A of zero: h = dt x B, and y = 16 h
         y, _ = selective_scan(one, raw, zero, one, one, softplus=True)
     torch.testing.assert_close(y, 16 * torch.nn.functional.softplus(raw), rtol=2e-6, atol=0)
+
+
+# -------------------------------------------------------------------------------------- selective scan by Triton
+
+
+@pytest.fixture
+def scanned_by_triton(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`selective_scan` as on a GPU; in the interpreter over chunks of 4 nodes and 4 channels."""
+    from mpnn.kernels.cuda import selective_scan as kernels
+
+    monkeypatch.setattr(module, "by_triton", lambda x: True)
+    if INTERPRETED:
+        for name, number in {"_NODES": 4, "_FEW": 2, "_CHANNELS": 4, "_TOGETHER": 2}.items():
+            monkeypatch.setattr(kernels, name, number)
+
+    def run(*given: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        y, last = selective_scan(*(x.to(TRITON.device) for x in given), **options)
+        return y.cpu(), last.cpu()
+
+    return run
+
+
+@on_triton
+@pytest.mark.parametrize(
+    ("dtype", "documents", "bar"),
+    [
+        (torch.float64, None, 1e-12),
+        (torch.float64, [0, 3, 1, 0, 3], 1e-12),
+        (torch.float32, [4, 3], 1e-5),
+        (torch.float16, None, 2**-10),
+        (torch.bfloat16, [5, 2], 2**-7),
+    ],
+    ids=str,
+)
+def test_triton_scans_as_the_twin(
+    dtype: torch.dtype, documents: list[int] | None, bar: float, scanned_by_triton: Any, poisoned: None
+) -> None:
+    """Each result has the same bits the second time. A 16-bit gradient is rounded once."""
+    x, dt, A, B, C, state = (t if t.dim() == 2 else t[:1] for t in selective(5, 3, nodes=7))
+    wide = torch.promote_types(dtype, torch.float32)
+    given = [x.to(dtype), dt.to(wide), A.to(wide), B.to(dtype), C.to(dtype), state.to(wide)]
+    found, again = (results(scanned_by_triton, given, documents=documents) for _ in range(2))
+    assert all(map(torch.equal, found, again))
+    assert found[0].dtype == wide
+    expected = results(twin.selective_scan, [t.double() for t in given], documents=documents)
+    assert worst([t.double() for t in found], expected) < bar
+
+
+@on_triton
+def test_triton_scans_whole_layers_in_compiled_programs(scanned_by_triton: Any) -> None:
+    """Step, skip and factor are around the operator, which a program holds whole."""
+    tensors = [t.float() for t in (*selective(5, 2, nodes=6), *torch.randn(2, 5), torch.randn(2, 6, 5))]
+    leaves = [t.to(TRITON.device).requires_grad_() for t in tensors]
+
+    def loss(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, *more: Tensor) -> Tensor:
+        around = dict(zip(("bias", "D", "z"), more, strict=True))
+        y, last = selective_scan(x, dt, A, B, C, state, documents=[1, 5], softplus=True, **around)
+        return y.square().sum() + last.sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    found, expected = (torch.autograd.grad(f(*leaves), leaves) for f in (compiled, loss))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        expected_loss = twin_of_layer(*(x.double().cpu() for x in leaves))
+    torch.testing.assert_close(loss(*leaves).detach().double().cpu(), expected_loss, rtol=1e-5, atol=0)
 
 
 # ------------------------------------------------------------------------------------------------ one token

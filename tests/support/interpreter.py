@@ -26,6 +26,18 @@ def mend() -> None:
     def numeric(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, as_numbers(a), as_numbers(b), *rest)
 
+    def scan_of_rows(self: Any, inputs: Any) -> Any:
+        """A scan whose function takes rows, where the interpreter takes numbers one by one."""
+        rows = [np.moveaxis(x.handle.data, self.axis, 0) for x in inputs]
+        outs = [np.empty_like(x.handle.data) for x in inputs]
+        state = None
+        for i in range(len(rows[0])):
+            row = tuple(self.to_tensor(x[i], y.dtype) for x, y in zip(rows, inputs, strict=True))
+            state = row if state is None else self.combine_fn.fn(*state, *row)
+            for out, x in zip(outs, state, strict=True):
+                np.moveaxis(out, self.axis, 0)[i] = x.handle.data
+        return [self.to_tensor(out, x.dtype) for out, x in zip(outs, inputs, strict=True)]
+
     is_builtin = triton.language.core.is_builtin
     names: dict[Any, list[str]] = {}
 
@@ -40,3 +52,4 @@ def mend() -> None:
     if tuple(map(int, triton.__version__.split(".")[:2])) == (3, 6):
         interpreter._patch_lang_tensor = patched
     interpreter.InterpreterBuilder.create_dot = numeric
+    interpreter.ScanOps.generic_scan = scan_of_rows

@@ -5,8 +5,8 @@ each layer a class whose forward pass is the same code with this library's funct
 model keeps its weights, caches, padding and `save_pretrained`. A function is replaced only if it has the parameters
 that are known here and gives the same numbers on a small example.
 
-On CUDA the recurrences run by Triton, also under `torch.autocast` and in compiled programs. Mamba-1's scan, the update
-of Mamba-2's state by a token, and convolutions that are not of packed texts stay transformers' there.
+On CUDA the recurrences run by Triton, also under `torch.autocast` and in compiled programs. The update of Mamba-2's
+state by a token, and convolutions that are not of packed texts, stay transformers' there.
 
 Packed texts (`packing.py`) are documents of the graph `causal() & documents(lengths)`: gates and convolutions begin
 anew in each. transformers refuses them without its CUDA packages. Layers that mix tokens by code of their own compute
@@ -145,10 +145,6 @@ def mamba_selective_scan(
 ) -> Any:
     """`hidden_states` and `dt` [B, channels, N], `A` [channels, S], `B` and `C` [B, S, N]."""
     lengths = _lengths(options, dt.mT, None, return_last_state)
-    if by_triton(dt):
-        if lengths is None:
-            return NotImplemented
-        raise ValueError("Mamba-1's recurrence of packed sequences runs on CPU only; pass them as a batch, padded")
     x, dt, B, C = (_one_sequence(y.mT, lengths) for y in (hidden_states, dt, B, C))
     gate = None if z is None else _one_sequence(z.mT, lengths)
     y, last = selective_scan(x, dt, A, B, C, documents=lengths, softplus=delta_softplus, bias=delta_bias, D=D, z=gate)

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mpnn.kernels.cuda.chunks import gradients, outputs, states, within
-from mpnn.kernels.cuda.chunks.tiles import rows
+from mpnn.kernels.cuda.chunks.tiles import chunks_of, count_chunks, rows
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
 from mpnn.kernels.once_differentiable import are_differentiated
@@ -76,30 +76,6 @@ def config(dtype: torch.dtype, by_feature: bool, narrowest: int) -> Config:
     return _NARROW_SMALL if by_feature or narrowest < _WIDTH_OF_64 else _NARROW
 
 
-class Chunks(NamedTuple):
-    """The first node of each chunk, and the node after its last; and the first chunk of each document."""
-
-    starts: Tensor | None
-    stops: Tensor | None
-    first: Tensor | None
-
-
-@lru_cache(maxsize=64)
-def _chunks(ends: tuple[int, ...], size: int, device: torch.device) -> Chunks:
-    """The chunks of documents that end there; none for a single one. Cached, so that no later call copies anything to
-    the device."""
-    if len(ends) == 1:
-        return Chunks(None, None, None)
-    starts: list[int] = []
-    stops: list[int] = []
-    first = [0]
-    for begin, end in zip((0, *ends), ends, strict=False):
-        starts += range(begin, end, size)
-        stops += [min(start + size, end) for start in range(begin, end, size)]
-        first.append(len(starts))
-    return Chunks(*(torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in (starts, stops, first)))
-
-
 class _Operands(NamedTuple):
     """The arguments of a recurrence and what the kernels before `outputs` compute; None where it has no such thing."""
 
@@ -144,7 +120,7 @@ class _Pass:
         self.device = x.query.device
         self.config = config(x.query.dtype, x.by_feature, min(self.width, self.deep))
         self.ends, self.launches = tuple(ends), launches
-        self.count = sum(-(-(end - begin) // self.config.chunk) for begin, end in zip((0, *ends), ends, strict=False))
+        self.count = count_chunks(ends, self.config.chunk)
         is_narrow = x.query.dtype == torch.bfloat16
         self.dtype = torch.bfloat16 if is_narrow else torch.float32
         self.whole_width = max(_LEAST, power_of_two(self.width))
@@ -189,7 +165,7 @@ class _Pass:
     def launch(self, kernel: Any, launch: Launch, programs: int, tables: int, *arguments: Any, **sizes: Any) -> None:
         if not self.launches:
             return
-        chunks = _chunks(self.ends, self.config.chunk, self.device)
+        chunks = chunks_of(self.ends, self.config.chunk, self.device)
         options = {**self.precision, **sizes, "num_warps": launch.warps, "num_stages": launch.stages}
         kernel[(programs,)](*chunks[:tables], *arguments, **options)
 

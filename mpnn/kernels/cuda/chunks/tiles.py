@@ -13,8 +13,11 @@ after j in its own block: one number of i and one of j, neither above 1. So a ch
 A node is a row of a tile [C, width]; rows past the end of the document are zeros, with gates of 1.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -34,6 +37,34 @@ def rows(x: Tensor, heads: int) -> Rows:
     """x as an argument of a kernel, for states of so many heads."""
     batch, node, head = x.stride()[:3]
     return Rows(x, batch, node, head, heads // x.shape[2])
+
+
+class Chunks(NamedTuple):
+    """The first node of each chunk, and the node after its last; and the first chunk of each document."""
+
+    starts: Tensor | None
+    stops: Tensor | None
+    first: Tensor | None
+
+
+@lru_cache(maxsize=64)
+def chunks_of(ends: tuple[int, ...], size: int, device: torch.device) -> Chunks:
+    """The chunks of documents that end there; none for a single one. Cached, so that no later call copies anything to
+    the device."""
+    if len(ends) == 1:
+        return Chunks(None, None, None)
+    starts: list[int] = []
+    stops: list[int] = []
+    first = [0]
+    for begin, end in zip((0, *ends), ends, strict=False):
+        starts += range(begin, end, size)
+        stops += [min(start + size, end) for start in range(begin, end, size)]
+        first.append(len(starts))
+    return Chunks(*(torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in (starts, stops, first)))
+
+
+def count_chunks(ends: Sequence[int], size: int) -> int:
+    return sum(-(-(end - begin) // size) for begin, end in zip((0, *ends), ends, strict=False))
 
 
 @triton.jit
