@@ -129,9 +129,10 @@ def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) 
     able = [b for b in able if getattr(b, "TRACED", False)] if transformed else able
     if len(able) == 1 and not equalities:
         return _leaf(able[0], round, estimated)
-    options = [
-        _leaf(b, round, estimated=True) for b in (able if transformed else _of_kind(round, able, bool(equalities)))
-    ]
+    kind = able if transformed else _of_kind(round, able, bool(equalities))
+    if len(kind) == 1 and not equalities:
+        return _leaf(kind[0], round, estimated)
+    options = [_leaf(b, round, estimated=True) for b in kind]
     # Rewrites save work of kernels, and torch.func runs none: there they are for rounds that no backend serves.
     for rewrite, reason in () if transformed and able else equalities:
         found = reason or _through(rewrite, round, partial(_cheapest, estimated=True, transformed=transformed))

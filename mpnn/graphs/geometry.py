@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least, one_set
+from mpnn.graph.csr import narrow
 from mpnn.graph.runs import Ints
 
 _FEW_DIMENSIONS = 8  # up to which a tree is faster than all pairs
@@ -58,8 +59,7 @@ def radius(
         if periodic is not None:
             raise ValueError("periodic says along which vectors of a cell it repeats: pass cell, too")
         dst, src = _pairs(at, at, r, label, label)
-        other = dst != src
-        return _sorted(positions, dst[other], src[other], None, f"radius({r:g})")
+        return _sorted(positions, dst, src, None, f"radius({r:g})")
     lattices = _lattices(cell, at, None if labels is None else labels.cpu().numpy())
     repeats = _repeats(periodic, at.shape[1])
     if len(lattices) == 1:
@@ -364,6 +364,9 @@ def _clouds(at: np.ndarray, label: Ints | None, dtype: torch.dtype = torch.float
     their positions [G, n, d]."""
     order = np.arange(len(at)) if label is None else np.argsort(label, kind="stable")
     sizes = np.array([len(at)]) if label is None else np.bincount(label)
+    if (sizes == sizes[:1]).all() and len(at) * sizes[0] <= _PAIRS_AT_ONCE:
+        yield (nodes := order.reshape(-1, sizes[0])), torch.from_numpy(at[nodes]).to(dtype)
+        return
     start = np.cumsum(sizes) - sizes
     by_size = np.argsort(-sizes, kind="stable")
     while len(by_size):
@@ -392,7 +395,10 @@ def _points(name: str, positions: Tensor, labels: Tensor | None) -> tuple[np.nda
         return at, None
     if not isinstance(labels, Tensor) or labels.shape != positions.shape[:1] or labels.is_floating_point():
         raise ValueError(f"labels must be integers [{len(at)}], one for each point")
-    return at, np.unique(labels.cpu().numpy(), return_inverse=True)[1]
+    label = labels.cpu().numpy()
+    if (label[1:] >= label[:-1]).all():  # as batches have them: no sort is needed
+        return at, np.append(0, np.cumsum(label[1:] != label[:-1]))[: len(label)]
+    return at, np.unique(label, return_inverse=True)[1]
 
 
 def _lattices(cell: Tensor, at: np.ndarray, labels: Ints | None) -> np.ndarray:
@@ -433,7 +439,7 @@ def _has_small_clouds(label: Ints | None) -> bool:
 def _pairs(
     dst: np.ndarray, src: np.ndarray, r: float, dst_label: Ints | None, src_label: Ints | None
 ) -> tuple[Ints, Ints]:
-    """All pairs of one label within r."""
+    """All pairs of one label within r. If `dst` is `src`, no pair of a point and itself."""
     from scipy.spatial import cKDTree
 
     if not len(dst) or not len(src):
@@ -444,8 +450,10 @@ def _pairs(
     else:
         trees = [cKDTree(_apart(x, label, 2 * r)) for x, label in ((dst, dst_label), (src, src_label))]
         pairs = trees[0].sparse_distance_matrix(trees[1], r * _A_LITTLE_MORE, output_type="ndarray")
+        pairs = pairs[pairs["i"] != pairs["j"]] if dst is src else pairs
         i, j, near = pairs["i"], pairs["j"], pairs["v"] <= r / _A_LITTLE_MORE
-    if len(unsure := (~near).nonzero()[0]):
+    if not near.all():
+        unsure = np.flatnonzero(~near)
         near[unsure] = _lengths(dst[i[unsure]] - src[j[unsure]]) <= r
         i, j = i[near], j[near]
     return i, j
@@ -459,10 +467,12 @@ def _pairs_of_clouds(nodes: Ints, cloud: Tensor, r: float) -> tuple[Ints, Ints, 
     if (nodes < 0).any():
         exists = torch.from_numpy(nodes >= 0)
         near &= exists[:, None] & exists[..., None]
-    place = near.flatten().nonzero().squeeze(1)
-    sure = (distance.flatten().index_select(0, place) <= r - off).numpy()
-    dst, size = place.numpy() // nodes.shape[1], nodes.shape[1]
-    return nodes.ravel()[dst], nodes.ravel()[dst // size * size + place.numpy() % size], sure
+    near.diagonal(dim1=1, dim2=2).fill_(False)
+    place, all_nodes, size = np.flatnonzero(near.numpy()), nodes.ravel(), nodes.shape[1]
+    row, every = place // size, np.arange(nodes.size)
+    within = (every // size - every) * size  # from a place to the number of its source among all nodes
+    dst, src = all_nodes[row], all_nodes[place + within[row]]
+    return dst, src, distance.numpy().ravel()[place] <= r - off
 
 
 def _lengths(x: np.ndarray) -> np.ndarray:
@@ -471,10 +481,13 @@ def _lengths(x: np.ndarray) -> np.ndarray:
 
 
 def _sorted(positions: Tensor, dst: Ints, src: Ints, shift: np.ndarray | None, name: str) -> Graph:
-    key = dst.astype(np.int64) * len(positions) + src
+    key = dst * np.int64(len(positions)) + src
     if shift is not None or not (key[1:] > key[:-1]).all():
         order = np.argsort(key) if shift is None else np.lexsort((*shift.T[::-1], key))
         dst, src, shift = dst[order], src[order], None if shift is None else shift[order]
-    edges = torch.from_numpy(np.stack([src, dst]).astype(np.int64)).to(positions.device)
+    edges = np.empty((2, len(src)), np.int64)
+    edges[0], edges[1] = src, dst
+    stored = narrow(torch.from_numpy(edges).to(positions.device), len(positions), len(positions))
     shifts = None if shift is None else torch.from_numpy(shift).to(positions)
-    return Graph.from_edges(edges, len(positions), len(positions), edge_attr=shifts, name=name)
+    # These ends are points: nothing is validated again.
+    return Graph(len(positions), len(positions), edges=stored, edge_attr=shifts, name=name, device=positions.device)
