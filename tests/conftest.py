@@ -23,6 +23,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from grids import leave_out_what_is_covered
 from real_data import locate_module, no_network
 
 # No deadline, because the first call of a compiled kernel takes seconds; the same examples in every run, so that
@@ -55,6 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if not folder.is_dir():
         raise pytest.UsageError(f"MPNN_DATA is {given!r}, which is no folder; point it at the data or unset it")
     os.environ["MPNN_DATA"] = str(folder)
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are deselected by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_out_what_is_covered(items)
 
 
 def pytest_collection_finish() -> None:

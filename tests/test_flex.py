@@ -77,6 +77,7 @@ def assert_like_pairs(q: Tensor, k: Tensor, v: Tensor, mod: Any, mask: Any, lear
 
 @pytest.mark.filterwarnings("ignore")  # torch's: of return_lse, and that it is not compiled
 @pytest.mark.parametrize(("mask", "mod"), [*((m, "identity") for m in MASKS), *(("sliding window", m) for m in MODS)])
+@pytest.mark.sample(3)
 def test_agrees_with_torch(mask: str, mod: str) -> None:
     q, k, v = (x.detach() for x in features(kv_heads=2))
     ours, theirs = (
@@ -107,6 +108,7 @@ def test_auxiliary_outputs_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("mod", MODS)
 @pytest.mark.parametrize("mask", [None, "prefix LM", pytest.param("dilated by head", marks=pytest.mark.slow)])
+@pytest.mark.covering
 def test_gradients(mask: str | None, mod: str) -> None:
     if mod == "product of ends" or mask != "dilated by head" or "scale" in mod:  # a third of the combinations
         mask_mod = mask and MASKS[mask]

@@ -114,13 +114,12 @@ def test_architecture_lists_rooms_from_top_to_bottom() -> None:
         assert all(at.get(name, 0) <= at[other] for other in allowed - {"mpnn"}), f"{name} imports from a higher row"
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_every_import_is_an_allowed_arrow(module: str) -> None:
-    here = room(module)
-    assert here in ROOMS, f"a new room: say in ROOMS what {here} may import"
-    for name in IMPORTS[module]:
-        there = room(name)
-        assert there in {here, *ROOMS[here]}, f"{module} imports {name}: {here} must not know of {there}"
+def test_every_import_is_an_allowed_arrow() -> None:
+    for module, names in IMPORTS.items():
+        here = room(module)
+        assert here in ROOMS, f"a new room: say in ROOMS what {here} may import"
+        wrong = {name for name in names if room(name) not in {here, *ROOMS[here]}}
+        assert not wrong, f"{module} imports {wrong}: {here} must not know of them"
 
 
 def test_no_module_imports_one_that_imports_it() -> None:
@@ -182,19 +181,24 @@ def test_every_name_is_imported_when_it_is_first_used() -> None:
     assert found == [True] * 3
 
 
-@pytest.mark.parametrize("argv", [["script.py"], ["mpnn"], ["-m", "mpnn"], None])
-def test_the_import_is_the_same_whatever_the_arguments_are(argv: list[str] | None) -> None:
-    found = fresh(
-        f"import json, sys; sys.argv = {argv!r}\n"
-        "if sys.argv is None: del sys.argv\n"
-        "import mpnn; ours = sorted(name for name in sys.modules if name.startswith('mpnn'))\n"
-        "print(json.dumps([ours, sorted(vars(mpnn))]))"
+def test_the_import_is_the_same_whatever_the_arguments_are() -> None:
+    first, *others = fresh(
+        "import json, os, sys, torch\n"
+        "found = []\n"
+        "for argv in ([], ['script.py'], ['mpnn'], ['-m', 'mpnn'], None):\n"
+        "    read, write = os.pipe()\n"
+        "    if not os.fork():\n"
+        "        sys.argv = argv\n"
+        "        if argv is None: del sys.argv\n"
+        "        import mpnn; ours = sorted(name for name in sys.modules if name.startswith('mpnn'))\n"
+        "        os.write(write, json.dumps([ours, sorted(vars(mpnn))]).encode())\n"
+        "        os._exit(0)\n"
+        "    os.close(write)\n"
+        "    found.append(json.load(os.fdopen(read)))\n"
+        "print(json.dumps(found))"
     )
-    assert "mpnn.graphs" in found[0]
-    assert found == fresh(
-        "import json, sys, mpnn; ours = sorted(name for name in sys.modules if name.startswith('mpnn'))\n"
-        "print(json.dumps([ours, sorted(vars(mpnn))]))"
-    )
+    assert "mpnn.graphs" in first[0]
+    assert others == [first] * 4
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -133,6 +133,7 @@ LONG = "causal() & (window(64) | global_nodes(4) | random(3, seed=17)) - identit
 
 
 @pytest.mark.parametrize("width", [3.5, 6.4])
+@pytest.mark.sample(2)
 def test_a_long_title_goes_over_several_lines_within_the_picture(width: float) -> None:
     graph = graphs.causal().bind(9)
     for draw in (

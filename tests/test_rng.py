@@ -92,6 +92,7 @@ def test_layers_drop_in_training_only_and_repeat_with_the_seed(attention: Attent
 
 
 @pytest.mark.parametrize("backend", ["edge_list", "dense"])
+@pytest.mark.sample(2)
 def test_the_mean_over_many_masks_is_the_output_without(backend: str) -> None:
     graph = graphs.causal().bind(8)
     query, key, value = (torch.randn(8, 2, 3) for _ in range(3))

@@ -135,6 +135,7 @@ ATTEND_TYPES: dict[str, tuple[dict[str, object], str]] = {
 
 @cases(ATTEND_VALUES, ATTEND_TYPES)
 @pytest.mark.parametrize("backend", ["auto", "edge_list", "dense"])
+@pytest.mark.covering
 def test_attend(given: dict[str, object], sentence: str, kind: type[Exception], backend: str) -> None:
     with pytest.raises(kind, match=re.escape(sentence)):
         attend(**{"backend": backend, **given})

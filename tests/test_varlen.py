@@ -95,6 +95,7 @@ def test_sequences_of_different_lengths(name: str) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(6, 6), (3, 9), (9, 3)])
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.covering
 def test_sequences_of_one_length(name: str, m: int, n: int) -> None:
     batch = 5
     flat, options = features(([m] * batch, [n] * batch)), OPTIONS[name]

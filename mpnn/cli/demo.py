@@ -25,7 +25,7 @@ from mpnn.models import GPT
 from mpnn.train.checkpoint import Checkpoint, CheckpointError
 from mpnn.train.loop import TrainingDiverged, require_accelerate
 
-TEXT_GRAPHS, TEXT_SEEDS = ("causal", "causal & window(8)"), 3
+TEXT_GRAPHS, TEXT_SEEDS, TEXT_BATCH = ("causal", "causal & window(8)"), 3, 16
 TIMED_GRAPHS = ("causal", "causal & window(64)")
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
 ATTENTION_LENGTH = 2048
@@ -38,7 +38,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the pictures and the page.", file_okay=False)] = Path(
         "runs/demo"
     ),
-    steps: Annotated[int, typer.Option(help="Training steps of each character model.")] = 400,
+    steps: Annotated[int, typer.Option(help="Training steps of each character model.")] = 300,
     seed: Annotated[int, typer.Option(help="Random seed of weights and batches.", min=-(2**63), max=2**63 - 1)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace the page and the pictures in --out.")] = False,
 ) -> None:
@@ -62,7 +62,7 @@ def demo(
         refuse(f"--steps must be at least 1; got {steps}")
     if (out / PAGE).exists() and not force:
         refuse(f"{out} holds a finished demo: see {out / PAGE}, name another folder with --out, or use --force")
-    settings = replace(TextSettings(), steps=steps)
+    settings = replace(TextSettings(), steps=steps, batch=TEXT_BATCH)
     with folder(out):
         with exit_on_invalid_input():
             corpus = Corpus.of("text", tasks.manual(), settings.context)

@@ -22,7 +22,7 @@ from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History, Progress, Settings, fit
 
 LETTERS = "abcdefgh"
-LENGTH, ASKED, LAYERS, DIM, HEADS, LANDMARK = 64, 3, 2, 32, 2, 8
+LENGTH, ASKED, LAYERS, DIM, HEADS, LANDMARK = 48, 3, 2, 32, 2, 8
 STEPS, BATCH, RATE = 350, 32, 3e-3
 _WARM_STEPS = 20  # and no decay: the second hop is found at once, but not always early
 _STRINGS = 256  # that measure the accuracy

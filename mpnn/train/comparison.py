@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 _CONFIDENCE = 0.95
 _FIRST_ROUND = 1 / 3  # of the time, for learning rates
@@ -194,7 +194,7 @@ def half_interval(gaps: Sequence[float]) -> float:
     """Half the length of the 95% confidence interval of the mean (Student's t); infinite for one number."""
     if len(gaps) < 2:
         return math.inf
-    quantile = student.ppf((1 + _CONFIDENCE) / 2, len(gaps) - 1)
+    quantile = float(stdtrit(len(gaps) - 1, (1 + _CONFIDENCE) / 2))
     return float(quantile * stdev(gaps) / math.sqrt(len(gaps)))
 
 

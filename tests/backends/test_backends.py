@@ -65,6 +65,7 @@ def both(graph: Graph, make: Callable[[Graph], Round], backend: Backend) -> tupl
         if b is not edge_list and supported(b, asked)
     ],
 )
+@pytest.mark.covering
 def test_agrees_with_the_specification(asked: str, backend: Backend) -> None:
     for name, graph in GRAPHS.items():
         if supported(backend, name):
@@ -97,6 +98,7 @@ SPREADING = (
 @pytest.mark.parametrize(
     ("asked", "backend"), [(asked, b) for asked in SPREADING for b in (edge_list, tiles, csr) if supported(b, asked)]
 )
+@pytest.mark.covering
 def test_what_is_not_finite_reaches_only_those_who_attend_to_it(asked: str, backend: Backend) -> None:
     node, size = 75, 150  # several tiles of 32 x 96, some of them full
     topologies = ["causal()", "window(3)", "longformer(8, globals=2)", "documents([50, 40, 60])", "strided(20)"]

@@ -129,6 +129,7 @@ def weights(graph: Graph, heads: int, batch: tuple[int, ...] = ()) -> Tensor:
 
 @pytest.mark.parametrize("aggregator", [*AGGREGATORS, *OWN], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 33, 64, 71, 130])
+@pytest.mark.covering
 def test_every_width(width: int, aggregator: Aggregator) -> None:
     graph = random_graph(20, 20, 150)
     request = Round(graph, halves(20, 1, width), normalize="none", reduce=aggregator)
@@ -178,10 +179,11 @@ def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> Non
 @pytest.mark.parametrize(
     ("aggregator", "edges"), [(Sum(), 1), (Sum(), 3), (Max(), 3), (Min(), 15), (LogSumExp(), 1), (Product(), 15)]
 )
+@pytest.mark.sample(2)
 def test_a_part_for_each_edge(aggregator: Aggregator, edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpnn.kernels.rows.MIN_PIECE", 1)
     graph = graphs.from_edges([list(range(edges)), [0] * edges], edges)
-    width = 16 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
+    width = 4 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
     monkeypatch.setattr(row_reduce, "_MIN_COMPONENTS", width // 2)
     request = Round(graph, -1 - torch.rand(edges, 1, width), normalize="none", reduce=aggregator)
     torch.testing.assert_close(engine.run(request, "csr")[0], engine.run(request, "edge_list")[0], rtol=1e-5, atol=1e-5)
@@ -190,6 +192,7 @@ def test_a_part_for_each_edge(aggregator: Aggregator, edges: int, monkeypatch: p
 
 @pytest.mark.parametrize("reduce", [Sum(), Mean(), Max(), Min(), Var()], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.covering
 def test_bfloat16_and_its_gradients_are_rounded_once(reduce: Aggregator, weighted: bool) -> None:
     """Degrees up to 100,000 in few rows, so that parts share them; widths with and without a rest of a vector."""
     for graph, width in ((random_graph(3, 20_000, 100_000), 21), (random_graph(400, 300, 5_000), 64)):
@@ -305,7 +308,7 @@ def test_a_combine_with_a_number_of_its_own() -> None:
             return LogSumExp().reduce(self.t * messages, index) / self.t
 
     for t in (0.5, 3.0):
-        check(CPU, Round(random_graph(9, 9, 50), halves(9, 1, 5), normalize="none", reduce=Soft(t)), CLOSE)
+        check(CPU, Round(random_graph(6, 6, 20), halves(6, 1, 3), normalize="none", reduce=Soft(t)), CLOSE)
 
 
 def test_a_composition_of_ones_own_is_run_by_its_parts() -> None:

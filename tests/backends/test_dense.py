@@ -22,6 +22,7 @@ def attend_twice(graph, *given, **options):
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
 @pytest.mark.parametrize("scale", [None, 2.0, 0.0, -0.5])
+@pytest.mark.covering
 def test_the_second_call_gives_what_the_specification_gives(topology, shape, heads, scale):
     graph, given = topology.bind(5), features(*shape, heads=heads, grad=True)
     found = attend_twice(graph, *given, scale=scale)

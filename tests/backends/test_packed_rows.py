@@ -71,6 +71,7 @@ def test_other_graphs_have_none(name: str) -> None:
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.covering(times=2)
 def test_attention_within_groups(
     name: str, groups: int, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_transforms_of_torch_func(graph: Graph) -> None:
 
 @pytest.mark.parametrize("width", [None, 1, 3], ids=["plain", "a weight an edge", "a weight an edge and feature"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.covering
 def test_sums_and_means_differentiate_for_ever(reduce: str, width: int | None) -> None:
     graph = graphs.from_edges(torch.tensor([[0, 2, 2, 1, 3, 3, 0], [1, 1, 0, 1, 0, 0, 2]]), 4)
     x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)

@@ -57,6 +57,7 @@ KINDS: dict[str, tuple[Relation | None, Callable[[Graph], Graph]]] = {
 
 @pytest.mark.parametrize("backend", ["edge_list", "tiles", "dense"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.covering
 def test_a_table_in_16_bits_gets_the_sum_that_float64_gives(kind: str, backend: str) -> None:
     relation, change = KINDS[kind]
     if backend == "tiles" and kind == "by data":

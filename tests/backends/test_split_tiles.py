@@ -52,6 +52,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("name", STRUCTURED)
 @pytest.mark.parametrize("options", [{}, {"softcap": 1.5}, {"sinks": True}, {"return_lse": True}], ids=str)
+@pytest.mark.covering(times=2)
 def test_split_destinations_agree_with_the_specification(
     name: str, options: dict[str, object], always: list[int]
 ) -> None:

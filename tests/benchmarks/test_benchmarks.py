@@ -83,6 +83,7 @@ def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> N
     assert "All cases ran." in filled
 
 
+@pytest.mark.slow
 def test_processes_check_beforehand_and_a_run_goes_on_where_another_stopped(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     only = ("--only", "exact: csr, sum 64, a graph with hubs, float32", "--only", "reduce: max 64, 200")
@@ -372,6 +373,7 @@ def test_times_are_taken_in_turns() -> None:
 
 
 @pytest.mark.parametrize("direction", [FORWARD, BOTH, STEP])
+@pytest.mark.sample(3)
 def test_memory_of_a_call(direction: str) -> None:
     x = torch.ones(1 << 22, requires_grad=True)  # 16 MB
     work = measure.work(Entry("", lambda: x.exp(), (x,)), direction)

@@ -118,6 +118,7 @@ def test_a_topology_of_one_s_own_goes_into_a_gpt(tmp_path: Path, monkeypatch: py
     assert str(names["model"].layers[0].graph) == "(causal() & window(4)) | landmarks(8)"
 
 
+@pytest.mark.slow
 def test_labels_and_numbers_are_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers in their own units: y = 1000 + 10 x, which the model sees standardized."""
     monkeypatch.chdir(tmp_path)

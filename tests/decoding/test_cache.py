@@ -78,6 +78,7 @@ def largest(difference):
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("graph", TOPOLOGIES, ids=str)
+@pytest.mark.covering
 def test_node_by_node_equals_the_full_pass(graph, position):
     """All pairs of a graph and a position, a graph and a division, a position and a division."""
     layers = [layer(graph, POSITIONS[position]()) for _ in range(2)]

@@ -150,6 +150,7 @@ disk.cut(graphs.open_csr(sys.argv[1]), sys.argv[2], np.arange(60) % 3, 3)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_cut_continues(tmp_path, whole):
     command = [sys.executable, "-c", KILLED, tmp_path / "csr", tmp_path / "parts"]
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as process:

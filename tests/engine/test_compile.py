@@ -113,6 +113,7 @@ ON_SEQUENCES: dict[str, Callable[[], MessagePassing]] = {
 SLOW = ("window, grouped, soft cap", "alibi", "shaw", "aggregation", "bahdanau", "gcn", "edges add numbers", "std")
 SLOW += ("pna, wider than its messages", "a learned aggregator", "kernel", "rotary", "transformer-xl", "diffusion")
 SLOW += ("a learned activation", "edges add vectors", "causal, dropout", "t5", "gatv2", "a map for each type of edges")
+SLOW += ("algebra", "max", "returned weights over a topology, as no rule tells the edges")
 SLOW += ("other nodes as sources", "returned weights", "a relation that is no offset", "a graph of its own")
 
 
@@ -206,6 +207,7 @@ class ByDistance(Attention):
 
 
 @pytest.mark.parametrize("graph", [graphs.window(2), explicit(9)], ids=["topology", "explicit"])
+@pytest.mark.sample(2)
 def test_an_attention_of_ones_own(graph: Any) -> None:
     check_against_eager(MessagePassing(graph, "sum", None, ByDistance()), (9,))
 
@@ -227,6 +229,7 @@ def test_attend_and_aggregate() -> None:
 
 
 @pytest.mark.parametrize("reduce", [*aggregate.NAMED, lambda m, index: aggregate.segment_sum(m, index)])
+@pytest.mark.sample(3)
 def test_every_aggregator_by_its_name_or_as_a_function(reduce: Any) -> None:
     compiled_aggregate, _ = program(lambda x, graph: ops.aggregate(graph, x, reduce))
     graph, x = explicit(7), torch.rand(7, 3)
@@ -264,6 +267,7 @@ def test_dropout_differs_from_call_to_call_and_acts_alike_in_forward_and_backwar
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+@pytest.mark.sample(2)
 def test_autocast(inside: bool) -> None:
     model = layer(graphs.window(3), dropout=0.25)
 

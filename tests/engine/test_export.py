@@ -139,6 +139,7 @@ def test_layers_over_one_graph_share_it_when_loaded() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.sample(2)
 def test_exporting_leaves_eager_calls_alone(strict: bool) -> None:
     model, x = MessagePassing(graphs.window(3), "sum", None, Degree(WIDTH, 4)), torch.randn(NODES, WIDTH)
     torch.export.export(model, (x,), strict=strict)
@@ -172,6 +173,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.covering
 def test_what_no_file_can_hold_is_refused_at_export(name: str, strict: bool) -> None:
     make, sentence = REFUSED[name]
     with pytest.raises(ValueError, match=sentence):

@@ -57,6 +57,7 @@ def assert_same(found: Tensor, expected: Tensor, inputs: tuple[Tensor, ...]) -> 
 @pytest.mark.parametrize(
     ("items", "heads", "key_heads"), [(3, 1, 2), (3, 2, 2), (3, 4, 2), (3, 2, 4), (1, 4, 4), (1, 4, 1)]
 )
+@pytest.mark.covering(times=2)
 def test_items_and_groups_of_heads_attend_over_their_own_graphs(
     backend: str, items: int, heads: int, key_heads: int
 ) -> None:

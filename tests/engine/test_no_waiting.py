@@ -36,6 +36,7 @@ SEQUENCE = {"causal": graphs.causal(), "window": graphs.window(2), "windows": gr
 @pytest.mark.parametrize("backend", ["edge_list", "dense"])
 @pytest.mark.parametrize("topology", SEQUENCE.values(), ids=SEQUENCE)
 @pytest.mark.parametrize("position", [None, Rotary(4), ALiBi(4), T5(4), Shaw(4, 3)], ids=lambda p: type(p).__name__)
+@pytest.mark.covering(times=2)
 def test_attention_over_sequences(topology, position, backend):
     attention = DotProduct(DIM, 4, dropout=0.1, position=position)
     layer = MessagePassing(topology, "sum", PreNorm(DIM, FeedForward(DIM), dropout=0.1), attention, backend=backend)

@@ -106,6 +106,7 @@ def test_the_choice_is_sensible_where_it_is_clear(grad: bool) -> None:
     ("nodes", "top", "key_heads", "backend"),
     [(8192, 256, 1, "csr"), (2048, 512, 1, "csr"), (2048, 512, 8, "tiles"), (2048, 1024, 1, "tiles")],
 )
+@pytest.mark.covering
 def test_heads_that_share_a_key_go_by_rows_unless_these_are_dense(
     grad: bool, nodes: int, top: int, key_heads: int, backend: str
 ) -> None:

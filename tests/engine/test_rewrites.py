@@ -103,6 +103,7 @@ def assert_same(given: Round, backend: str) -> None:
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.covering
 def test_each_is_the_specification(name: str, score: str) -> None:
     torch.manual_seed(0)
     for graph, batch in ((edges_of(21, 70), (2,)), ((graphs.causal() & graphs.window(3)).bind(17), ())):
@@ -164,7 +165,7 @@ def test_explain_names_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(b, "run", run)
     used = set()
-    for _ in range(120):
+    for _ in range(40):
         n = draw.choice([20, 200, 600])
         graph = draw.choice(
             [

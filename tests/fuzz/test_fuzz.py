@@ -45,7 +45,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize(
     "first",
-    [pytest.param(SEED + i * GROUPS, marks=[pytest.mark.slow] if i > 6 else []) for i in range(20)],
+    [pytest.param(SEED + i * GROUPS, marks=[pytest.mark.slow] if i > 2 else []) for i in range(20)],
 )
 def test_every_backend_agrees_with_the_oracle(first: int) -> None:
     runs: Counter[str] = Counter()

@@ -63,7 +63,7 @@ def assert_cliques(edges: Strips | Runs, runs: Runs) -> None:
     assert (runs.dense() == (label[:, None] == label)).all()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(two_of_a_size(), st.data())
 def test_strips_are_the_rows_of_runs_they_stand_for(
     both: tuple[tuple[Strips, Runs], tuple[Strips, Runs]], data: st.DataObject
@@ -91,7 +91,7 @@ def test_neighboring_rows_form_strips(both: tuple[tuple[Strips, Runs], tuple[Str
         assert len(again.rows) <= 2 * len(strips.rows)  # a row between two strips may be one of its own
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(two_of_a_size(), st.sampled_from([(1, 1), (2, 6), (6, 2), (4, 6), (3, 2)]))
 def test_blocks_are_counted_as_they_are_listed(
     both: tuple[tuple[Strips, Runs], tuple[Strips, Runs]], size: tuple[int, int]
@@ -154,6 +154,7 @@ AT_ANY_SIZE: list[Callable[[], Topology]] = [
 
 
 @pytest.mark.parametrize("topology", AT_ANY_SIZE, ids=lambda build: str(build())[:40])
+@pytest.mark.sample(3)
 def test_a_plan_for_a_hundred_million_nodes_takes_no_memory_by_node(topology: Callable[[], Topology]) -> None:
     with at_most(calls=100_000, megabytes=100):  # a byte per node would be 100 MB
         graph = topology()._graph(HUNDRED_MILLION, HUNDRED_MILLION)

@@ -316,6 +316,7 @@ PREDICATES: list[tuple[Topology, Callable[[np.ndarray, np.ndarray], Any]]] = [
 
 @pytest.mark.parametrize("few", [0, 4096], ids=["strips", "rows"])
 @pytest.mark.parametrize(("topology", "mask"), PREDICATES, ids=[str(topology) for topology, _ in PREDICATES])
+@pytest.mark.covering
 def test_square_and_rectangular_graphs_follow_their_predicate(
     topology: Topology, mask: Callable[[np.ndarray, np.ndarray], np.ndarray], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_the_class_of_an_edge_is_its_relative_position(topology: Topology) -> No
 
 @pytest.mark.parametrize("shift", [0, 1, 3, 5, 6, 7, 11, 13])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+@pytest.mark.covering(times=2)
 def test_windows_of_any_size_and_shift(size: int, shift: int) -> None:
     height, width = 5, 7
 

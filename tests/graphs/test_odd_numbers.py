@@ -37,6 +37,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", odd_numbers.CASES)
+@pytest.mark.sample(3)
 def test_odd_numbers_are_refused_with_the_name_of_the_argument(name: str) -> None:
     lines = odd_numbers.outcomes(name)
     assert [line for line in lines if len(line) < 4] == [], "the process ended in this call"

@@ -15,6 +15,7 @@ from mpnn import graphs
 
 @pytest.mark.parametrize("n", [1, 2, 7, 53, 400])
 @pytest.mark.parametrize("degree", [0, 1, 3, 40])
+@pytest.mark.covering
 def test_every_row_draws_so_many_sources(n: int, degree: int) -> None:
     graph = graphs.random(degree, seed=1).bind(n)
     check_well_formed(graph.runs)
@@ -107,6 +108,7 @@ MILLION = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("expression", MILLION)
+@pytest.mark.sample(2)
 def test_a_million_nodes_bind_under_a_gigabyte(expression: str) -> None:
     # in a process of its own; getrusage would count the parent's pages too, which a fork inherits
     code = MEASURE.format(expression=expression)

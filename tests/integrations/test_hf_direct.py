@@ -53,6 +53,7 @@ def padding(keys: int, padded: int) -> Tensor:
 @pytest.mark.parametrize("padded", [0, 3])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", BANDS)
+@pytest.mark.covering
 def test_pairs_are_the_edges_of_the_graph(name: str, size: str, padded: int, groups: int) -> None:
     queries, keys, first_query, first_key = SIZES[size]
     mask = masks.mask(
@@ -105,6 +106,7 @@ def pair(name: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.covering
 def test_a_new_token_makes_no_graph_and_no_plan(name: str, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ours = pair(name)
     made: list[int] = []
@@ -300,6 +302,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.sample(2)
 def test_one_program_computes_new_tokens_of_a_static_cache(name: str) -> None:
     found = []
     for model, compiled in zip(pair(name), (False, True), strict=True):
@@ -321,6 +324,7 @@ def test_one_program_computes_new_tokens_of_a_static_cache(name: str) -> None:
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.sample(4)
 def test_programs_for_a_gpu_call_torch_s_kernel(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ours = pair(name)
     given = masks.Mask.pairs_in_program

@@ -31,6 +31,7 @@ KNOWN: dict[str, Any] = {
 @pytest.mark.parametrize("sizes", [(12, 12, 0, 0), (3, 12, 9, 0), (1, 8, 11, 4), (4, 9, 7, 3)], ids=str)
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.covering(times=2)
 def test_masks_are_those_of_transformers(name: str, sizes: tuple[int, ...], padded: bool) -> None:
     padding = torch.ones(2, 12, dtype=torch.bool)
     padding[1, :3] = not padded

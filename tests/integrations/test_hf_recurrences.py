@@ -307,6 +307,7 @@ def test_copies_pickles_and_saved_models(tmp_path: Any) -> None:
     assert agree(logits(loaded), expected)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_runs_their_code() -> None:
     made = model("mamba2")
     mpnn.hf.use(made)

@@ -58,6 +58,7 @@ def given(name: str, mask: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("where", MASKS)
 @pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.covering
 def test_states_of_tokens_equal_those_with_padding_and_those_of_padding_are_zeros(name: str, where: str) -> None:
     hf_model, ours = pair(name)
     mask = MASKS[where]
@@ -209,6 +210,7 @@ def test_sentence_transformers_give_the_same_embeddings() -> None:
     assert torch.equal(model.encode(SENTENCES, convert_to_tensor=True), expected)
 
 
+@pytest.mark.slow
 def test_cross_encoders_give_the_same_scores(tmp_path: Any) -> None:
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import CrossEncoder

@@ -56,6 +56,7 @@ def test_every_family_computes_what_eager_does(name: str, calls: list[Any]) -> N
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.sample(3)
 def test_the_same_tokens_are_generated_with_padding_on_the_left(name: str, cache: str) -> None:
     model = tiny(name)
     options = {"attention_mask": LEFT, "max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
@@ -462,6 +463,7 @@ def test_graphs_that_depend_on_the_length_are_refused(graph: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
 @pytest.mark.parametrize("graph", ["window(2)", "complete()", "prefix(3)"])
+@pytest.mark.covering
 def test_a_decoder_does_not_see_what_it_predicts(name: str, graph: str) -> None:
     model, spec = tiny(name), graph if name != "t5" else {"decoder": graph}
     for change in (mpnn.hf.use, mpnn.models.from_hf):
@@ -501,6 +503,7 @@ def test_a_mask_of_pairs_has_four_dimensions() -> None:
     model(IDS, attention_mask=pairs[:, None].bool())
 
 
+@pytest.mark.slow
 def test_threads_share_an_encoder_decoder_with_a_cross_topology() -> None:
     model = tiny("bart")
     mpnn.hf.use(model, {"cross": "window(4)"})

@@ -65,6 +65,7 @@ def reference(form: Form, weights: Weights, x: Tensor, lengths: list[int], first
     [*itertools.product([(64, 2, 192)], ACTIVATIONS), ((384, 12, 1536), "gelu"), ((256, 4, 64), "gelu")],
     ids=str,
 )
+@pytest.mark.covering(times=2)
 def test_a_layer(sizes: tuple[int, int, int], activation: str, pre_norm: bool, with_biases: bool) -> None:
     shape = form(*sizes, activation, pre_norm)
     w, x = weights(shape, with_biases), torch.randn(sum(LENGTHS), shape.width)

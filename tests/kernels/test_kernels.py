@@ -86,6 +86,7 @@ print(units(4096, 8, 64), units(32768, 1, 64), units(8192, 8, 64, dropout=0.1))
 """
 
 
+@pytest.mark.slow
 def test_tiles_need_memory_for_nodes_and_not_for_edges() -> None:
     """Peak beyond inputs, forward and backward, in units of N x H x D floats; the graph has 129 edges a node, which
     would be 129 units if vectors were made for them, and 2 for one number an edge and head."""

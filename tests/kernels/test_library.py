@@ -96,6 +96,7 @@ def test_without_a_library_other_backends_serve_every_request() -> None:
     ],
 )
 @pytest.mark.skipif(library.processor() == "arm64", reason="arm64 has one kind")
+@pytest.mark.slow
 def test_torchs_variable_chooses_the_kind_of_processor(capability: str, expected: str) -> None:
     """ATEN_CPU_CAPABILITY=default stands for a processor without AVX2."""
     script = "from mpnn.kernels.cpu import library; print(library.processor(), library.why_missing())"

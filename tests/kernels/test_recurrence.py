@@ -83,6 +83,7 @@ def worst(found: list[Tensor], expected: list[Tensor]) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("documents", DOCUMENTS, ids=str)
+@pytest.mark.covering(times=2)
 def test_values_and_gradients_are_those_of_the_twin(
     kind: str, heads: tuple[int, int, int], documents: list[int] | None
 ) -> None:
@@ -93,6 +94,7 @@ def test_values_and_gradients_are_those_of_the_twin(
 
 @pytest.mark.parametrize("kind", ["gated", "gated delta", "features", "KDA"])
 @pytest.mark.parametrize("gates", GATES)
+@pytest.mark.covering
 def test_any_gate_in_float32(kind: str, gates: str) -> None:
     given = inputs(kind, gates=gates)
     single = [None if x is None else x.float() for x in given]
@@ -135,6 +137,7 @@ def test_gradients_of_a_sequence_longer_than_the_states_kept(kind: str) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the memory of the process from Linux")
 @pytest.mark.parametrize("kind", ["gated", "gated delta", "KDA"])
+@pytest.mark.sample(3)
 def test_the_memory_of_gradients(kind: str) -> None:
     """Beside the gradients, and one value of each node: few states, not one for each chunk (57 to 113 MB here)."""
     nodes, width = 1 << 15, 128

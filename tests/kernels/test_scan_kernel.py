@@ -57,6 +57,7 @@ def bound(dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("shape", [(2, 2, 1, 1), (1, 1, 3, 1), (1, 2, 1, 5), (1, 1, 50, 2)], ids=str)
 @pytest.mark.parametrize("widths", [(5, 7), (72, 65), (1, 130)], ids=str)
+@pytest.mark.covering
 def test_it_computes_what_its_twin_does(name: str, shape: tuple[int, int, int, int], widths: tuple[int, int]) -> None:
     for dtype in (torch.float32, torch.float64):
         given = features(shape, widths, dtype)

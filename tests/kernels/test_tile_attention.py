@@ -61,6 +61,7 @@ def leaves(graph: Graph, dtype: torch.dtype, option: str, widths: tuple[int, int
     ],
     ids=str,
 )
+@pytest.mark.covering(times=2)
 def test_it_computes_what_its_twin_does(
     topology: Topology, nodes: tuple[int, int], option: str, dtype: torch.dtype
 ) -> None:

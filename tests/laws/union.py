@@ -293,7 +293,8 @@ _QUICK = [
     ("mamba2", "position_ids", "checkpoint wrapper"), ("qwen3_next", "seq_idx", "checkpointed"),
     ("qwen3_next", "position_ids", "checkpointed, reentrant"), ("granitemoehybrid", "position_ids", "plain"),
     ("granitemoehybrid", "seq_idx", "training"), ("gpt_oss", "position_ids", "PEFT"), ("zaya", "seq_idx", "autocast"),
-    ("recurrent_gemma", "position_ids", "plain"), ("lfm2", "position_ids", "compiled"), ("gpt2", "seq_idx", "plain"),
+    ("recurrent_gemma", "position_ids", "plain"), ("gpt2", "seq_idx", "plain"),
+    pytest.param("lfm2", "position_ids", "compiled", marks=pytest.mark.slow),
 ]  # fmt: skip
 _RECURRENT = (
     "afmoe", "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "gpt_oss", "granitemoehybrid", "jamba",

@@ -10,10 +10,13 @@ import pytest
 import torch
 from small_models import EVERY, Call, Make
 
+from mpnn import models
+
 every = pytest.mark.parametrize(("make", "call"), EVERY.values(), ids=list(EVERY))
 
 
 @every
+@pytest.mark.sample(4)
 def test_copies_answer_as_the_original(make: Make, call: Call, tmp_path: Path) -> None:
     model = make().eval()
     answer = call(model)
@@ -23,8 +26,11 @@ def test_copies_answer_as_the_original(make: Make, call: Call, tmp_path: Path) -
     assert all(parameter.is_meta for parameter in empty.parameters())
     loaded = empty.to_empty(device="cpu").eval()
     loaded.load_state_dict(model.state_dict())
+    torch.save(model, tmp_path / "whole.pt")
+    with torch.serialization.safe_globals(models.safe_globals()):
+        whole = torch.load(tmp_path / "whole.pt", weights_only=True)
     copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), type(model).from_pretrained(tmp_path), loaded
-    for other in copies:
+    for other in (*copies, whole):
         assert torch.equal(call(other), answer)
 
 
@@ -40,6 +46,7 @@ def test_every_parameter_learns(make: Make, call: Call) -> None:
 
 
 @every
+@pytest.mark.sample(3)
 def test_autocast_changes_little(make: Make, call: Call) -> None:
     """Some ten roundings of 2^-9 one after another, on numbers that norms keep near 1."""
     model = make().eval()

@@ -114,6 +114,7 @@ TASKS: dict[str, Task] = {
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+@pytest.mark.sample(3)
 def test_the_loss_falls(task: Task) -> None:
     model, batch = task.make(), task.draw()
     optimizer = torch.optim.Adam(model.parameters(), task.lr)

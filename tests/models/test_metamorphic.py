@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 from mpnn import models
 
+pytestmark = pytest.mark.covering(times=2)
+
 SEED = int(os.environ.get("MPNN_FUZZ_SEED") or date.today().strftime("%Y%m%d"))
 CASES = [0, *(pytest.param(case, marks=pytest.mark.slow) for case in range(1, 3))]  # and others tomorrow
 

@@ -43,6 +43,7 @@ def test_heads_of_their_own_graphs_share_keys_and_know_positions(options):
 
 
 @pytest.mark.parametrize("sources", [4, 6])
+@pytest.mark.sample(2)
 def test_each_head_attends_over_its_own_graph_when_compiled(sources):
     edges = torch.tensor([[0, 1, 2, 3, 3, 2], [0, 0, 1, 2, 3, 3]])
     graph = graphs.from_edges(edges, num_src=sources, num_dst=4, edge_type=torch.tensor([0, 1, 0, 1, 0, 1]))

@@ -66,6 +66,7 @@ def looped(graph: Graph, x: Tensor, formula: Callable[[Tensor], Tensor], weight:
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
+@pytest.mark.covering(times=2)
 def test_against_the_loop(batch: tuple[int, ...], name: str, weighted: bool) -> None:
     graph = example()
     x = torch.randn(*batch, 5, 3, dtype=torch.float64)

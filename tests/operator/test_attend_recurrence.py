@@ -50,6 +50,7 @@ def results(given: dict[str, Tensor], graph: Graph, backend: str, directions: li
 @pytest.mark.parametrize("heads", [(4, 2, 4), (1, 1, 4), (2, 4, 1)], ids=str)
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.covering
 def test_values_and_gradients(kind: str, name: str, heads: tuple[int, int, int]) -> None:
     (graph, documents), given = GRAPHS[name], inputs(kind, heads=heads)
     expected = twin.recurrence(**given, scale=0.4, documents=documents)

@@ -171,6 +171,7 @@ class Unweighted(Attention):
 @pytest.mark.parametrize(
     "attention", [None, DotProduct(4, 2, normalize="none"), Typed(4, 4, 1), Unweighted()], ids=type
 )
+@pytest.mark.sample(2)
 def test_sums_over_the_edges_left_are_right_on_average(attention: Attention | None) -> None:
     edges = torch.tensor([[0, 1, 2, 3, 0], [1, 0, 0, 0, 0]])
     graph = graphs.from_edges(edges, 4, edge_type=torch.zeros(5, dtype=torch.int64))

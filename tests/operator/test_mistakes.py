@@ -87,6 +87,7 @@ FEATURES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("given", "sentence"), FEATURES.values(), ids=FEATURES)
+@pytest.mark.covering
 def test_features_that_a_spec_cannot_take(spec: str, given: dict[str, Any], sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         called(spec, **given)

@@ -65,6 +65,7 @@ def assert_equal(found: Tensor, right: Tensor, inputs: list[Tensor]) -> None:
 @pytest.mark.parametrize("normalize", ["softmax", "softmax_dst", "sigmoid", "none"])
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 @pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.covering(times=2)
 def test_the_formula_over_all_pairs(name: str, backend: str, normalize: str) -> None:
     if backend == "tiles" and not normalize.startswith("softmax"):
         pytest.skip("tiles normalize by softmax")
@@ -130,6 +131,7 @@ def test_every_source_gives_all_its_weight(backend: str) -> None:
 @pytest.mark.parametrize("size", [1e3, 1e5, 1e8, 1e12, 1e30])
 @pytest.mark.parametrize("of", ["destinations", "sources", "edges", "products"])
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.covering
 def test_every_source_gives_all_its_weight_for_any_logits(backend: str, of: str, size: float) -> None:
     graph = GRAPHS["longformer"]
     q, k, v, dst, src = (x.detach() for x in leaves(graph, dtype=torch.float32))

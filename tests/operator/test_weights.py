@@ -79,7 +79,7 @@ def test_fast_rounds_are_those_of_edge_list(name: str, on: str) -> None:
 
 def test_gradients_are_exact() -> None:
     graph = GRAPHS["edges"]
-    query, key, value = (torch.randn(11, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    query, key, value = (torch.randn(11, 1, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     for normalize in ("sparsemax", "entmax15"):
         assert torch.autograd.gradcheck(
             lambda q, k, v, normalize=normalize: ops.attend(graph, q, k, v, normalize=normalize, scale=2.0),

@@ -86,6 +86,7 @@ def cora() -> tuple[data.NodeClassification, Graph]:
 
 
 @pytest.mark.parametrize("model", [GCN, GAT])
+@pytest.mark.sample(2)
 def test_learns_cora_quickly(model, cora: tuple[data.NodeClassification, Graph]) -> None:
     """Three nodes in four after 40 epochs, where the commonest topic alone would give one in three."""
     papers, graph = cora

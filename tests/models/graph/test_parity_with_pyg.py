@@ -278,6 +278,7 @@ def without_bias(model: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.covering
 def test_outputs_and_gradients_are_those_of_pyg(name: str, dtype: torch.dtype, measured: Callable[..., None]) -> None:
     row, w = ROWS[name], World(dtype)
     model = row.make().to(dtype).eval()

@@ -50,6 +50,7 @@ def compare(theirs, batch, measured, peer):
 
 @pytest.mark.parametrize("length", [64, 53, 40, 37])
 @pytest.mark.parametrize("padding", [False, True], ids=["no padding", "padding"])
+@pytest.mark.covering
 def test_block_sparse_equals_hugging_face(length, padding, measured):
     theirs = big_bird()
     compare(theirs, sentences(length, padding), measured, SPARSE)

@@ -44,6 +44,7 @@ def sentences(mask, hubs=True):
 
 @pytest.mark.parametrize("hubs", [True, False], ids=["global tokens", "none"])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.covering
 def test_equals_hugging_face_on_every_token(mask, hubs, measured):
     theirs = longformer()
     batch = sentences(mask, hubs) | {"output_hidden_states": True}

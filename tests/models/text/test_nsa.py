@@ -96,6 +96,7 @@ OPTIONS = [{}, {"size": 2}, {"block": 6, "size": 6}, {"top": 3, "stride": 4, "bi
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("length", [3, 23])
+@pytest.mark.covering
 def test_follows_the_formulas(options: dict[str, int], length: int, measured: Callable[..., None]) -> None:
     net, ids = model(**options), torch.randint(30, (2, length))
     expected = torch.stack([formula(net, row) for row in ids])

@@ -78,6 +78,7 @@ def compare(theirs, batch, measured):
 @pytest.mark.parametrize("causal", [False, True], ids=["both directions", "causal"])
 @pytest.mark.parametrize("padding", [False, True], ids=["no padding", "padding"])
 @pytest.mark.parametrize("length", [64, 40, 37])
+@pytest.mark.covering
 def test_equals_hugging_face(length, padding, causal, measured):
     theirs = hugging_face(is_decoder=causal)
     compare(theirs, sentences(length, padding), measured)
@@ -85,6 +86,7 @@ def test_equals_hugging_face(length, padding, causal, measured):
 
 @pytest.mark.parametrize("length", [1, 3, 4, 7, 8, 9])
 @pytest.mark.parametrize("causal", [False, True], ids=["both directions", "causal"])
+@pytest.mark.covering
 def test_short_sentences(length, causal, measured):
     compare(hugging_face(is_decoder=causal), sentences(length), measured)
 
@@ -103,6 +105,7 @@ def test_short_sentences(length, causal, measured):
     ],
     ids=str,
 )
+@pytest.mark.sample(2)
 def test_other_configurations(changes, measured):
     compare(hugging_face(**changes), sentences(41, padding=True), measured)
 

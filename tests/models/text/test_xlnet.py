@@ -87,6 +87,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.sample(2)
 def test_memories_equal_hugging_face(options, measured):
     theirs = hugging_face(**options)
     ours = from_hf(theirs)

@@ -63,6 +63,7 @@ def test_drop_path_leaves_out_whole_images_in_training():
     assert largest(layer.eval()(x, (2, 2)) - x) > 0
 
 
+@pytest.mark.slow
 def test_it_compiles_whole():
     """Over a grid that windows do not divide, and then one that they do."""
     model, x = Swin(replace(TINY, image=12, depths=(1, 1))).eval(), torch.randn(1, 3, 12, 12)
