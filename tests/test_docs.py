@@ -20,15 +20,8 @@ from mpnn.data.errors import DatasetNotFound
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages whose code takes more than a few seconds.
-LONG = (
-    "citation_graph.md",
-    "decoders.md",
-    "extending.md",
-    "hugging_face_window.md",
-    "lectures_trained.md",
-    "operator.md",
-)
-LONG += ("which_graph_suits_my_text.md",)
+LONG = ("citation_graph.md", "compile.md", "decoders.md", "extending.md", "hugging_face_window.md", "lectures.md")
+LONG += ("lectures_trained.md", "models.md", "operator.md", "which_graph_suits_my_text.md")
 PAGES = [
     pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in LONG else [])
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -223,9 +223,8 @@ assert threads.each(range(50), lambda k: k) == list(range(50))
 """
 
 
-@pytest.mark.parametrize(
-    "call", ["backward", *(pytest.param(call, marks=pytest.mark.slow) for call in ("forward", "aggregate"))]
-)
+@pytest.mark.parametrize("call", ["backward", "forward", "aggregate"])
+@pytest.mark.slow
 def test_an_interrupt_ends_a_kernel_and_leaves_a_usable_process(call: str) -> None:
     process = start(INTERRUPTED, call)
     assert process.stdout is not None
@@ -281,6 +280,7 @@ def grown(steps: int) -> tuple[float, float]:
     return objects, size
 
 
+@pytest.mark.slow
 def test_a_round_of_steps_leaves_no_object_behind() -> None:
     objects, _ = grown(60)
     assert objects < 0.1

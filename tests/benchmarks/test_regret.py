@@ -28,6 +28,7 @@ def test_a_seed_and_an_index_are_a_request() -> None:
     assert draw(3, 0).text != draw(4, 0).text
 
 
+@pytest.mark.slow
 def test_all_kinds_are_drawn_with_and_without_gradients() -> None:
     drawn = [draw(5, index) for index in range(150)]
     assert {one.kind for one in drawn} == set(KINDS)

@@ -700,6 +700,7 @@ def _{name}(i, num_src, size):
 """
 
 
+@pytest.mark.slow
 def test_a_topology_of_one_s_own_is_imported(tmp_path: Path, verses: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By every command that reads an expression or a model that has one, as the same edges."""
     monkeypatch.setattr(sys.modules["mpnn.graphs.parse"], "_REGISTERED", {})

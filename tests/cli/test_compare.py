@@ -77,6 +77,7 @@ def test_a_comparison_of_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("clock")
+@pytest.mark.slow
 def test_an_attention_stands_beside_a_graph(tmp_path: Path) -> None:
     file = tmp_path / "own.txt"
     file.write_text("to be or not to be, that is the question. " * 60)

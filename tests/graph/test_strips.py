@@ -200,6 +200,7 @@ def test_strips_with_too_many_runs_are_refused_before_any_work(topology: Topolog
         topology._graph(10**6, 10**6)
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fit_are_refused_before_any_work() -> None:
     order = torch.randperm(100_000, generator=torch.Generator().manual_seed(0))
     halves = Topology.cliques(lambda n: np.arange(n) % 2)  # every second node: a run for each edge

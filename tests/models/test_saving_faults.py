@@ -118,6 +118,7 @@ def test_a_wrong_value_beside_weights_without_configuration(name: str, most: int
     assert peak() - before < 2**28
 
 
+@pytest.mark.slow
 def test_a_pair_that_describes_an_enormous_model_is_refused(tmp_path: Path) -> None:
     """Both files agree; only the header of the weights says that they hold a small one."""
     kind, config = saved("GPT", tmp_path)
