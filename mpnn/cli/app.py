@@ -37,7 +37,7 @@ _SETTINGS: dict[str, Any] = {
 
 app = typer.Typer(
     help="Neural networks as message passing over graphs: the choice of graph is the choice of model.",
-    epilog="Start with [bold]mpnn demo[/bold]: it takes some minutes, downloads nothing, and draws pictures.",
+    epilog="Start with [bold]mpnn demo[/bold]: it takes about two minutes, downloads nothing, and draws pictures.",
     no_args_is_help=True,
     add_completion=True,
     **_SETTINGS,

@@ -47,7 +47,7 @@ def demo(
     A model that must remember a letter, the time of a training step by length,
     a character model, and a GAT on digits. The demo downloads nothing: the
     text is Python's manual, and the digits are part of scikit-learn. It takes
-    some minutes on two cores, prints a table, and writes pictures and a page
+    about two minutes on two cores, prints a table, and writes pictures and a page
     that shows them, index.html. After Ctrl-C or a crash, the same command
     continues from its last checkpoint.
     \b
