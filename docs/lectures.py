@@ -88,6 +88,15 @@ def link(name: str) -> str:
     return f"`{name}`"
 
 
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def where(one: Statement) -> str:
+    """What serves the statement, and the note."""
+    return "; ".join(filter(None, [", ".join(map(link, one.served_by)), one.note]))
+
+
 def counts(of: list[Statement]) -> str:
     return ", ".join(f"{sum(one.state == state for one in of)} {state}" for state in STATES)
 
@@ -98,8 +107,7 @@ def index() -> str:
     parts = [f"{len(everything)} statements: {counts(everything)}. Those that are not, and why:", ""]
     parts += ["| statement | | why |", "|---|---|---|"]
     for one in lacking:
-        where = "; ".join(filter(None, [", ".join(map(link, one.served_by)), one.note]))
-        parts.append(f"| {one.text} | {one.state} | {where} |")
+        parts.append(f"| {cell(one.text)} | {one.state} | {where(one)} |")
     parts.append("")
     for lecture, group in groupby(everything, lambda one: one.lecture):
         members = list(group)
@@ -108,11 +116,8 @@ def index() -> str:
         parts += ["| slide | statement | | where |", "|---|---|---|---|"]
         shown = ""
         for one in members:
-            where = ", ".join(map(link, one.served_by))
-            text = one.text.replace("|", "\\|").replace("<", "&lt;")
             slide, shown = "" if one.slide == shown else one.slide, one.slide
-            cells = slide, text, one.state, "; ".join(filter(None, [where, one.note]))
-            parts.append(f"| {' | '.join(cells)} |")
+            parts.append(f"| {slide} | {cell(one.text)} | {one.state} | {where(one)} |")
         parts += ["", "</details>", ""]
     return "\n".join(parts)
 

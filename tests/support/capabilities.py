@@ -422,10 +422,11 @@ def updated(text: str) -> str:
             return "yes" if reason is None else str(reasons.setdefault(reason, len(reasons) + 1))
 
         heads = [b.NAME if device == "cpu" else f"{b.NAME}, CUDA" for b, device in COLUMNS]
-        yield f"\n| {title} | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}"
+        yield f"\n<details>\n<summary>{len(names)} {title}s</summary>\n"
+        yield f"| {title} | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}"
         for name in names:
             yield f"| {name} | {' | '.join(cell(ask(name, b, device)) for b, device in COLUMNS)} |"
-        yield "\n" + "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
+        yield "\n" + "\n".join(f"{number}. {reason}" for reason, number in reasons.items()) + "\n\n</details>"
 
     def serves(backend: Backend, device: str) -> frozenset[str]:
         if backend is csr:
@@ -436,8 +437,10 @@ def updated(text: str) -> str:
     causal = GRAPHS["causal"]
     heads = [b.NAME if device == "cpu" else f"{b.NAME}, CUDA" for b, device in COLUMNS]
     lines = [
+        f"<details>\n<summary>{len(SENTENCES)} needs</summary>\n",
         f"| need | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}",
         *(f"| {need} | {' | '.join('yes' if need in serves(*c) else '' for c in COLUMNS)} |" for need in SENTENCES),
+        "\n</details>",
         _TRIED,
         *rows("request", REQUESTS, lambda name, b, device: refusal(b, REQUESTS[name](causal), device=device)),
         *rows("graph", GRAPHS, lambda name, b, device: refusal(b, simple(b, device)(GRAPHS[name]), device=device)),
