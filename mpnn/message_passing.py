@@ -156,8 +156,9 @@ class MessagePassing(nn.Module):
 
     def whole_layer(self, x: Tensor, graph: Any, *others: Any) -> Callable[[Tensor], Tensor] | None:
         """The function of x that computes a call with these arguments as a whole; None if rounds compute it."""
-        is_plain = type(self) is MessagePassing and all(given is None or given is False for given in others)
-        return whole_layer.find(self, self.graph if graph is None else graph, x) if is_plain else None
+        if type(self) is not MessagePassing or others != (None, None, False, None):
+            return None
+        return whole_layer.find(self, self.graph if graph is None else graph, x)
 
     def rounds(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LARGE = 1 << 22  # bytes
+LARGE = 1 << 22  # bytes from which the system allocates, so that the first write to each page is slow
 _LINE = 64  # bytes of a cache line
 
 
@@ -17,7 +17,7 @@ def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor
     """An uninitialized tensor on the device of `like`, by default of its dtype, on CPU aligned to cache lines."""
     dtype = like.dtype if dtype is None else dtype
     size = math.prod(shape) * dtype.itemsize
-    if size < _LARGE or like.device.type != "cpu":
+    if size < LARGE or like.device.type != "cpu":
         return like.new_empty(shape, dtype=dtype)
     buffer = np.empty(size + _LINE, np.uint8)
     first = -buffer.ctypes.data % _LINE
@@ -26,12 +26,9 @@ def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor
 
 def plain(x: Tensor) -> Tensor:
     """x as kernels read it: contiguous, and without a pending negation or a gradient."""
+    if x.is_contiguous() and not (x.requires_grad or x.is_neg()):
+        return x  # three operations fewer, of a call over a molecule
     return x.detach().resolve_neg().contiguous()
-
-
-def is_large(x: Tensor) -> bool:
-    """Whether `empty` allocates such a tensor from the system, so that the first write to each page is slow."""
-    return x.numel() * x.element_size() >= _LARGE
 
 
 def zeros(like: Tensor, *shape: int) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,6 +34,13 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(_Last.apply(x, *inputs) if inputs and x is not None else x for x in results)
 
     return once
+
+
+def is_recorded() -> bool:
+    """Whether operations that run now are recorded for derivatives, or transformed, so that a kernel must be an
+    autograd function: to call one takes as long as a kernel over a molecule."""
+    recorded = torch.is_grad_enabled() or forward_ad._current_level >= 0
+    return recorded or torch._C._are_functorch_transforms_active()
 
 
 def are_differentiated(gradients: Sequence[Tensor | None]) -> bool:
@@ -54,8 +62,6 @@ def gradients_again(
     Returns:
         A gradient for each tensor, None where none is needed.
     """
-    if any(need and not (x is not None and x.requires_grad) for x, need in zip(tensors, needs, strict=False)):
-        _refuse()  # What was saved is a copy, to which no gradient would flow.
     if any(need and not (x is not None and x.requires_grad) for x, need in zip(tensors, needs, strict=False)):
         _refuse()  # What was saved is a copy, to which no gradient would flow.
     with torch.enable_grad():

@@ -18,7 +18,13 @@ from mpnn.kernels import memory
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, fields
 from mpnn.kernels.dropout_threshold import threshold
-from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.once_differentiable import (
+    are_batches,
+    are_differentiated,
+    gradients_again,
+    is_recorded,
+    once_differentiable,
+)
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.kernels.rows import EdgeTensor, NodeTensor, Parts, Rows, RowsStruct, edge_tensor, node_tensor
 
@@ -63,7 +69,9 @@ class Tensors(NamedTuple):
 
 
 _TRAILING = {"edge_key": 3, "edge_value": 3, "edge_term": 2, "bias": 2, "table": 2}  # dimensions after the batch
+_OF_EDGES = _TRAILING.keys() - {"table"}
 _KEY_AND_VALUE = {Tensors._fields.index("key"), Tensors._fields.index("value")}
+_QUERY_AND_KEY = {Tensors._fields.index("query"), Tensors._fields.index("key")}
 
 
 class Spec(NamedTuple):
@@ -151,27 +159,29 @@ def parts_of(rows: Rows, width: int) -> Parts:
     return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
-def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """out [..., N_dst, H, DV]; weights before dropout [..., E, H] in the caller's order; log-sum-exp of the logits,
-    lse [..., N_dst, H], +inf for a row without edges. Weights and lse are empty unless returned."""
+    lse [..., N_dst, H], +inf for a row without edges. Weights and lse are None unless returned."""
     batch = tensors.value.shape[:-3]
     for name, trailing in _TRAILING.items():
         x = getattr(tensors, name)
         if x is not None and 1 < x.shape[:-trailing].numel() < batch.numel():  # the kernels share all or nothing
             tensors = tensors._replace(**{name: x.expand(*batch, *x.shape[-trailing:])})
-    out, weights, lse = _RowAttention.apply(spec, *tensors)
-    return out, weights, lse
+    if is_recorded():
+        out, weights, lse = _RowAttention.apply(spec, *tensors)
+        return out, weights, lse
+    out, stats, weights = _forward(spec, _readable(spec, *tensors))
+    return out, weights, _lse(spec, stats)
 
 
 class _RowAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         out, stats, weights = _forward(spec, _readable(spec, *tensors))
         ctx.spec = spec
-        ctx.save_for_backward(out, stats, weights if spec.return_weights else None, *tensors)
+        ctx.save_for_backward(out, stats, weights, *tensors)
         ctx.set_materialize_grads(False)
-        row_max, inverse_sum = stats.unbind(-2)  # 0 without edges
-        return out, weights, row_max - inverse_sum.log() if spec.return_lse else stats.new_empty(0)
+        return out, weights, _lse(spec, stats)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
@@ -193,6 +203,14 @@ class _RowAttention(torch.autograd.Function):
         return None, *_Backward(ctx.spec, inputs, saved, ctx.needs_input_grad[1:]).gradients()
 
 
+def _lse(spec: Spec, stats: Tensor) -> Tensor | None:
+    """The log-sum-exp of the logits of each row, of its maximum and inverse sum; None unless returned."""
+    if not spec.return_lse:
+        return None
+    row_max, inverse_sum = stats.unbind(-2)  # 0 without edges
+    return row_max - inverse_sum.log()
+
+
 class _Saved(NamedTuple):
     """Results of the forward pass, and incoming gradients."""
 
@@ -210,37 +228,42 @@ def _plain(*tensors: Tensor | None) -> Iterator[Any]:
 
 def _readable(spec: Spec, *tensors: Tensor | None) -> Tensors:
     """The inputs of the forward pass. A copy of keys and values costs more than it saves where few edges read them, as
-    those of a new token read a cache with heads outside of nodes."""
+    those of a new token read a cache with heads outside of nodes. Numbers of nodes are read where they lie, which may
+    be beside other numbers of the node."""
     values: Any = tensors[0]
-    few = spec.score != ADDITIVE and spec.rows.num_edges <= values.shape[-3]
+    is_additive = spec.score == ADDITIVE
+    few = not is_additive and spec.rows.num_edges <= values.shape[-3]
+    in_place = _QUERY_AND_KEY if is_additive else _KEY_AND_VALUE if few else ()
     found: list[Any] = list(tensors)
     for k, x in enumerate(tensors):
         if x is not None:
-            in_place = few and k in _KEY_AND_VALUE and x.dim() <= 4 and x.stride(-1) == 1
-            found[k] = x.detach().resolve_neg() if in_place else memory.plain(x)
+            stays = k in in_place and x.dim() <= 4 - is_additive and x.stride(-1) == 1
+            found[k] = x.detach().resolve_neg() if stays else memory.plain(x)
     return Tensors(*found)
 
 
-def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-    """out; the row maximum and inverse row sum [..., N_dst, 2, H]; and the weights."""
+def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
+    """out; the row maximum and inverse row sum [..., N_dst, 2, H]; and the weights, if they are returned."""
     value, heads, rows = inputs.value, spec.heads, spec.rows
     batch, width = value.shape[:-3], value.shape[-1]
     count, parts = batch.numel(), parts_of(rows, heads * width)
+    pieces = len(parts)
     out = _by_rows(value, parts, 3, (*batch, rows.num_rows, heads, width))
     stats = _by_rows(value, parts, 3, (*batch, rows.num_rows, 2, heads))
-    weights = memory.empty(value, *batch, rows.num_edges if spec.return_weights else 0, heads)
+    weights = memory.empty(value, *batch, rows.num_edges, heads) if spec.return_weights else None
     if not rows.num_edges or not count:
         return out, stats, weights
     p = _parameters(spec, inputs, parts)
-    p.shared = _shared(spec, inputs, SHARED_FORWARD)
-    partial = _Partial(value, count, len(parts), heads * (2 + width))
-    p.out, p.stats, p.partial, p.partial_row = address(out), address(stats), *partial.addresses
-    p.weights = address(weights) if spec.return_weights else None
-    library.run("row_attention_forward", value.dtype, p, count, len(parts))
-    if len(parts) > 1:
+    p.shared = spec.score == DOT and _shared(spec, inputs, SHARED_FORWARD)
+    p.out, p.stats, p.weights = address(out), address(stats), address(weights)
+    if pieces > 1:
+        partial = _Partial(value, count, pieces, heads * (2 + width))
+        p.partial, p.partial_row = partial.addresses
+    library.run("row_attention_forward", value.dtype, p, count, pieces)
+    if pieces > 1:
         library.run("row_attention_join", value.dtype, p, count)
     if spec.return_weights and spec.normalize == _SOFTMAX:
-        library.run("row_attention_weights", value.dtype, p, count, len(parts))
+        library.run("row_attention_weights", value.dtype, p, count, pieces)
     return out, stats, weights
 
 
@@ -262,8 +285,8 @@ def _parameters(spec: Spec, inputs: Tensors, parts: Parts, *, by_source: bool = 
     if inputs.dst_bias is not None and inputs.src_bias is not None:
         row, col = (inputs.dst_bias, inputs.src_bias)[:: -1 if by_source else 1]
         p.row_bias, p.col_bias, p.num_cols = address(row), address(col), col.shape[-2]
-    p.threshold, p.keep_scale = threshold(spec.dropout), 1 / (1 - spec.dropout)
     if spec.dropout_keys is not None:
+        p.threshold, p.keep_scale = threshold(spec.dropout), 1 / (1 - spec.dropout)
         dst_ids, src_ids = spec.dropout_ids or (None, None)
         row_ids, col_ids = (src_ids, dst_ids) if by_source else (dst_ids, src_ids)
         p.dropout_keys, p.row_ids, p.col_ids = map(address, (spec.dropout_keys, row_ids, col_ids))
@@ -271,9 +294,9 @@ def _parameters(spec: Spec, inputs: Tensors, parts: Parts, *, by_source: bool = 
 
 
 def _shared(spec: Spec, inputs: Tensors, least: int) -> bool:
-    key, value, rows = inputs.key, inputs.value, spec.rows
-    if spec.score != DOT or key is None:
-        return False
+    """Whether heads of a `DOT` score share keys so that the kernels' `shared` way pays."""
+    key: Any = inputs.key
+    value, rows = inputs.value, spec.rows
     key_heads, nodes = max(key.shape[-2], value.shape[-2]), max(rows.num_rows, key.shape[-3])
     shares = shares_keys(spec.heads, key_heads, rows.num_edges, nodes, least)
     return shares and all(x.stride(-2) == x.shape[-1] for x in (key, value))
@@ -288,13 +311,9 @@ class _Partial:
     """Partial sums of the rows that parts share: sums [batch, parts, 2, size], and their rows, -1 for none."""
 
     def __init__(self, like: Tensor, count: int, parts: int, size: int) -> None:
-        self.addresses: tuple[int | None, int | None] = None, None
-        if parts > 1:
-            self.sums, self.row = (
-                like.new_empty(count, parts, 2, size),
-                like.new_full((count, parts, 2), -1, dtype=torch.int64),
-            )
-            self.addresses = address(self.sums), address(self.row)
+        self.sums = like.new_empty(count, parts, 2, size)
+        self.row = like.new_full((count, parts, 2), -1, dtype=torch.int64)
+        self.addresses = address(self.sums), address(self.row)
 
 
 class _Backward:
@@ -306,7 +325,7 @@ class _Backward:
         self.width = self.heads * inputs.value.shape[-1]
         self.wanted = {name for name, need in zip(Tensors._fields, needed, strict=True) if need}
         self.tables = [name for name in self.wanted if name in spec.types]
-        self.shared = _shared(spec, inputs, SHARED_BACKWARD)
+        self.shared = spec.score == DOT and _shared(spec, inputs, SHARED_BACKWARD)
         if self.shared:  # each part has a copy of the gradients of keys
             self.parts = spec.rows.parts(self.width, _SHARED_PARTS, _MIN_COMPONENTS, equal=True)
         else:
@@ -357,18 +376,18 @@ class _Backward:
             self.results[name] = _by_rows(value, parts, trailing, shape)
         for name in self.wanted.intersection(of_parts):
             self.results[name] = memory.zeros(value, count * len(parts), *getattr(inputs, name).shape[-3:])
-        for name in (*of_rows, *of_parts):
-            setattr(p, f"d_{name}", node_tensor(self.results.get(name), nodes if name == "key" else 3))
-        for name in ("edge_key", "edge_value", "edge_term", "bias"):
-            if name in self.wanted and name not in self.tables:
-                self.results[name] = memory.zeros(value, *getattr(inputs, name).shape)
-            setattr(p, f"d_{name}", edge_tensor(self.results.get(name), _TRAILING[name]))
-        shape = (count, len(parts), *inputs.vector.shape) if "vector" in self.wanted else (0,)  # type: ignore[union-attr]
-        d_vector = value.new_zeros(shape)
-        p.d_vector = address(d_vector) if "vector" in self.wanted else None
+        for name in self.wanted.intersection((*of_rows, *of_parts)):
+            setattr(p, f"d_{name}", node_tensor(self.results[name], nodes if name == "key" else 3))
+        for name in self.wanted.intersection(_OF_EDGES).difference(self.tables):
+            self.results[name] = memory.zeros(value, *getattr(inputs, name).shape)
+            setattr(p, f"d_{name}", edge_tensor(self.results[name], _TRAILING[name]))
+        if "vector" in self.wanted:
+            d_vector = value.new_zeros(count, len(parts), *inputs.vector.shape)  # type: ignore[union-attr]
+            p.d_vector = address(d_vector)
         keys = 0 if spec.score == CONSTANT else inputs.query.shape[-1] if nodes == 3 else 1  # type: ignore[union-attr]
-        partial = _Partial(value, count, len(parts), (0 if self.shared else self.width) + self.heads * keys)
-        p.partial, p.partial_row = partial.addresses
+        if len(parts) > 1:
+            partial = _Partial(value, count, len(parts), (0 if self.shared else self.width) + self.heads * keys)
+            p.partial, p.partial_row = partial.addresses
         # entries of the batch that share a tensor of edges must not add to its gradient side by side
         entries = [self.results[name].shape[:-k].numel() for name, k in _TRAILING.items() if name in self.results]
         together = 1 if min(entries, default=count) < count else count
@@ -429,8 +448,9 @@ class _Backward:
         out = _by_rows(self.inputs.value, parts, trailing, shape)
         p.rows, p.heads, p.numbers, p.stride = parts.struct, self.heads, address(self.numbers), self.stride
         p.out = node_tensor(out, trailing)
-        partial = _Partial(out, self.count, len(parts), self.heads * p.out.width)
-        p.partial, p.partial_row = partial.addresses
+        if len(parts) > 1:
+            partial = _Partial(out, self.count, len(parts), self.heads * p.out.width)
+            p.partial, p.partial_row = partial.addresses
         library.run("row_attention_sums", out.dtype, p, self.count, len(parts))
         if len(parts) > 1:
             library.run("row_attention_join_sums", out.dtype, p, self.count)
@@ -440,8 +460,9 @@ class _Backward:
 def _by_rows(like: Tensor, parts: Parts, trailing: int, shape: Sequence[int]) -> Tensor:
     """Allocates an output [..., rows, ...] with `trailing` dimensions from the rows on. Rows that no part writes in
     full are zero."""
-    out, rows = memory.empty(like, *shape), parts.rows
-    if not memory.is_large(out) or not rows.num_edges:
-        return out.zero_()
+    rows, size = parts.rows, math.prod(shape) * like.element_size()
+    if size < memory.LARGE or not rows.num_edges:
+        return like.new_zeros(shape)
+    out = memory.empty(like, *shape)
     out.view(-1, rows.num_rows, math.prod(shape[1 - trailing :])).index_fill_(1, parts.unwritten, 0)
     return out

@@ -128,10 +128,11 @@ def node_tensor(x: Tensor | None, trailing: int) -> NodeTensor:
     """A tensor [..., N, heads, width], or with two `trailing` dimensions [..., N, heads] of width 1."""
     if x is None:
         return NodeTensor(None, 1, 0, 0, 0, 0)
-    heads, width = (*x.shape[1 - trailing :], 1)[:2]
-    strides = (*x.stride()[-trailing:], 1)[:2]
-    between = x.stride(-1 - trailing) if x.dim() > trailing else 0
-    return NodeTensor(address(x), heads, width, between, *strides)
+    shape, strides = x.shape, x.stride()
+    between = strides[-1 - trailing] if len(shape) > trailing else 0
+    if trailing == 2:
+        return NodeTensor(address(x), shape[-1], 1, between, *strides[-2:])
+    return NodeTensor(address(x), shape[-2], shape[-1], between, *strides[-3:-1])
 
 
 def edge_tensor(x: Tensor | None, trailing: int, ids: Tensor | None = None) -> EdgeTensor:

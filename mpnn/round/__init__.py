@@ -21,11 +21,11 @@ differs from its default is a need (`round.needs`) that a backend must serve. So
 backend until one says that it serves it.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import isfinite
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -243,10 +243,11 @@ class Round:
         kind: Any = type(self)
         operands, plain = _readers(kind)
         score, dropout = self.score, self.dropout
+        options, defaults = plain(self), _plain_defaults(kind)
         return (
             kind,
-            *[x if x is None else _form(x) for x in operands(self)],
-            *_plain_forms(plain(self), _plain_defaults(kind)),
+            *_forms(operands(self)),
+            None if all(map(is_, options, defaults)) else tuple(_plain_forms(options, defaults)),
             "some" if 0.0 < dropout < 1.0 else dropout,  # an invalid rate gets its own signature
             torch.is_grad_enabled(),
             "sum" if self.reduce is SUM else _aggregator_form(self.reduce),
@@ -361,16 +362,29 @@ def _score_defaults(kind: Any) -> tuple[Any, ...]:
 
 def _score_form(score: Any) -> tuple[Hashable, ...]:
     kind: Any = type(score)
-    values = [getattr(score, name) for name in _field_names(kind)]
+    values = list(map(partial(getattr, score), _field_names(kind)))
     return kind, has_own(score, "logits"), *_plain_forms(values, _score_defaults(kind))
 
 
-def _plain_forms(values: Iterable[Any], defaults: Iterable[Any]) -> list[Hashable]:
+def _plain_forms(values: Sequence[Any], defaults: Sequence[Any]) -> list[Hashable]:
     """The forms of fields. Needs depend on whether a number is the field's default, which need not be 0."""
+    forms = _forms(values)
+    for k, (x, default) in enumerate(zip(values, defaults, strict=True)):
+        if x is default and not isinstance(x, Tensor):
+            forms[k] = x
+        elif type(x) is float:
+            forms[k] = forms[k], x == default
+    return forms
+
+
+def _forms(values: Iterable[Any]) -> list[Hashable]:
+    """The forms of values, most of which are tensors or absent."""
     return [
-        x if x is default and not isinstance(x, Tensor) else (_form(x), x == default) if type(x) is float else _form(x)
-        for x, default in zip(values, defaults, strict=True)
-    ]
+        x if x is None
+        else (x.shape, x.dtype, x.device, x.layout, x.requires_grad) if type(x) is Tensor
+        else _form(x)
+        for x in values
+    ]  # fmt: skip
 
 
 def _form(x: Any) -> Any:

@@ -1,5 +1,6 @@
 """Fused row kernels for sparse graphs, on CPU and GPU: one pass along each row, without an E x D tensor."""
 
+from collections.abc import Callable
 from types import ModuleType
 
 from mpnn.backends.cost_model import Estimate
@@ -38,7 +39,12 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    return _half(round).run(round)
+    return runner(round)(round)
+
+
+def runner(round: Round) -> Callable[[Round], Result]:
+    run: Callable[[Round], Result] = _half(round).run
+    return run
 
 
 def _half(round: Round) -> ModuleType:

@@ -13,19 +13,19 @@ from torch.nn import functional as F
 
 from mpnn.backends import again
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
-from mpnn.backends.csr import edges
+from mpnn.backends.csr import edges, operands
+from mpnn.backends.csr.operands import KINDS, Operands
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
 from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
-from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, Spec, Tensors, shares_keys
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
+from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, EdgeTypes, Spec, Tensors, shares_keys
+from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
 from mpnn.round import Result, Round
 from mpnn.round.needs import FLOATS, NORMALIZED, on_edges
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot
 
 _BEYOND_CACHE = 1 << 24  # bytes of features
-KINDS: dict[type, int] = {type(None): CONSTANT, Dot: DOT, AdditiveScore: ADDITIVE, AdditiveV2Score: ACTIVATED}
 COSTS = {CONSTANT: "biased", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "activated"}
 
 
@@ -102,66 +102,67 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    graph, dtype = round.graph, round.accumulate_dtype
-    tables = [b for b in round.bias if isinstance(b, EmbeddingTable)]  # the kernel looks up one of them
-    table = tables[0] if tables else None
-    bias = round.edge_bias(b for b in round.bias if b is not table)
-    query: Any = None
-    key: Any = None
-    vector: Any = None
-    edge_key: Any = None
-    edge_term: Any = None
-    scale, softcap = 1.0, 0.0
-    slope: Any = 1.0
-    score: Any = round.score
-    match score:
-        case Dot(query, key, scale, edge_key, cap):
-            query, key, softcap = _pad(query, dtype), _pad(key, dtype), cap or 0.0
-        case AdditiveScore(query, key, activation, edge):
-            query, key, slope = query.to(dtype), key.to(dtype), slope_of(activation)
-            edge_term = None if edge is None else per_edge(edge, graph, dtype)
-        case AdditiveV2Score(query, key, vector, activation, edge):
-            query, key, vector, slope = *(_pad(x, dtype) for x in (query, key, vector)), slope_of(activation)
-            edge_key = None if edge is None else per_edge(edge, graph, dtype)
-        case None if round.weighted:
-            scale = 0.0  # the logits are the biases
-    tanh = slope == "tanh"
-    on_edges: dict[str, PerEdge | None] = {
-        "edge_key": edge_key, "edge_value": round.edge_value, "edge_term": edge_term, "bias": bias, "table": table
-    }  # fmt: skip
+    graph, dtype, own = round.graph, round.accumulate_dtype, operands.of(round)
+    on_edges: dict[str, Tensor] = {}
+    types: dict[str, EdgeTypes] = {}
+    if round.bias or own.edge is not None or round.edge_value is not None:
+        on_edges, types = _on_edges(round, own)
+    kind = KINDS[type(round.score)]
     spec = Spec(
         edges.by_destination(graph),
         partial(edges.by_source_with_slots, graph),
-        {name: edges.edge_types(graph, x) for name, x in on_edges.items() if isinstance(x, EmbeddingTable)},
+        types,
         round.heads,
-        KINDS[type(round.score)],
-        NORMALIZERS[round.normalize if round.weighted else "none"],
-        scale,
-        softcap,
-        1.0 if tanh else slope,
-        tanh,
-        round.dropout_keys(),
+        kind,
+        operands.normalizer(round),
+        own.scale,
+        own.softcap,
+        own.slope,
+        own.tanh,
+        round.dropout_keys() if round.dropout else None,
         round.dropout,
         graph.node_ids,
         round.return_weights,
         round.return_lse,
-        partial(_again, graph, round.seed, round.head_ids, getattr(score, "activation", None)),
+        partial(_again, graph, round.seed, round.head_ids, own.activation),
     )
-    operands = {name: None if x is None else numbers(x).to(dtype) for name, x in on_edges.items()}
-    dst_bias, src_bias = round.node_biases()
-    tensors = Tensors(_pad(round.value, dtype), query, key, vector, **operands, dst_bias=dst_bias, src_bias=src_bias)
+    query, key, vector = own.query, own.key, own.vector
+    if kind == ADDITIVE:  # numbers, of which no vectors are made
+        query, key = query.to(dtype), key.to(dtype)  # type: ignore[union-attr]
+    elif kind != CONSTANT:
+        query, key, vector = _pad(query, dtype), _pad(key, dtype), _pad(vector, dtype)
+    tensors = Tensors(_pad(round.value, dtype), query, key, vector, **on_edges)
+    if round.dst_bias is not None or round.src_bias is not None:
+        dst_bias, src_bias = round.node_biases()
+        tensors = tensors._replace(dst_bias=dst_bias, src_bias=src_bias)
     out, weights, lse = row_attention.attend(spec, tensors)
-    width = round.value.shape[-1]
+    width, dtype = round.value.shape[-1], round.result_dtype
     out = out if out.shape[-1] == width else out[..., :width]
-    dtype = round.result_dtype
     return Result(
         out.to(dtype),
-        weights.to(dtype) if round.return_weights else None,
-        lse.nan_to_num(torch.nan, -torch.inf, -torch.inf) if round.return_lse else None,
+        None if weights is None else weights.to(dtype),
+        None if lse is None else lse.nan_to_num(torch.nan, -torch.inf, -torch.inf),
     )
 
 
-_NORMALIZERS = {number: name for name, number in NORMALIZERS.items()}
+def _on_edges(round: Round, own: Operands) -> tuple[dict[str, Tensor], dict[str, EdgeTypes]]:
+    """What the kernel reads for each edge or edge type, by its name in `Tensors`, and the edge types of tables. It
+    looks up one table of biases; all other biases are summed."""
+    graph, dtype = round.graph, round.accumulate_dtype
+    table = next((b for b in round.bias if isinstance(b, EmbeddingTable)), None)
+    found: dict[str, PerEdge | None] = {
+        "edge_value": round.edge_value,
+        "bias": round.edge_bias(b for b in round.bias if b is not table),
+        "table": table,
+    }
+    if own.edge is not None:
+        is_number = isinstance(round.score, AdditiveScore)
+        keeps_table = isinstance(round.score, Dot)
+        edge = own.edge if keeps_table else per_edge(own.edge, graph, dtype)
+        found["edge_term" if is_number else "edge_key"] = edge
+    present = {name: x for name, x in found.items() if x is not None}
+    types = {name: edges.edge_types(graph, x) for name, x in present.items() if isinstance(x, EmbeddingTable)}
+    return {name: numbers(x).to(dtype) for name, x in present.items()}, types
 
 
 def _again(
@@ -182,23 +183,15 @@ def _again(
         x = x if x is None or name not in types else x.index_select(0, types[name].ids)
         return _pad(x, x.dtype) if x is not None and name in ("edge_key", "edge_value") else x
 
-    query: Any = inputs.query
-    key: Any = inputs.key
-    vector: Any = inputs.vector
-    score: Any = None
-    if spec.score == DOT:
-        score = Dot(query, key, spec.scale, of_edges("edge_key"), spec.softcap or None)
-    elif spec.score == ADDITIVE:
-        score = AdditiveScore(query, key, activation, of_edges("edge_term"))
-    elif spec.score == ACTIVATED:
-        score = AdditiveV2Score(query, key, vector, activation, of_edges("edge_key"))
+    edge = of_edges("edge_term" if spec.score == ADDITIVE else "edge_key")
+    own = Operands(inputs.query, inputs.key, inputs.vector, edge, spec.scale, spec.softcap, activation=activation)
     round = Round(
         graph,
         inputs.value,
-        score,
+        operands.score_of(spec.score, own),
         bias=tuple(x for x in map(of_edges, ("bias", "table")) if x is not None),
         edge_value=of_edges("edge_value"),
-        normalize=_NORMALIZERS[spec.normalize],
+        normalize=operands.NORMALIZER_NAMES[spec.normalize],
         dropout=spec.dropout,
         seed=seed,
         return_weights=spec.return_weights,
@@ -211,7 +204,9 @@ def _again(
     return out, weights, lse
 
 
-def _pad(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Features padded with zeros to at least one whole vector."""
+def _pad(x: Any, dtype: torch.dtype) -> Any:
+    """Features padded with zeros to at least one whole vector; None for None."""
+    if x is None:
+        return None
     missing = -x.shape[-1] % LANES if x.shape[-1] else LANES
     return F.pad(x.to(dtype), (0, missing)) if missing else x.to(dtype)

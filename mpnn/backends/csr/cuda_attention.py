@@ -4,22 +4,22 @@ Features of any width and any supported dtype are passed without a copy, except 
 values have different numbers of heads.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpnn.backends import again
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, on_gpu
-from mpnn.backends.csr import attention, on_device
+from mpnn.backends.csr import attention, on_device, operands
+from mpnn.backends.csr.operands import Operands
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import PerEdge
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, DOT, NORMALIZERS
+from mpnn.kernels.row_spec import ADDITIVE
 from mpnn.round import Result, Round
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
+from mpnn.scores import AdditiveScore
 
 SERVES = (attention.SERVES | {"cuda"}) - {"cpu", "node_ids", "bias by nodes"}
 REASONS = {
@@ -35,7 +35,7 @@ def counts(round: Round) -> Counts:
     """Edges, heads on edges, the numbers that edges gather from their sources, and those of nodes. The backward pass
     gathers by destination and by source."""
     graph, batch = round.graph, round.batch.numel()
-    what = attention.COSTS[attention.KINDS[type(round.score)]]
+    what = attention.COSTS[operands.KINDS[type(round.score)]]
     kind = kind_of(round.value.dtype)
     gathered = round.value.shape[-2:].numel()
     for name, role in () if round.score is None else round.score.roles.items():
@@ -67,22 +67,26 @@ def run(round: Round) -> Result:
     from mpnn.kernels.cuda import row_attention
 
     graph, batch, heads = round.graph, round.batch, round.heads
-    operands = _OPERANDS[type(round.score)](round)
+    own = operands.of(round)
+    kind = operands.KINDS[type(round.score)]
     value = _entries(round.value, round)
-    query, key = (None if x is None else _entries(x, round) for x in (operands.query, operands.key))
+    query, key = own.query, own.key
+    if kind == ADDITIVE:
+        query, key = query[..., None], key[..., None]  # type: ignore[index]
+    query, key = (None if x is None else _entries(x, round) for x in (query, key))
     if key is not None and key.shape[2] != value.shape[2]:  # the kernel groups both or neither
         key, value = _repeat(key, heads), _repeat(value, heads)
-    edge_key, key_types = _edge_keys(operands.edge, round)
+    edge_key, key_types = _edge_keys(own.edge, round)
     edge_value, value_types = _vectors(round.edge_value, round)
     bias = on_device.biases(round)
     score = row_attention.Score(
         heads,
-        attention.KINDS[type(round.score)],
-        NORMALIZERS[round.normalize if round.weighted else "none"],
-        operands.scale,
-        operands.softcap,
-        0.0 if operands.slope == "tanh" else operands.slope,
-        operands.slope == "tanh",
+        kind,
+        operands.normalizer(round),
+        own.scale,
+        own.softcap,
+        own.slope,
+        own.tanh,
         round.dropout if round.weighted else 0.0,
         *(round.head_ids or (0, heads)),
     )
@@ -96,13 +100,13 @@ def run(round: Round) -> Result:
         round.return_weights,
         key_types,
         value_types,
-        partial(_again, graph, round.head_ids, operands.activation),
+        partial(_again, graph, round.head_ids, own.activation),
     )
     tensors = row_attention.Tensors(
         value,
         query,
         key,
-        operands.vector,
+        own.vector,
         edge_key,
         edge_value,
         None if bias is None else on_device.per_edge(bias, heads, round),
@@ -116,48 +120,6 @@ def run(round: Round) -> Result:
     return Result(out, weights, lse.masked_fill(lse == torch.inf, -torch.inf).view(out.shape[:-1]))
 
 
-class _Operands(NamedTuple):
-    """What a score brings to the kernels."""
-
-    query: Tensor | None = None
-    key: Tensor | None = None
-    vector: Tensor | None = None
-    edge: PerEdge | None = None
-    scale: float = 1.0
-    softcap: float = 0.0
-    slope: Any = 1.0
-    activation: Any = None
-
-
-def _of_dot(round: Round) -> _Operands:
-    score: Any = round.score
-    return _Operands(score.query, score.key, edge=score.edge_key, scale=score.scale, softcap=score.softcap or 0.0)
-
-
-def _of_additive(round: Round) -> _Operands:
-    score: Any = round.score
-    dst, src, activation = score.dst[..., None], score.src[..., None], score.activation
-    return _Operands(dst, src, edge=score.edge, slope=slope_of(activation), activation=activation)
-
-
-def _of_additive_v2(round: Round) -> _Operands:
-    score: Any = round.score
-    slope, activation = slope_of(score.activation), score.activation
-    return _Operands(score.dst, score.src, score.vector, score.edge, slope=slope, activation=activation)
-
-
-def _of_biases(round: Round) -> _Operands:
-    return _Operands(scale=0.0 if round.weighted else 1.0)
-
-
-_OPERANDS: dict[type, Callable[[Round], _Operands]] = {
-    Dot: _of_dot, AdditiveScore: _of_additive, AdditiveV2Score: _of_additive_v2, type(None): _of_biases
-}  # fmt: skip
-
-
-_NORMALIZERS = {number: name for name, number in NORMALIZERS.items()}
-
-
 def _again(
     graph: Graph, head_ids: tuple[int, int] | None, activation: Any, spec: Any, *tensors: Any, batched: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -165,21 +127,18 @@ def _again(
     value, query, key, vector, edge_key, edge_value, bias = tensors
     edge_key = edge_key if spec.key_types is None else edge_key.index_select(1, spec.key_types.ids)
     edge_value = edge_value if spec.value_types is None else edge_value.index_select(1, spec.value_types.ids)
-    kind, options = spec.score.kind, spec.score
-    score: Any = None
-    if kind == DOT:
-        score = Dot(query, key, options.scale, edge_key, options.softcap or None)
-    elif kind == ADDITIVE:
-        score = AdditiveScore(query.squeeze(-1), key.squeeze(-1), activation, edge_key)
-    elif kind == ACTIVATED:
-        score = AdditiveV2Score(query, key, vector, activation, edge_key)
+    options = spec.score
+    if options.kind == ADDITIVE:
+        query, key = query.squeeze(-1), key.squeeze(-1)
+    own = Operands(query, key, vector, edge_key, options.scale, options.softcap, activation=activation)
+    score = operands.score_of(options.kind, own)
     round = Round(
         graph,
         value,
         score,
         bias=() if bias is None else (bias,),
         edge_value=edge_value,
-        normalize=_NORMALIZERS[options.normalize],
+        normalize=operands.NORMALIZER_NAMES[options.normalize],
         dropout=options.dropout,
         seed=spec.seed,
         return_weights=spec.return_weights,

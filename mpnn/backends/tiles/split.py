@@ -57,6 +57,7 @@ def merge(pieces: Pieces, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     heads, softmax = out.shape[-2], NORMALIZERS["softmax"]
     spec = Spec(pieces.by_row, lambda: pieces.by_piece, {}, heads, CONSTANT, softmax, scale=0.0, return_lse=True)
     merged, _, total = row_attention.attend(spec, Tensors(out, bias=lse.mT.contiguous()))
+    assert total is not None
     return merged, total.mT
 
 
