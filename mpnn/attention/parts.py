@@ -11,6 +11,7 @@ from mpnn.aggregate import PNA, SUM, aggregator
 from mpnn.attention.recurrent import Recurrent
 from mpnn.attention.spec import Attention
 from mpnn.graph import Graph
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.exchange import Exchange, Layer
 from mpnn.graph.topology import Topology
 from mpnn.round import Round, validation
@@ -52,7 +53,7 @@ def check_kind(name: str, value: Any, kind: type) -> None:
 
 
 def check_graph(graph: Any) -> Topology | Graph:
-    if isinstance(graph, (Topology, Graph)) or (torch.compiler.is_exporting() and hasattr(graph, "recipe")):
+    if isinstance(graph, (Topology, BoundGraph)) or (torch.compiler.is_exporting() and hasattr(graph, "recipe")):
         return graph  # an exported program has a stand-in for a graph of its inputs
     advice = {
         "torch": "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)",
@@ -126,7 +127,7 @@ def check_features(name: str, x: Any) -> None:
         if isinstance(x, Tensor):
             validation.tensor(name, x)
         shown = list(x.shape) if isinstance(x, Tensor) else None if x is None else describe(x)
-        advice = "; the order is op(x, graph)" if isinstance(x, (Graph, Topology)) else validation.of_data(x)
+        advice = "; the order is op(x, graph)" if isinstance(x, (BoundGraph, Topology)) else validation.of_data(x)
         raise ValueError(f"{name} must be a tensor [..., N, d]; got {shown}{advice}")
     if not x.is_floating_point():
         raise TypeError(f"{name} must be floating point; got {x.dtype}")

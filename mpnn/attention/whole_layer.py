@@ -248,7 +248,7 @@ def _documents(graph: Topology | Graph | None, x: Tensor) -> Documents | None:
     nodes = x.shape[-2]
     if isinstance(graph, Topology):
         graph = graph.bind(nodes, nodes)
-    if not isinstance(graph, Graph) or (graph.num_dst, graph.num_src) != (nodes, nodes) or graph.stack:
+    if not isinstance(graph, Graph) or (graph.num_dst, graph.num_src) != (nodes, nodes):
         return None
     if graph.is_explicit or graph.labels is None or graph.exchange is not LOCAL or graph.edge_attr is not None:
         return None

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from mpnn import engine
 from mpnn.graph import Graph
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.exchange import LOCAL, Layer
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
@@ -47,7 +48,7 @@ def _part(graph: Topology | Graph, x: Tensor, source: Tensor, layer: Layer, comp
     """This process's part of the graph."""
     if compiles:
         raise ValueError("torch.compile does not trace layers over a part of a graph; leave them uncompiled")
-    if isinstance(graph, Graph) and graph.stack:
+    if isinstance(graph, BoundGraph) and graph.stack:
         raise ValueError(f"{graph} differs by item and head, and its nodes are not divided over processes")
     if isinstance(graph, Graph) and graph.exchange is not LOCAL:
         return graph

@@ -2,11 +2,12 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.data import G, GraphData
 from mpnn.graph.derive import selected, structured
 from mpnn.graph.relations import Relation
@@ -63,17 +64,6 @@ class Algebra(GraphData):
         """The complement: all pairs that are not edges."""
         return structured(self, self.structure.complement())
 
-    def __bool__(self) -> NoReturn:
-        refuse_truth(self)
-
-
-def refuse_truth(edges: object) -> NoReturn:
-    """Raises TypeError, because Python evaluates `a and b` to `b` if `a` is true."""
-    raise TypeError(
-        f"{edges} is a set of edges, which is neither true nor false: write a & b, a | b or ~a instead of `and`, `or` "
-        "or `not`, and test for a missing graph with `is None`"
-    )
-
 
 def _merged(one: GraphData, other: GraphData, merge: Callable[[Any, Any], Any]) -> Strips | Runs:
     """Strips if both graphs have them, otherwise runs."""
@@ -106,7 +96,7 @@ def refuse_loss(symbol: str, *graphs: GraphData) -> None:
         )
 
 
-def common(symbol: str, one: GraphData, other: GraphData) -> dict[str, Any]:
+def common(symbol: str, one: BoundGraph, other: BoundGraph) -> dict[str, Any]:
     """The relation, shift and positions of the result: what one operand has and the other has not, or both alike."""
     at = one.positions, other.positions
     alike = {
@@ -119,9 +109,9 @@ def common(symbol: str, one: GraphData, other: GraphData) -> dict[str, Any]:
     return {"relation": _relation(symbol, one, other), **{x: getattr(one, x) or getattr(other, x) for x in alike}}
 
 
-def _relation(symbol: str, one: GraphData, other: GraphData) -> Relation | None:
+def _relation(symbol: str, one: BoundGraph, other: BoundGraph) -> Relation | None:
     """None for two rules that differ: then whoever needs types asks for them, instead of getting those of one rule."""
-    if symbol == "-" or one._edge_type is not None:
+    if symbol == "-" or (isinstance(one, GraphData) and one._edge_type is not None):
         return one.relation
     rules = [rule for rule in (one.relation, other.relation) if rule is not None]
     return rules[0] if rules and rules[0] == rules[-1] else None

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mpnn.graph import Graph, csr
 from mpnn.graph.arguments import not_negative
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.modes import outside_modes
 
 P = ParamSpec("P")
@@ -212,14 +213,14 @@ def _stamp(graph: Graph) -> int:
     return count
 
 
-def _derived_graphs(graph: Graph) -> Iterator[Graph]:
+def _derived_graphs(graph: BoundGraph) -> Iterator[BoundGraph]:
     """The graph and all graphs cached on it: copies on other devices, and graphs derived by layers."""
     todo, seen = [graph], {id(graph)}
     while todo:
         one = todo.pop()
         yield one
         for other in (*one._moved.values(), *one._memo.values(), *one._of_users.values()):
-            if isinstance(other, Graph) and id(other) not in seen:
+            if isinstance(other, BoundGraph) and id(other) not in seen:
                 seen.add(id(other))
                 todo.append(other)
 

@@ -8,7 +8,7 @@ many. Strips take memory by the shape of the graph and not by its nodes, so code
 """
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import capacity, csr as edge_lists, state
-from mpnn.graph.csr import CSR, built, graph_property, sorted_by
-from mpnn.graph.exchange import LOCAL, Exchange
-from mpnn.graph.handles import Handled
+from mpnn.graph.bound import BoundGraph
+from mpnn.graph.csr import CSR, graph_property, sorted_by
+from mpnn.graph.exchange import LOCAL
 from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import Relation, Table, as_relation
 from mpnn.graph.runs import Ints, Runs, cliques_of
@@ -26,15 +26,10 @@ from mpnn.graph.strips import Strips
 
 G = TypeVar("G", bound="GraphData")
 T = TypeVar("T")
-_ABSENT: Any = object()
 
 
-class GraphData(Handled):
+class GraphData(BoundGraph):
     """The data of a `Graph`, and what follows from them alone. `Graph` adds the methods that make other graphs."""
-
-    exchange: Exchange = LOCAL  # of the class, so that whole graphs neither store nor pickle it
-    stack: tuple[int, ...] = ()
-    """The numbers of items and heads of a `StackedGraph`, whose edges differ by item and head."""
 
     def __init__(
         self,
@@ -57,14 +52,13 @@ class GraphData(Handled):
         self.relation, self.shift, self.positions, self.name = relation, shift, positions, name
         self.device = torch.device(device)
         self._given_runs, self._labels, self._edges, self._edge_type = runs, labels, edges, edge_type
-        self._moved: dict[torch.device, Any] = {}
+        self._moved = {}
         self._moved_from: weakref.ref[Any] | None = None  # weak, so that a copy does not keep the original alive
-        self._memo: dict[Hashable, Any] = {}
-        self._of_users: dict[Hashable, Any] = {}
+        self._memo, self._of_users = {}, {}
         self.edge_ids: Tensor | None = None
-        self.degrees: tuple[Tensor, Tensor] | None = None
+        self.degrees = None
         self.order: Tensor | None = None
-        self.node_ids: tuple[Tensor, Tensor] | None = None
+        self.node_ids = None
         self.batch_sizes: tuple[int, ...] | None = None
 
     @classmethod
@@ -204,13 +198,6 @@ class GraphData(Handled):
             return self.relation.ids(*self.edge_positions())
         return self._edge_type
 
-    def node_positions(self) -> tuple[Tensor, Tensor]:
-        """The positions of destinations and sources, int64 [num_dst] and [num_src]."""
-        if self.positions is not None:
-            return self.positions
-        dst, src = (torch.arange(n, device=self.device) for n in (self.num_dst, self.num_src))
-        return dst + self.shift, src
-
     def edge_positions(self) -> tuple[Tensor, Tensor]:
         """The positions of the destination and the source of each edge, int64 [E] each, in `edge_index` order."""
         src, dst = self.ends
@@ -220,22 +207,6 @@ class GraphData(Handled):
     def edge_data(self) -> dict[str, Tensor | None]:
         """The data stored per edge, by argument name of `Graph`. Edge types computed by a rule are not included."""
         return {"edge_attr": self.edge_attr, "edge_type": self._edge_type}
-
-    @property
-    def edge_type_rule(self) -> Relation | None:
-        """The rule that gives edges their types; None if the types are data or edges have no types."""
-        return self.relation if self._edge_type is None else None
-
-    @property
-    def has_edge_types(self) -> bool:
-        return self._edge_type is not None or self.relation is not None
-
-    @property
-    def num_edge_types(self) -> int:
-        """The number of edge types; 0 if edges have no types."""
-        if self._edge_type is not None:
-            return int(self._edge_type.max()) + 1 if self.num_edges else 0
-        return 0 if self.relation is None else self.relation.count
 
     def dense(self) -> Tensor:
         """The adjacency as a bool matrix [num_dst, num_src] on the graph's device: O(N^2), for inspection and tests."""
@@ -252,16 +223,6 @@ class GraphData(Handled):
             return torch.bincount(self._edges[1], minlength=self.num_dst)
         return torch.from_numpy(self.runs.degree()).to(self.device)
 
-    def cached(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Returns `build()`, computed once per graph and key. Layers cache what they derive from the graph here.
-
-        What functions of this library build lies in a table of its own, so a key of yours never finds it."""
-        table = self._memo if str(getattr(build, "__module__", None)).startswith("mpnn.") else self._of_users
-        value = table.get(key, _ABSENT)
-        if value is _ABSENT:
-            value = table[key] = built(build)
-        return value
-
     def __setattr__(self, name: str, value: Any) -> None:
         if "is_shared" in self.__dict__:
             raise AttributeError(
@@ -269,14 +230,6 @@ class GraphData(Handled):
                 "with_positions or with_relation, which return one"
             )
         object.__setattr__(self, name, value)
-
-    def derive(self: G, build: Callable[..., G], *arguments: Hashable, num_dst: int, num_src: int | None = None) -> G:
-        """Returns `build(graph, *arguments)`, computed once: a graph of `num_dst` destinations and `num_src` sources.
-
-        `num_src` defaults to this graph's. A program traced by `torch.compile` does not build the graph while tracing,
-        but when it runs.
-        """
-        return self.cached((build, arguments), lambda: build(self, *arguments))
 
     def with_relation(self: G, relation: Relation | Tensor) -> G:
         """The same edges with edge types from a relation or an integer matrix [num_dst, num_src]."""

@@ -6,8 +6,7 @@ second, and whose sources are those of any of them: no edge can lead from one gr
 row, so it is that of `flat`. The engine runs a round over a stacked graph as one over `folded`, in which the sources
 are numbered graph by graph, too (`mpnn.engine.rewrites.fold_stacked`).
 
-Only what is defined here is known of a stacked graph. It does not have the data that the other methods of `Graph` read,
-so they raise an error.
+It is no `Graph`, which is one set of edges: `entry` returns those of an item and a head.
 """
 
 import operator
@@ -20,16 +19,15 @@ import torch
 from torch import Tensor
 
 from mpnn.graph.algebra import common, refuse_loss
-from mpnn.graph.data import GraphData
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.derive import structured
 from mpnn.graph.graph import Graph
-from mpnn.graph.relations import Relation
 from mpnn.graph.runs import Runs, check_same_size
 
 _SHARED = frozenset({"relation", "shift", "positions"})  # by all graphs of a stack
 
 
-class StackedGraph(Graph):
+class StackedGraph(BoundGraph):
     """Graphs of `num_dst` destinations and `num_src` sources: one for each item of a batch, and each head.
 
     Args:
@@ -39,7 +37,6 @@ class StackedGraph(Graph):
     """
 
     is_explicit = False  # not in the order of one list of edges
-    num_src: int
 
     def __init__(self, flat: Graph, stack: tuple[int, ...], **shared: Any) -> None:
         count = prod(stack)
@@ -49,10 +46,9 @@ class StackedGraph(Graph):
             raise ValueError(f"graphs that differ by item and head cannot have data of edges; {flat} has")
         self.flat, self.stack, self.name = flat, stack, flat.name
         self.num_dst, self.num_src, self.device = flat.num_dst // count, flat.num_src, flat.device
-        self.shift: int = shared.get("shift", 0)
-        self.relation: Relation | None = shared.get("relation")
-        self.positions: tuple[Tensor, Tensor] | None = shared.get("positions")
-        self.edge_attr = self._edge_type = self.degrees = self.node_ids = None
+        self.shift = shared.get("shift", 0)
+        self.relation, self.positions = shared.get("relation"), shared.get("positions")
+        self.edge_attr = self.degrees = self.node_ids = None
         self._memo, self._of_users, self._moved = {}, {}, {}
 
     def __getattr__(self, name: str) -> Any:
@@ -102,33 +98,36 @@ class StackedGraph(Graph):
         positions = self.positions and (self.positions[0].to(flat.device), self.positions[1].to(flat.device))
         return StackedGraph(flat, self.stack, relation=self.relation, shift=self.shift, positions=positions)
 
-    def __or__(self, other: Graph) -> "StackedGraph":
+    def __or__(self, other: BoundGraph) -> "StackedGraph":
         return self._merged("|", operator.or_, other)
 
-    def __and__(self, other: Graph) -> "StackedGraph":
+    def __and__(self, other: BoundGraph) -> "StackedGraph":
         return self._merged("&", operator.and_, other)
 
-    def __sub__(self, other: Graph) -> "StackedGraph":
+    def __sub__(self, other: BoundGraph) -> "StackedGraph":
         return self._merged("-", operator.sub, other)
 
     __ror__, __rand__ = __or__, __and__
 
-    def __rsub__(self, other: Graph) -> "StackedGraph":
+    def __rsub__(self, other: BoundGraph) -> "StackedGraph":
         return self._merged("-", lambda mine, theirs: theirs - mine, other)
 
     def __invert__(self) -> "StackedGraph":
         return StackedGraph(~self.flat, self.stack, shift=self.shift, positions=self.positions)
 
-    def _merged(self, symbol: str, merge: Callable[[Any, Any], Graph], other: Graph) -> "StackedGraph":
-        if not isinstance(other, GraphData):
+    def _merged(self, symbol: str, merge: Callable[[Any, Any], Graph], other: BoundGraph) -> "StackedGraph":
+        if not isinstance(other, (Graph, StackedGraph)):
             return NotImplemented
         check_same_size(self, other)
         if other.stack and other.stack != self.stack:
             raise ValueError(
                 f"`{symbol}` needs graphs for the same items and heads; got {self.stack} and {other.stack}"
             )
-        refuse_loss(symbol, other)
-        flat = other.flat if isinstance(other, StackedGraph) else repeated(other, prod(self.stack))
+        if isinstance(other, StackedGraph):
+            flat = other.flat
+        else:
+            refuse_loss(symbol, other)
+            flat = repeated(other, prod(self.stack))
         return StackedGraph(merge(self.flat, flat), self.stack, **common(symbol, self, other))
 
     def folded(self, source_heads: int) -> Graph:

@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.algebra import refuse_truth
 from mpnn.graph.arguments import integer
 from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.bound import B, BoundGraph, refuse_truth
 from mpnn.graph.handles import Handled
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import Relation, as_relation
@@ -144,32 +144,32 @@ class Topology(Handled, ABC):
     @overload
     def __or__(self, other: "Topology") -> "Topology": ...
     @overload
-    def __or__(self, other: Graph) -> Graph: ...
-    def __or__(self, other: "Topology | Graph") -> "Topology | Graph":
+    def __or__(self, other: B) -> B: ...
+    def __or__(self, other: "Topology | BoundGraph") -> "Topology | BoundGraph":
         return _combine("|", self, other)
 
     @overload
     def __and__(self, other: "Topology") -> "Topology": ...
     @overload
-    def __and__(self, other: Graph) -> Graph: ...
-    def __and__(self, other: "Topology | Graph") -> "Topology | Graph":
+    def __and__(self, other: B) -> B: ...
+    def __and__(self, other: "Topology | BoundGraph") -> "Topology | BoundGraph":
         return _combine("&", self, other)
 
     @overload
     def __sub__(self, other: "Topology") -> "Topology": ...
     @overload
-    def __sub__(self, other: Graph) -> Graph: ...
-    def __sub__(self, other: "Topology | Graph") -> "Topology | Graph":
+    def __sub__(self, other: B) -> B: ...
+    def __sub__(self, other: "Topology | BoundGraph") -> "Topology | BoundGraph":
         return _combine("-", self, other)
 
-    def __ror__(self, other: Graph) -> Graph:
-        return other | _like(self, other) if isinstance(other, Graph) else NotImplemented
+    def __ror__(self, other: B) -> B:
+        return _ALGEBRA["|"](other, _like(self, other)) if isinstance(other, BoundGraph) else NotImplemented
 
-    def __rand__(self, other: Graph) -> Graph:
-        return other & _like(self, other) if isinstance(other, Graph) else NotImplemented
+    def __rand__(self, other: B) -> B:
+        return _ALGEBRA["&"](other, _like(self, other)) if isinstance(other, BoundGraph) else NotImplemented
 
-    def __rsub__(self, other: Graph) -> Graph:
-        return other - _like(self, other) if isinstance(other, Graph) else NotImplemented
+    def __rsub__(self, other: B) -> B:
+        return _ALGEBRA["-"](other, _like(self, other)) if isinstance(other, BoundGraph) else NotImplemented
 
     def __invert__(self) -> "Topology":
         return _Complement(self)
@@ -218,7 +218,7 @@ def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
     return graph
 
 
-def _like(topology: Topology, graph: Graph) -> Graph:
+def _like(topology: Topology, graph: BoundGraph) -> Graph:
     """Binds the topology to the nodes of a graph. Rules that compare positions use the positions of its rows."""
     first, last = graph.shift, graph.shift + graph.num_dst
     if first > 0 and last <= graph.num_src and topology.positional and not topology.memory and graph.positions is None:
@@ -233,8 +233,8 @@ def _check_hashable(args: tuple[Any, ...]) -> None:
         raise TypeError(f"a topology's arguments must be hashable; got {args}: {error}") from None
 
 
-def _combine(symbol: str, left: Topology, right: Topology | Graph) -> Topology | Graph:
-    if isinstance(right, Graph):
+def _combine(symbol: str, left: Topology, right: Topology | BoundGraph) -> Topology | BoundGraph:
+    if isinstance(right, BoundGraph):
         return _ALGEBRA[symbol](_like(left, right), right)
     if not isinstance(right, Topology):
         return NotImplemented

@@ -3,7 +3,7 @@
 The choice is data, so these graphs are built anew for each call, as rows of runs: their edges are never written out.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -129,4 +129,7 @@ def _check_dimensions(name: str, x: Tensor) -> None:
 def _stacked(runs: Runs, choice: Tensor, name: str) -> Graph:
     graph = Graph.from_runs(runs).to(choice.device)
     graph.name = name
-    return graph if choice.dim() == 2 else StackedGraph(graph, tuple(choice.shape[:-2]))
+    if choice.dim() == 2:
+        return graph
+    # The type of a tensor does not say how many dimensions it has.
+    return cast(Graph, StackedGraph(graph, tuple(choice.shape[:-2])))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import integers
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.runs import Ints, Runs
 from mpnn.graph.topology import Topology
 from mpnn.graphs.parse import register
@@ -55,10 +56,10 @@ def as_topology(graph: Any) -> Any:
     Raises:
         ValueError: if the graph is not square, differs by item and head, or lists an edge twice.
     """
+    if isinstance(graph, BoundGraph) and graph.stack:
+        raise ValueError(f"{graph} differs by item and head; pass it with a call: model(x, graph=...)")
     if not isinstance(graph, Graph):
         return graph
-    if graph.stack:
-        raise ValueError(f"{graph} differs by item and head; pass it with a call: model(x, graph=...)")
     if graph.num_dst != graph.num_src:
         raise ValueError(
             f"the nodes of a layer attend to one another, so its graph has as many destinations as sources; got {graph}"

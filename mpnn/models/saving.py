@@ -21,7 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from mpnn import Graph, Topology
+from mpnn import Topology
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.files import DIGITS, atomic_path, digest
 from mpnn.graphs.parse import parse, text_of
 
@@ -332,7 +333,7 @@ def _to_json(value: Any, name: str) -> Any:
                 "weights with safetensors instead"
             )
         return {"topology": text}
-    if isinstance(value, Graph):
+    if isinstance(value, BoundGraph):
         return {"graph": repr(value)}
     if isinstance(value, Model):
         arguments = {name: _to_json(part, name) for name, part in getattr(value, "_arguments", {}).items()}

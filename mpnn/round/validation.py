@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mpnn.aggregate import Sum
 from mpnn.graph import Graph
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.causal import documents
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers
 from mpnn.graph.exchange import Exchange, Layer
@@ -115,7 +116,7 @@ def recurrence(round: Round) -> None:
     _fits("beta", round.beta, (*round.batch, nodes, heads), ((),))
     _fits("state", round.state, (*round.batch, heads, width, round.value.shape[-1]), ((),))
     graph = round.graph  # A compiled program checks when it runs, and the plan refuses a stack.
-    if isinstance(graph, Graph) and not graph.stack and documents(graph) is None:
+    if isinstance(graph, Graph) and documents(graph) is None:
         raise ValueError(
             "log_gate, beta and states need causal() or causal() & documents(lengths), where the gates form a product "
             f"from node to node; got {graph}"
@@ -164,9 +165,13 @@ def types(over: Any, query: Any, key: Any, value: Any) -> bool:
     """Whether these are a graph, or a topology, and jagged tensors. Raises TypeError unless they are these, or a graph
     and three tensors. Tests all at once, as it runs in every call."""
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
-    if tensors and isinstance(over, Graph) and not (query.is_nested or key.is_nested or value.is_nested):
+    if tensors and isinstance(over, BoundGraph) and not (query.is_nested or key.is_nested or value.is_nested):
         return False
-    if tensors and torch.jagged == query.layout == key.layout == value.layout and isinstance(over, (Graph, Topology)):
+    if (
+        tensors
+        and torch.jagged == query.layout == key.layout == value.layout
+        and isinstance(over, (BoundGraph, Topology))
+    ):
         return True
     graph(over)
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -178,7 +183,9 @@ def graph(value: Any) -> None:
     """Raises TypeError if `value` is not a Graph; the message says how to make one."""
     if isinstance(value, Topology):
         raise TypeError(f"graph must be of a size, and {value} is a rule without one; bind it first: .bind(num_nodes)")
-    if not isinstance(value, Graph) and not torch.compiler.is_compiling():  # a traced program has a stand-in instead
+    if (
+        not isinstance(value, BoundGraph) and not torch.compiler.is_compiling()
+    ):  # a traced program has a stand-in instead
         advice = "; an edge_index becomes one by graphs.from_edges(edge_index, num_nodes)"
         if isinstance(value, Tensor) and value.is_floating_point():
             advice = " of floats; the graph comes first, then the features"
@@ -192,7 +199,7 @@ def tensor(name: str, x: Any) -> None:
     if isinstance(x, Tensor):
         advice = "concatenate the sequences, x.values(), over graphs.documents(lengths), or pad them"
         raise TypeError(f"{name} must be a tensor of one shape; got a nested one: {advice}")
-    if isinstance(x, (Graph, Topology)):
+    if isinstance(x, (BoundGraph, Topology)):
         raise TypeError(f"{name} must be a tensor; got {type(x).__name__}: features come first, then the graph")
     advice = of_data(x) or ": torch.as_tensor makes one"
     raise TypeError(f"{name} must be a tensor; got {type(x).__name__}{advice}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn import Graph, graphs
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.relations import Offset
 from mpnn.graph.stacked import StackedGraph, by_edge_type
 
@@ -97,7 +98,7 @@ REFUSED: dict[str, Callable[[StackedGraph], Any]] = {
     "positions": lambda g: g.with_positions(torch.arange(N), torch.arange(N)), "labels": lambda g: g.labels,
     "relation": lambda g: g.with_relation(Offset(2)), "structure": lambda g: g.structure,
     "pin": lambda g: g.pin_memory(),
-    "edge positions": lambda g: g.edge_positions(), "batch": lambda g: graphs.batch([g, g]),
+    "edge positions": lambda g: g.edge_positions(),
     "scipy": graphs.to_scipy, "pyg": graphs.to_pyg, "cliques": lambda g: g.clique_sizes,
 }  # fmt: skip
 
@@ -110,37 +111,19 @@ def test_what_is_not_known_of_a_stack_is_refused(name: str) -> None:
         REFUSED[name](stacked(2, 2))
 
 
-def test_public_methods_of_graphs_are_known_or_refused() -> None:
-    """A method added to Graph is listed above, or below with what serves it."""
-    served = {
-        *("cached", "degree", "degrees", "dense", "derive", "device", "edge_attr", "edge_type", "edge_type_rule"),
-        *("exchange", "has_edge_types", "is_explicit", "node_ids", "node_positions", "num_edge_types", "num_edges"),
-        *("relation", "shift", "stack", "to", "types", "validate"),
-    }
-    refused = {
-        *(
-            "alias",
-            "cliques",
-            "clique_sizes",
-            "columns",
-            "compact",
-            "components",
-            "csc",
-            "csr",
-            "diameter",
-            "drop_edges",
-        ),
-        *("edge_data", "edge_index", "edge_positions", "ends", "from_edges", "from_labels", "from_runs", "labels"),
-        *("has_scattered_cliques", "pin_memory", "plot", "power", "reach", "reordered", "reverse", "rows", "runs"),
-        *("stored_edges", "structure", "subgraph", "undirected", "with_positions", "with_relation", "with_self_loops"),
-    }
-    public = {name for name in dir(Graph) if not name.startswith("_")}
-    assert public <= served | refused, public - served - refused
+def test_a_stack_is_no_graph_and_has_all_that_layers_take() -> None:
+    """What a stack has works, and what it has not, no annotation promises."""
     graph = stacked(2)
-    for name in sorted(refused - {"edge_data", "from_edges", "from_labels", "from_runs"}):
-        if not callable(getattr(Graph, name, None)):
-            with pytest.raises(AttributeError, match="not known of graphs that differ"):
-                getattr(graph, name)
+    assert isinstance(graph, BoundGraph)
+    assert not isinstance(graph, Graph)
+    for name in {name for kind in (BoundGraph, StackedGraph) for name in dir(kind) if not name.startswith("_")}:
+        getattr(graph, name)
+    for name in BoundGraph.__annotations__:
+        getattr(graph, name)
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(graph)
+    with pytest.raises(TypeError, match="a batch needs graphs"):
+        graphs.batch([graph, graph])
 
 
 def test_data_of_edges_and_other_stacks_are_refused() -> None:

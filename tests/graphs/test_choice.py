@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from mpnn import Graph, graphs
+from mpnn import graphs
+from mpnn.graph.bound import BoundGraph
 
 LEADING: list[tuple[int, ...]] = [(), (3,), (3, 2), (1, 2)]
 
@@ -22,7 +23,7 @@ def matrix(indices: torch.Tensor, num_src: int) -> torch.Tensor:
 def test_chosen_sources_are_the_edges_whatever_their_order(leading: tuple[int, ...]) -> None:
     indices = torch.randint(-1, 11, (*leading, 7, 5))
     graph = graphs.chosen(indices, 11)
-    assert isinstance(graph, Graph)
+    assert isinstance(graph, BoundGraph)
     assert (graph.num_dst, graph.num_src) == (7, 11)
     expected = matrix(indices, 11)
     assert torch.equal(graph.dense(), expected)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -575,4 +575,4 @@ def _stacked(flat: Graph, batch: int, groups: int) -> Graph:
     first = runs.row // queries * keys
     rows = Runs(runs.num_dst, keys, runs.ptr, runs.start - first, runs.stop - first)
     each = np.arange(batch * queries).reshape(batch, 1, queries).repeat(groups, 1).reshape(-1)
-    return StackedGraph(Graph.from_runs(rows.take(each)).to(flat.device), (batch, groups))
+    return cast(Graph, StackedGraph(Graph.from_runs(rows.take(each)).to(flat.device), (batch, groups)))

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mpnn.graph import Graph
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.topology import Topology
 from mpnn.graphs.listed import as_topology, most_nodes
 from mpnn.graphs.parse import text_of as written
@@ -221,7 +222,7 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
     said = f"{len(readers)} of the {len(layers)} attention layers of {name} read the graph; {others} cannot"
     if not readers and any(getattr(config, "mpnn_graph", None) for config in _configs(model)):
         raise ValueError(f"{said}. Call mpnn.hf.use on the part of the model whose tokens have this graph")
-    if others and isinstance(graph, (str, Topology, Graph)):
+    if others and isinstance(graph, (str, Topology, BoundGraph)):
         warnings.warn(said, stacklevel=3)
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from mpnn import Graph, Topology, engine
 from mpnn.graph import sharding
 from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.bound import BoundGraph
 from mpnn.graphs import as_topology, batch, complete
 from mpnn.models.layers.blocks import require_batch
 
@@ -81,7 +82,7 @@ class Packing:
         Distances are counted in tokens: padding inside a sentence does not count. Node k of a `Graph` is the k-th token
         of each sentence. While the call is traced, a topology without padding is returned unchanged and bound when
         sizes are known."""
-        if isinstance(topology, Graph) and topology.stack:
+        if isinstance(topology, BoundGraph) and topology.stack:
             return self._stacked(topology)
         topology = as_topology(topology)
         if not isinstance(topology, Topology):

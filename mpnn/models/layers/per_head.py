@@ -3,6 +3,8 @@
 The edge type of an edge is the head that uses it, so that one graph, which can be cut and packed, describes all heads.
 """
 
+from typing import cast
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,7 +21,7 @@ class PerHead(DotProduct):
 
     def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         if graph.has_edge_types:
-            graph = graph.derive(by_edge_type, self.heads, num_dst=graph.num_dst)
+            graph = cast(Graph, graph.derive(by_edge_type, self.heads, num_dst=graph.num_dst))
         return super().round(query, key, value, graph, edge_attr)
 
 
