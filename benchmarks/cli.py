@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import (
     disk as from_disk,
+    encoders,
     fit,
     gpu_plans,
     gpu_report,
@@ -271,6 +272,33 @@ def real(
         measure.clock = time.perf_counter
 
 
+@app.command("encoders")
+def of_encoders(
+    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
+    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 5.0,
+    out: Annotated[Path | None, typer.Option(help="Default: one of this processor's instructions.")] = None,
+    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+) -> None:
+    """Times a BERT of MiniLM's shape beside transformers and ONNX Runtime (pip install onnx onnxruntime onnxscript).
+
+    On one thread, in the processor's time; some five minutes. Exit code 1: a result of ours was wrong.
+    """
+    measure.clock = time.process_time
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    try:
+        cases = select(list(encoders.cases(small)), only or [])
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--only") from None
+    lead = {"command": "python -m benchmarks encoders", "note": note, "peak": encoders.peak()}
+    default = HERE / "results" / f"encoders-{torch.backends.cpu.get_cpu_capability().lower()}.json"
+    try:
+        _measure(cases, seconds, {**lead, **about(["onnxruntime"])}, out or default, False)
+    finally:
+        measure.clock = time.perf_counter
+
+
 @app.command()
 def report(
     results: Annotated[Path, typer.Option(help="A file that a run has written.")] = RESULTS,
@@ -290,7 +318,9 @@ def report(
     on_card = json.loads(gpu.read_text()) if gpu.is_file() else None
     regrets = json.loads(plans.read_text()) if plans.is_file() else None
     why = reasons.read_text() if reasons.is_file() else ""
-    lines = real_graphs.section(json.loads(real.read_text())) if real.is_file() else []
+    of_processors = sorted(results.parent.glob("encoders-*.json"))
+    lines = encoders.section([json.loads(file.read_text()) for file in of_processors]) if of_processors else []
+    lines += ["", *real_graphs.section(json.loads(real.read_text()))] if real.is_file() else []
     console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets, why, lines)}")
     for other in GPU_PAGES if on_card and page == PAGE else ():
         other.write_text(gpu_report.fill(other.read_text(), on_card))

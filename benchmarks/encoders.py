@@ -1,5 +1,5 @@
 """A BERT of MiniLM's shape in place and as a model of this library, beside transformers and ONNX Runtime, the usual way
-to run it on a CPU.
+to run it on a CPU; and what the machine allows.
 
 Weights are random. ONNX Runtime runs the exported model after its own optimizer's fusions; it needs `pip install
 onnxruntime onnx onnxscript`.
@@ -11,8 +11,9 @@ import contextlib
 import copy
 import io
 import tempfile
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import report
 from benchmarks.contest import FORWARD, OURS, Bar, Case, Contest, Entry, Missing
+from benchmarks.machine import multiply_in_cache
 from benchmarks.truth import Agreement
 
 TRANSFORMERS, ONNX, OWN_LAYERS = "transformers, sdpa", "ONNX Runtime", "mpnn.models.Bert"
@@ -82,6 +85,53 @@ def _contest(texts: int, tokens: int, padded: bool, small: bool) -> Contest:
     session, feed = _session(small, torch.get_num_threads()), {"ids": ids.numpy(), "mask": mask.numpy()}
     entries.append(entry(ONNX, lambda: torch.from_numpy(session.run(None, feed)[0])))
     return Contest(entries, Agreement(), "each other's states", _bars(tokens))
+
+
+def peak() -> float:
+    """The operations a second of one thread of this processor in products whose matrices lie in the nearest cache."""
+    work, least = 4e8, float("inf")
+    for _ in range(20):
+        start = time.process_time()
+        multiply_in_cache(work, 64)
+        least = min(least, time.process_time() - start)
+    return work / least
+
+
+def work(texts: int, tokens: int) -> float:
+    """The multiplications and additions of all layers, over texts of full length."""
+    width, layers = 384, 6
+    return layers * texts * tokens * (2 * 12 * width * width + 4 * tokens * width)
+
+
+def section(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The part of the page: a table for each processor, with the least times."""
+    lines = [
+        "# Encoders on a CPU",
+        "",
+        "A BERT of MiniLM's shape (6 layers, 384 wide, random weights, float32) on one thread. Times are the "
+        "processor's, the least of rounds in turns, as other programs of a shared machine only add. `share of peak` is "
+        "the rate of all multiplications in the layers, of the quicker of our two, over that of products in the "
+        "nearest cache; 1 over it is by how much any program that computes in float32 can still be quicker. `x` is "
+        f"{ONNX}'s time over that of the quicker of ours.",
+    ]
+    for run in runs:
+        lines += ["", *report._machine(run), f"- products in cache: {run['peak'] / 1e9:.1f} GFLOP/s"]
+        lines += ["", f"| texts x tokens | in place | {OWN_LAYERS} | {TRANSFORMERS} | {ONNX} | x | share of peak |"]
+        lines += ["|---|---|---|---|---|---|---|"]
+        for row in run["rows"]:
+            least = {name: entry["least"] for name, entry in row.get("entries", {}).items() if "least" in entry}
+            if OURS not in least:
+                lines.append(f"| {row['case']} | {row.get('error') or row.get('skipped')} | | | | | |")
+                continue
+            title = row["case"].split(", ", 1)[1].removesuffix(" tokens")
+            ours = min(least[OURS], least[OWN_LAYERS])
+            shown = [report.duration(least[x]) if x in least else "" for x in (OURS, OWN_LAYERS, TRANSFORMERS, ONNX)]
+            faster = f"{least[ONNX] / ours:.2f}" if ONNX in least else ""
+            padded = "padded" in title  # how long the texts are is drawn
+            texts, tokens = (int(x) for x in title.split(" tokens")[0].split(" x "))
+            share = "" if padded else f"{work(texts, tokens) / ours / run['peak']:.2f}"
+            lines.append(f"| {' | '.join([title.replace(' tokens', ''), *shown, faster, share])} |")
+    return lines
 
 
 def _bars(tokens: int) -> list[Bar]:

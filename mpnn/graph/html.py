@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpnn.graph import Graph, reachability
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 from mpnn.graph.topology import Topology
@@ -28,10 +29,12 @@ _DIAMETER = 2048  # nodes up to which the diameter is computed
 _SECONDS = 0.2  # after which it is left out: a path of 1,024 nodes takes as many hops
 
 
-def of_graph(graph: Topology | Graph) -> str:
+def of_graph(graph: Topology | BoundGraph) -> str:
     """The matrix of a graph, and its numbers; of a topology over 24 nodes, if it can be bound to them."""
     if isinstance(graph, Graph):
         return _box(graph.name or "Graph", _picture(graph), _facts(graph))
+    if isinstance(graph, BoundGraph):
+        return _box(graph, "", ["one graph for each item and head"])
     try:
         bound = graph.bind(_EXAMPLE)
     except ValueError as problem:

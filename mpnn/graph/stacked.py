@@ -22,6 +22,7 @@ from mpnn.graph.algebra import common, refuse_loss
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.derive import structured
 from mpnn.graph.graph import Graph
+from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.runs import Runs, check_same_size
 
 _SHARED = frozenset({"relation", "shift", "positions"})  # by all graphs of a stack
@@ -159,7 +160,8 @@ class StackedGraph(BoundGraph):
         return f"StackedGraph({self.items} x {self.heads} graphs of {size}, {self.num_edges:,} edges)"
 
     def _repr_html_(self) -> str:
-        return f"<div>{self}</div>"
+        text: str = FUNCTIONS["html"](self)
+        return text
 
     def __getstate__(self) -> dict[str, Any]:
         return {"flat": self.flat, "stack": self.stack, **{name: getattr(self, name) for name in sorted(_SHARED)}}

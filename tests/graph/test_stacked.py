@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn import Graph, graphs
+from mpnn import Graph, MessagePassing, graphs
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.relations import Offset
 from mpnn.graph.stacked import StackedGraph, by_edge_type
@@ -122,6 +122,7 @@ def test_a_stack_is_no_graph_and_has_all_that_layers_take() -> None:
         getattr(graph, name)
     with pytest.raises(TypeError, match="neither true nor false"):
         bool(graph)
+    assert "2 x 1 graphs of" in MessagePassing(graph)._repr_html_()  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a batch needs graphs"):
         graphs.batch([graph, graph])
 
