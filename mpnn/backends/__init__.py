@@ -23,7 +23,6 @@ class Backend(Protocol):
             the round's signature only; conditions on graphs belong in `refusal`.
         direct(round): returns a function of (query, key, value, scale) that computes all rounds of this form, or
             None. `ops.attend` then calls that function without building a round.
-        runner(round): returns the function that `run` calls for all rounds of this form. The engine then calls it.
         TRACED: True for one of torch's operations alone, which transforms of torch.func (grad, jvp, vmap, hessian)
             trace. Within them, "auto" chooses among these.
     """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mpnn.backends import registered
 from mpnn.engine import slowness
-from mpnn.engine.choice import TRANSFORMED, choose
+from mpnn.engine.choice import TRANSFORMED, Choice, choose
 from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
 from mpnn.graph import Graph
 from mpnn.graph.modes import is_transformed
@@ -27,23 +27,22 @@ Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 class Planned(NamedTuple):
     """What all rounds of one signature over a graph need.
 
-    `run` runs the choice. `device` is the type of the device: to write its name takes as long as to allocate a small
-    tensor, so it is kept. `direct` is the kernel itself if the backend does nothing else for these rounds, see
-    `Backend`.
+    `device` is the type of the device: to write its name takes as long as to allocate a small tensor, so it is kept.
+    `direct` is the kernel itself if the backend does nothing else for these rounds, see `Backend`.
     """
 
     preparations: tuple[Preparation, ...]
-    run: Callable[[Round], Result]
+    choice: Choice
     device: str
     direct: Direct | None
 
-    def __call__(self, round: Round) -> Result:
+    def run(self, round: Round) -> Result:
         for preparation in self.preparations:
             round = preparation.prepare(round)
         if not torch.is_autocast_enabled(self.device):
-            return self.run(round)
+            return self.choice.run(round)
         with torch.autocast(self.device, enabled=False):
-            return self.run(round)
+            return self.choice.run(round)
 
 
 def run(round: Round, backend: str = "auto") -> Result:
@@ -56,7 +55,7 @@ def run(round: Round, backend: str = "auto") -> Result:
         plan = _cached(round.graph, backend, round.signature, lambda: round)
     except TypeError:  # an unhashable option: validation has a sentence for it
         plan = planned(round, backend)
-    return plan(round)
+    return plan.run(round)
 
 
 def attend(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float, backend: str) -> Tensor:
@@ -70,7 +69,7 @@ def attend(graph: Graph, query: Tensor, key: Tensor, value: Tensor, scale: float
     forms = [(x.shape, x.dtype, x.device, x.layout, x.requires_grad) for x in (query, key, value)]
     plan = _cached(graph, backend, ("attend", torch.is_grad_enabled(), *forms), round)
     if plan.direct is None or torch.is_autocast_enabled(plan.device):
-        return plan(round()).out
+        return plan.run(round()).out
     return plan.direct(query, key, value, scale)
 
 
@@ -96,5 +95,4 @@ def planned(round: Round, backend: str) -> Planned:
         slowness.warn(round, choose(round, backend, estimated=True))
     by: Any = choice.by
     direct = by.direct(round) if hasattr(by, "direct") else None
-    run = by.runner(round) if hasattr(by, "runner") else choice.run
-    return Planned(needed, run, round.value.device.type, direct)
+    return Planned(needed, choice, round.value.device.type, direct)

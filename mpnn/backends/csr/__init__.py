@@ -1,6 +1,5 @@
 """Fused row kernels for sparse graphs, on CPU and GPU: one pass along each row, without an E x D tensor."""
 
-from collections.abc import Callable
 from types import ModuleType
 
 from mpnn.backends.cost_model import Estimate
@@ -39,12 +38,7 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    return runner(round)(round)
-
-
-def runner(round: Round) -> Callable[[Round], Result]:
-    run: Callable[[Round], Result] = _half(round).run
-    return run
+    return _half(round).run(round)
 
 
 def _half(round: Round) -> ModuleType:
