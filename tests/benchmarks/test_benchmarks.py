@@ -193,6 +193,20 @@ def test_points_and_molecules_run_beside_their_peers(tmp_path: Path) -> None:
     assert all(f"| {row['case']} | {row['direction']} | " in text for row in rows)
 
 
+@pytest.mark.slow
+def test_encoders_run_beside_their_peers(tmp_path: Path) -> None:
+    file, page = tmp_path / "encoders-avx2.json", tmp_path / "page.md"
+    done = here("encoders", "--small", "--seconds", 0, "--out", file)
+    assert done.exit_code == 0, done.output
+    results = json.loads(file.read_text())
+    assert results["peak"] > 1e8
+    assert all(max(row["checked"]["errors"].values()) < truth.TOLERANCE for row in results["rows"])
+    done = here("report", "--results", file, "--page", page)
+    assert done.exit_code == 0, done.output
+    assert "## Encoders on a CPU" in page.read_text()
+    assert "| 2 x 8, padded | " in page.read_text()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_command_says_so() -> None:
     assert "torch finds no GPU here" in said(here("gpu").output)
