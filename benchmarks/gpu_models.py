@@ -76,7 +76,7 @@ def cases(shapes: Shapes, device: str) -> Iterator[Case]:
         (f"Llama, 2 prompts of {length}, one padded to half", _padded, FORWARD),
         (f"Llama, 4 texts of {length // 4} packed into one", _packed, FORWARD),
         (f"Llama, {shapes.new} tokens after 2 prompts of {length // 8}", _generated, FORWARD),
-        (f"Llama, a training step on {length} tokens", _trained, STEP),
+        (f"Llama, a training step on {length} tokens", trained, STEP),
         (f"Mistral, window({shapes.window}), a prompt of {shapes.long}", _windowed, FORWARD),
         (f"BERT of MiniLM's shape, {shapes.texts[0]} texts of 8 to {shapes.texts[1]} tokens, padded", _texts, FORWARD),
     ):
@@ -200,16 +200,16 @@ def _generated(shapes: Shapes, device: str) -> Contest:
     return contest
 
 
-def _trained(shapes: Shapes, device: str) -> Contest:
+def trained(shapes: Shapes, device: str) -> Contest:
     ours, plain, ids = _models(shapes, device)
     text = ids[:1]
 
     def step(model: Any) -> Tensor:
-        loss = model(text, labels=text).loss
         with torch.enable_grad():
+            loss = model(text, labels=text).loss
             loss.backward()
         model.zero_grad(set_to_none=True)
-        return loss
+        return loss.detach()
 
     answers = (lambda: ours(text, labels=text).loss.view(1)), (lambda: plain(text, labels=text).loss.view(1))
     return _contest(partial(step, ours), partial(step, plain), HF, *answers)

@@ -246,11 +246,15 @@ def test_captured_calls_do_not_wait_for_the_device(what: str, request: pytest.Fi
     model, ours = pair("llama")
     expected = step(what, model)()
     call = step(what, ours)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=1e-3, momentum=0.9)
     request.getfixturevalue("capturing")
     with Waits() as waits:
         found = call()
         if what == "training":
             found.backward()
+            torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
     assert waits.seen == []
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 

@@ -285,6 +285,15 @@ def test_dropout_by_ids_of_nodes(small: None) -> None:
 
 
 @on_triton
+def test_dropout_of_keys_whose_numbers_have_other_upper_halves(small: None) -> None:
+    graph = Graph.from_runs(Runs.of(5, 65_600, [(np.arange(5), 65_500, 65_600)]))
+    round = attending(graph, dropout=0.5, seed=SEED)
+    with torch.no_grad():
+        found, expected = (run(round).out for run in (planned, edge_list.run))
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+@on_triton
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)], ids=str)
 def test_16_bits(dtype: torch.dtype, unit: float, small: None) -> None:
     # P and dS are rounded once, results once, and delta reads rounded results: a few units of the largest.

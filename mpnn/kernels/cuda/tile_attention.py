@@ -192,13 +192,16 @@ def _backward(
     batch, num_dst, heads, _ = query.shape
     copies, width = batch * heads, value.shape[-1]
     stats = norm.new_empty(*norm.shape, 2)
-    _start(options.graphs, key, tile_backward.deltas, (out, d_out, norm, d_lse, stats), _SMALL, lambda: (
+    of_dropout = _of_dropout(options)
+    hashes = None if of_dropout[0] is None else torch.empty_like(norm, dtype=torch.int32)
+    read = out, d_out, norm, d_lse, stats, *of_dropout[:2], hashes
+    _start(options.graphs, key, tile_backward.deltas, read, _SMALL, lambda: (
         triton.cdiv(num_dst, _ROWS) * copies,
         (copies, heads, num_dst, *d_out.stride()[:3]),
         {"D": width, "WIDTH": _room(width), "ROWS": _ROWS},
     ))  # fmt: skip
     features = _features(inputs, d_out)
-    call = _Call(inputs, options, features, stats, key)
+    call = _Call(inputs, options, features, stats, hashes, key)
     if grads.query is not None or grads.bias is not None:
         d_bias = _by_query(call, grads)
         grads = grads._replace(bias=d_bias)
@@ -224,6 +227,7 @@ class _Call(NamedTuple):
     options: Options
     features: _Features
     stats: Tensor
+    hashes: Tensor | None
     key: Hashable
 
     @property
@@ -278,9 +282,11 @@ def _by_key(call: _Call, grads: _Inputs) -> None:
     shape = visits.slots, copies, graph.columns
     part, part_value = call.stats.new_empty(*shape, _room(width)), call.stats.new_empty(*shape, _room(value_width))
     part_src = None if grads.src_bias is None else call.stats.new_empty(visits.slots, batch * heads, graph.columns)
+    *read, _dst_ids, src_ids = _read(inputs, call.options, graph)
+    read += call.hashes, src_ids
     tensors = (
         *call.features.tensors, call.stats, d_key, d_value, grads.src_bias, part, part_value, part_src,
-        visits.units, visits.row, visits.pattern, visits.number, *_read(inputs, call.options, graph),
+        visits.units, visits.row, visits.pattern, visits.number, *read,
     )  # fmt: skip
     _start(call.options.graphs, call.key, tile_backward.by_key, tensors, launch, lambda: (
         len(visits.units) * copies, call.numbers(copies), _constants(inputs, launch)
@@ -331,12 +337,16 @@ def _add_parts(call: _Call, part: Tensor, out: Tensor, visits: Schedule, rows: i
 
 def _read(inputs: _Inputs, options: Options, graph: TileGraph) -> tuple[Tensor | None, ...]:
     """The tensors that all kernels read, from `words` to `src_ids`."""
-    dropout = options.dropout
     edges_before = None if inputs.bias is None else graph.edges_before
-    of_dropout: tuple[Tensor | None, ...] = (None, None, None)
-    if dropout is not None and threshold(dropout.p):
-        of_dropout = dropout.keys, *(dropout.ids or (None, None))
-    return graph.words, edges_before, *inputs[3:], *of_dropout
+    return graph.words, edges_before, *inputs[3:], *_of_dropout(options)
+
+
+def _of_dropout(options: Options) -> tuple[Tensor | None, ...]:
+    """The keys of heads, and the ids of destinations and sources; None where there are none."""
+    dropout = options.dropout
+    if dropout is None or not threshold(dropout.p):
+        return None, None, None
+    return dropout.keys, *(dropout.ids or (None, None))
 
 
 def _numbers(options: Options) -> tuple[Any, ...]:

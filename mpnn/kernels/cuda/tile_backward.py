@@ -37,10 +37,11 @@ from mpnn.kernels.cuda.tile_pairs import (
 
 @triton.jit(do_not_specialize=INTEGERS)
 def deltas(
-    out, d_out, norm, d_lse, stats, copies, heads, num_dst, d_out_b, d_out_n, d_out_h,
+    out, d_out, norm, d_lse, stats, dropout_keys, dst_ids, hashes, copies, heads, num_dst, d_out_b, d_out_n, d_out_h,
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """stats [B, H, N_dst, 2]: the log-sum-exp of each row (base 2), and delta."""
+    """stats [B, H, N_dst, 2]: the log-sum-exp of each row (base 2), and delta. hashes [B, H, N_dst]: those of queries,
+    with dropout."""
     copy, first = tl.program_id(0) % copies, tl.program_id(0) // copies * ROWS
     b, h = tl.cast(copy // heads, tl.int64), tl.cast(copy % heads, tl.int64)
     o = load_rows(out + (b * num_dst * heads + h) * D, first, heads * D, num_dst, ROWS, D, WIDTH, True)
@@ -52,6 +53,9 @@ def deltas(
         delta -= tl.load(d_lse + at, mask=i < num_dst, other=0.0)
     tl.store(stats + at * 2, tl.load(norm + at, mask=i < num_dst, other=0.0), mask=i < num_dst)
     tl.store(stats + at * 2 + 1, delta, mask=i < num_dst)
+    if dropout_keys is not None:
+        of_query = hash_query(tl.load(dropout_keys + copy), dst_ids, i, num_dst)
+        tl.store(hashes + at, of_query.to(tl.int32, bitcast=True), mask=i < num_dst)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -104,7 +108,7 @@ def by_query(
             if dst_bias is not None:
                 src = load_nodes(src_bias, j, num_src)
             if dropout_keys is not None:
-                of_key = hash_key(src_ids, j, num_src)
+                of_key = hash_key(src_ids, j, left, num_src)
             _, dx, ds, is_edge, edge = gradients(
                 q, q1, q2, k, k1, k2, g, g1, g2, v, v1, v2, i[:, None], j[None, :], dst[:, None], src[None, :],
                 of_query[:, None], of_key[None, :], norm[:, None], delta[:, None], pattern, numbers + t // STEPS,
@@ -129,7 +133,7 @@ def by_query(
 @triton.jit(do_not_specialize=INTEGERS)
 def by_key(
     query, key, value, d_out, stats, d_key, d_value, d_src, part, part_value, part_src, units, rows, patterns, numbers,
-    words, edges_before, table, bias, dst_bias, src_bias, dropout_keys, dst_ids, src_ids, threshold, keep_scale, scale,
+    words, edges_before, table, bias, dst_bias, src_bias, dropout_keys, hashes, src_ids, threshold, keep_scale, scale,
     softcap, copies, heads, num_dst, num_src, query_b, query_n, query_h, query_p, key_b, key_n, key_h, key_p,
     value_b, value_n, value_h, value_p, d_out_b, d_out_n, d_out_h, d_out_p, bias_b, bias_h,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
@@ -148,7 +152,7 @@ def by_key(
     v, v1, v2 = load_planes(value, value_p, left * COLUMNS, value_n, num_src, COLUMNS, DV, WIDTH_V, True, PLANES)
     of_key = j
     if dropout_keys is not None:
-        of_key = hash_key(src_ids, j, num_src)
+        of_key = hash_key(src_ids, j, left * COLUMNS, num_src)
     acc = tl.zeros([COLUMNS, WIDTH], tl.float32)
     acc_value = tl.zeros([COLUMNS, WIDTH_V], tl.float32)
     for member in range(GROUP):
@@ -156,7 +160,7 @@ def by_key(
         of_head = b * heads + h
         queries, upstream = query + b * query_b + h * query_h, d_out + b * d_out_b + h * d_out_h
         of_row = stats + of_head * num_dst * 2
-        head_table, head_bias, dst_at, dropout_key = table, bias, dst_bias, 0
+        head_table, head_bias, dst_at = table, bias, dst_bias
         src = tl.zeros([COLUMNS], tl.float32)
         acc_src = tl.zeros([COLUMNS], tl.float32)
         if table is not None:
@@ -166,8 +170,6 @@ def by_key(
         if dst_bias is not None:
             src = load_nodes(src_bias + of_head * num_src, j, num_src)
             dst_at = dst_bias + of_head * num_dst
-        if dropout_keys is not None:
-            dropout_key = tl.load(dropout_keys + of_head)
         for partial in tl.static_range(2):
             begin, end, row, pattern = first, middle, place, middle_pattern
             if partial:
@@ -188,7 +190,8 @@ def by_key(
                 if dst_bias is not None:
                     dst = load_nodes(dst_at, i, num_dst)
                 if dropout_keys is not None:
-                    of_query = hash_query(dropout_key, dst_ids, i, num_dst)
+                    of_query = tl.load(hashes + of_head * num_dst + i, mask=i < num_dst, other=0)
+                    of_query = of_query.to(tl.uint32, bitcast=True)
                 w, dx, ds, _, _ = gradients(
                     k, k1, k2, q, q1, q2, v, v1, v2, g, g1, g2, i[None, :], j[:, None], dst[None, :], src[:, None],
                     of_query[None, :], of_key[:, None], norm[None, :], delta[None, :], pattern, numbers + t // STEPS,
@@ -269,7 +272,7 @@ def by_offset(
                     src = load_nodes(src_bias + of_head * num_src, j, num_src)
                 if dropout_keys is not None:
                     of_query = hash_query(dropout_key, dst_ids, i, num_dst)
-                    of_key = hash_key(src_ids, j, num_src)
+                    of_key = hash_key(src_ids, j, left, num_src)
                 _, dx, _, _, _ = gradients(
                     q, q1, q2, k, k1, k2, g, g1, g2, v, v1, v2, i[:, None], j[None, :], dst[:, None], src[None, :],
                     of_query[:, None], of_key[None, :], norm[:, None], delta[:, None], tl.load(patterns + t),

@@ -31,6 +31,7 @@ from mpnn.kernels.cuda.tile_pairs import (
     logits,
     planes_of,
     store_rows,
+    unless_dropped,
 )
 
 
@@ -96,7 +97,9 @@ def attend(
             fade = tl.exp2(most - now)
             total = total * fade + tl.sum(p, 1)
             if dropout_keys is not None:
-                p = tl.where(kept(of_query[:, None], hash_key(src_ids, j, num_src)[None, :], threshold), p, 0.0)
+                # In large tiles, `left` in the hash would take registers that are short there.
+                of_key = hash_key(src_ids, j, left if ROWS <= 64 else None, num_src)
+                p = unless_dropped(kept(of_query[:, None], of_key[None, :], threshold), p, keep_scale)
             v, v1, v2 = load_planes(value, value_p, left, value_n, num_src, STEP, DV, WIDTH_V, partial, PLANES)
             p, p1, p2 = planes_of(p, v, PLANES)
             acc = add_dot(acc * fade[:, None], p, p1, p2, v, v1, v2, PLANES)

@@ -162,10 +162,15 @@ def node_numbers(ids, n, count):
 
 
 @triton.jit
-def hash_key(ids, n, count):
-    """The first step of `mix` of keys."""
+def hash_key(ids, n, first, count):
+    """The first step of `mix` of the keys n. `first`: a multiple of their number, whose upper half is that of all n
+    [W] from there on; or None."""
     x = node_numbers(ids, n, count)
-    return x ^ (x >> 16)
+    if (ids is None) and (first is not None):
+        x ^= (first >> 16).to(tl.uint32)
+    else:
+        x ^= x >> 16
+    return x
 
 
 @triton.jit
@@ -184,6 +189,13 @@ def kept(of_query, of_key, threshold):
     """
     limit = (tl.cast(threshold, tl.uint32) << 8) - 1
     return (mix_between(of_query ^ of_key) ^ (limit >> 16)) > limit
+
+
+@triton.jit
+def unless_dropped(is_kept, x, keep_scale):
+    """x where kept, else 0: a product, because of a constant the compiler would make a choice between 16-bit numbers,
+    which takes three instructions each."""
+    return tl.where(is_kept, x, keep_scale * 0.0)
 
 
 @triton.jit
