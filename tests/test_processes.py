@@ -132,7 +132,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("kind", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["fork", "spawn"])
+@pytest.mark.slow
 def test_workers_give_what_their_parent_gives(kind: str, tmp_path: Path) -> None:
     script = tmp_path / "workers.py"  # a file, because spawned workers import it
     script.write_text(COMMON + WORKERS)

@@ -72,6 +72,7 @@ def test_the_help_of_mpnn_lists_every_command_by_its_first_sentence() -> None:
         assert summary in run("--help").output
 
 
+@pytest.mark.slow
 def test_help_imports_no_extras() -> None:
     script = "import runpy, sys; sys.argv = ['mpnn', '--help']\n" + (
         "try: runpy.run_module('mpnn', run_name='__main__')\n"

@@ -113,7 +113,7 @@ ON_SEQUENCES: dict[str, Callable[[], MessagePassing]] = {
 SLOW = ("window, grouped, soft cap", "alibi", "shaw", "aggregation", "bahdanau", "gcn", "edges add numbers", "std")
 SLOW += ("pna, wider than its messages", "a learned aggregator", "kernel", "rotary", "transformer-xl", "diffusion")
 SLOW += ("a learned activation", "edges add vectors", "causal, dropout", "t5", "gatv2", "a map for each type of edges")
-SLOW += ("algebra", "max", "returned weights over a topology, as no rule tells the edges")
+SLOW += ("algebra", "max", "a function", "returned weights over a topology, as no rule tells the edges")
 SLOW += ("other nodes as sources", "returned weights", "a relation that is no offset", "a graph of its own")
 
 

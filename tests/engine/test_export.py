@@ -111,6 +111,7 @@ def test_another_process_computes_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.sample(2)
 def test_a_loaded_model_serves_every_length_and_can_be_trained(strict: bool) -> None:
     model = GPT(23, WIDTH, 2, 1, graphs.causal() & graphs.window(3), context=32)
     tokens = torch.randint(0, 23, (2, NODES))

@@ -108,7 +108,7 @@ MILLION = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("expression", MILLION)
-@pytest.mark.sample(2)
+@pytest.mark.slow
 def test_a_million_nodes_bind_under_a_gigabyte(expression: str) -> None:
     # in a process of its own; getrusage would count the parent's pages too, which a fork inherits
     code = MEASURE.format(expression=expression)

@@ -328,7 +328,7 @@ def test_one_program_computes_new_tokens_of_a_static_cache(name: str) -> None:
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-@pytest.mark.sample(4)
+@pytest.mark.slow
 def test_programs_for_a_gpu_call_torch_s_kernel(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ours = pair(name)
     given = masks.Mask.pairs_in_program

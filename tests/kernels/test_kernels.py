@@ -31,6 +31,7 @@ ops.aggregate(graphs.window(1).bind(9), x.squeeze(1), "max", backend="csr").sum(
 """
 
 
+@pytest.mark.slow
 def test_the_first_calls_compile_nothing_and_need_no_numba() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FIRST_CALLS],

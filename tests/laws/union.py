@@ -142,6 +142,7 @@ _OF_THE_GRAPH = {"aggregation: pna"}
 
 @as_measured
 @pytest.mark.parametrize("kind", ["edges", "documents", "causal documents"])
+@pytest.mark.sample(3)
 def test_bits_of_requests_do_not_depend_on_the_place(kind: str) -> None:
     """Each member has the bits that it has at another place, by each backend and by the plan."""
     graph, swapped, edges = _members_and_swapped(kind)
@@ -223,6 +224,7 @@ _BY_GRAPH = {"GraphBert": "each graph is padded to the largest of the batch"}
 
 @as_measured
 @pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.sample(2)
 def test_bits_of_models_of_graphs(name: str) -> None:
     if name in _BY_GRAPH:
         pytest.skip(_BY_GRAPH[name])

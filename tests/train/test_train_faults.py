@@ -419,6 +419,7 @@ def test_an_unfinished_run_is_not_overwritten_without_a_word(tmp_path: Path, unf
     assert (tmp_path / "out" / "checkpoint.pt").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_force_starts_over(tmp_path: Path, unfinished: list[str | Path]) -> None:
     assert in_process(*unfinished, "--force", "--seed", "1").exit_code == 0
     assert_finished(tmp_path / "out")

@@ -43,7 +43,7 @@ def both(conv: Any, op: Any, x: Tensor, attr: Tensor | None, kind: str | None) -
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.covering
+@pytest.mark.sample(3)
 def test_operator_and_convolution_agree(name: str, measured: Callable[..., None]) -> None:
     make, kind = CASES[name]
     conv = drawn(make())
@@ -108,7 +108,7 @@ def test_a_topology_may_stand_where_edges_do(make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["GAT, edges", "GCN", "SAGE"])
-@pytest.mark.sample(3)
+@pytest.mark.slow
 def test_it_can_be_compiled_whole(name: str) -> None:
     make, kind = CASES[name]
     torch._dynamo.reset()

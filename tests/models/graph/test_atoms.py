@@ -123,7 +123,7 @@ def lattice(dtype: torch.dtype) -> tuple[Tensor, Tensor, Graph, Graph]:
 
 @DTYPES
 @pytest.mark.parametrize("spherical", [2, 3])
-@pytest.mark.covering
+@pytest.mark.sample(4)
 def test_dimenet_is_that_of_pyg(
     dtype: torch.dtype, spherical: int, measured: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
