@@ -58,7 +58,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "cli": {
         *("graph", "graphs", "scores", "round", "backends", "engine", "message_passing", "data", "view", "models"),
-        *("train", "hf", "kernels", "ops", "mpnn", "distributed", "attention"),
+        *("train", "hf", "kernels", "ops", "mpnn", "distributed", "attention", "decoding"),
     },
     "__main__": {"cli"},
 }

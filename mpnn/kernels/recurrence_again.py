@@ -1,5 +1,5 @@
-"""Recurrences with gates and the delta rule by operations that are differentiable any number of times: the backward
-passes of their kernels differentiate these where derivatives of higher order are asked for."""
+"""Recurrences with gates, the delta rule and selective scans by operations that are differentiable any number of times:
+the backward passes of their kernels differentiate these where derivatives of higher order are asked for."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -68,3 +68,23 @@ def _recurrence_by_torch(
             S = from_start[:, :, -1, :, None] * S + (k * to_end).mT @ v
         first = end
     return torch.cat(outs, 2).transpose(1, 2), S
+
+
+def scan_again(
+    tensors: Sequence[Tensor], ends: Sequence[int], needs: Sequence[bool], upstream: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The gradients of x, dt, A, B, C and state, which can be differentiated again."""
+    return gradients_again(partial(_scan_by_torch, ends), tensors, needs[:6], upstream)
+
+
+def _scan_by_torch(
+    ends: Sequence[int], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The scan node by node, by operations that are differentiable again."""
+    outs, h, begins = [], state, set(ends[:-1])
+    for t in range(x.shape[1]):
+        h = torch.zeros_like(state) if t in begins else h
+        step = dt[:, t, None]
+        h = (step * A).exp() * h + step * x[:, t, None] * B[:, t, :, None]
+        outs.append((h * C[:, t, :, None]).sum(1))
+    return torch.stack(outs, 1), h

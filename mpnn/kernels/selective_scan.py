@@ -4,7 +4,6 @@ tensors. `mpnn/kernels/cpu/selective_scan.cpp` computes it on CPU, `mpnn/kernels
 
 from collections.abc import Sequence
 from ctypes import Structure, c_int64, c_void_p
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from torch.nn import functional as F
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.once_differentiable import are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.once_differentiable import are_differentiated, once_differentiable
+from mpnn.kernels.recurrence_again import scan_again
 from mpnn.kernels.scan import (
     by_triton,
     check_device,
@@ -174,26 +174,6 @@ class _SelectiveScan(torch.autograd.Function):
         p.d_x, p.d_dt, p.d_A, p.d_B, p.d_C, p.d_state = map(address, (d_x, d_dt, d_A, d_B, d_C, d_state))
         library.run("selective_scan_backward", x.dtype, p, p.batch, parts)
         return d_x, d_dt, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state, None
-
-
-def scan_again(
-    tensors: Sequence[Tensor], ends: Sequence[int], needs: Sequence[bool], upstream: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """The gradients of x, dt, A, B, C and state, which can be differentiated again."""
-    return gradients_again(partial(_by_torch, ends), tensors, needs[:6], upstream)
-
-
-def _by_torch(
-    ends: Sequence[int], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The scan node by node, by operations that are differentiable again."""
-    outs, h, begins = [], state, set(ends[:-1])
-    for t in range(x.shape[1]):
-        h = torch.zeros_like(state) if t in begins else h
-        step = dt[:, t, None]
-        h = (step * A).exp() * h + step * x[:, t, None] * B[:, t, :, None]
-        outs.append((h * C[:, t, :, None]).sum(1))
-    return torch.stack(outs, 1), h
 
 
 def _scan(

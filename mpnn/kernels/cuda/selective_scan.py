@@ -26,6 +26,7 @@ from mpnn.kernels.cuda.chunks.tiles import chunks_of, count_chunks, of_document
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real
 from mpnn.kernels.once_differentiable import are_differentiated
+from mpnn.kernels.recurrence_again import scan_again
 
 _NODES = 32  # of a chunk
 _FEW = 4  # nodes whose states `gradients` holds
@@ -294,8 +295,6 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _differentiate(ctx: Any, d_y: Tensor | None, d_last: Tensor | None) -> Any:
     tensors = ctx.saved_tensors
     if are_differentiated((d_y, d_last)):
-        from mpnn.kernels.selective_scan import scan_again
-
         return *scan_again(tensors, ctx.ends, ctx.needs_input_grad, (d_y, d_last)), None
     d_y = torch.zeros_like(tensors[1]) if d_y is None else d_y
     return *_backward(d_y, d_last, *tensors, ctx.ends), None
