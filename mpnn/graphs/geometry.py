@@ -278,7 +278,7 @@ def _nearest_of_all(at: np.ndarray, k: int, label: Ints | None) -> Ints:
             distance = torch.baddbmm(squares[:, None], cloud[:, rows], cloud.mT, alpha=-2)
             distance.masked_fill_(missing[:, None], torch.inf)
             value, column = distance.topk(candidates, dim=2, largest=False)
-            apart = (value[..., 1 : k + 2] - value[..., : k + 1] > 2 * error).all(2).numpy()
+            apart = (value[..., 1 : k + 2].diff(dim=2, prepend=value[..., :1]) > 2 * error).all(2).numpy()
             for own, row, index, clear in zip(nodes, nodes[:, rows], column.numpy(), apart, strict=True):
                 nearest, exists = own[index[:, : k + 1]], row >= 0
                 clear = clear & exists & (nearest[:, 0] == row)

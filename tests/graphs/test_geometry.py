@@ -121,6 +121,28 @@ def test_knn_stays_within_labels() -> None:
         assert torch.equal(of_label, own[alone.edge_index])
     with pytest.raises(ValueError, match="less than the number of nodes of each label, at least 20; got 20"):
         graphs.knn(at, 20, labels=label)
+    all_others = graphs.knn(at, 19, labels=label).edge_index
+    assert (label[all_others[0]] == label[all_others[1]]).all()
+    assert torch.equal(
+        all_others.T.unique(dim=0),
+        torch.cartesian_prod(*[torch.arange(60)] * 2)[
+            ((label[:, None] == label) & ~torch.eye(60, dtype=torch.bool)).flatten()
+        ],
+    )
+
+
+@pytest.mark.parametrize("order", ["batched", "of unequal sizes", "names in any order", "shuffled"])
+def test_radius_of_labels_is_all_pairs_within_it(order: str) -> None:
+    """Whole numbers, so that distances are exactly the radius, too. Batches of equal clouds go another way."""
+    for dims in (1, 3, 9):
+        sizes = [5] * 6 if order == "batched" else [1, 7, 3, 9, 2]
+        label = torch.repeat_interleave(torch.tensor([-3, 0, 7, 2, 5, 40][: len(sizes)]), torch.tensor(sizes))
+        label = label.sort().values if order in ("batched", "of unequal sizes") else label
+        label = label[torch.randperm(len(label))] if order == "shuffled" else label
+        at = torch.randint(3, (len(label), dims)).to(D)
+        near = (at[:, None] - at).square().sum(-1).sqrt() <= 2**0.5
+        near &= (label == label[:, None]) & ~torch.eye(len(at), dtype=torch.bool)
+        assert torch.equal(graphs.radius(at, 2**0.5, labels=label).edge_index, near.nonzero().T.flip(0))
 
 
 def test_a_cell_may_repeat_along_some_vectors_only() -> None:
