@@ -280,9 +280,10 @@ def of_encoders(
     out: Annotated[Path | None, typer.Option(help="Default: one of this processor's instructions.")] = None,
     note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
 ) -> None:
-    """Times a BERT of MiniLM's shape beside transformers and ONNX Runtime (pip install onnx onnxruntime onnxscript).
+    """Times a BERT of MiniLM's shape beside transformers, ONNX Runtime and OpenVINO.
 
-    On one thread, in the processor's time; some five minutes. Exit code 1: a result of ours was wrong.
+    On one thread, in the processor's time; some five minutes. Peers that are not installed are left out: pip install
+    onnx onnxruntime onnxscript openvino. Exit code 1: a result of ours was wrong.
     """
     measure.clock = time.process_time
     torch.set_num_threads(1)
@@ -294,7 +295,7 @@ def of_encoders(
     lead = {"command": "python -m benchmarks encoders", "note": note, "peak": encoders.peak()}
     default = HERE / "results" / f"encoders-{torch.backends.cpu.get_cpu_capability().lower()}.json"
     try:
-        _measure(cases, seconds, {**lead, **about(["onnxruntime"])}, out or default, False)
+        _measure(cases, seconds, {**lead, **about(["onnxruntime", "openvino"])}, out or default, False)
     finally:
         measure.clock = time.perf_counter
 

@@ -1,12 +1,13 @@
-"""A BERT of MiniLM's shape in place and as a model of this library, beside transformers and ONNX Runtime, the usual way
-to run it on a CPU; and what the machine allows.
+"""A BERT of MiniLM's shape in place and as a model of this library, beside transformers, ONNX Runtime and OpenVINO; and
+what the machine allows.
 
-Weights are random. ONNX Runtime runs the exported model after its own optimizer's fusions; it needs `pip install
-onnxruntime onnx onnxscript`.
+Weights are random. ONNX Runtime runs the exported model after its own optimizer's fusions, OpenVINO as it is exported;
+they need `pip install onnxruntime openvino onnx onnxscript`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import io
@@ -19,7 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks import report
@@ -27,7 +30,8 @@ from benchmarks.contest import FORWARD, OURS, Bar, Case, Contest, Entry, Missing
 from benchmarks.machine import multiply_in_cache
 from benchmarks.truth import Agreement
 
-TRANSFORMERS, ONNX, OWN_LAYERS = "transformers, sdpa", "ONNX Runtime", "mpnn.models.Bert"
+TRANSFORMERS, ONNX, OPENVINO = "transformers, sdpa", "ONNX Runtime", "OpenVINO"
+OWN_LAYERS = "mpnn.models.Bert"
 INPUTS = (1, 16, False), (1, 128, False), (32, 16, False), (32, 128, False), (8, 512, False), (32, 128, True)
 """Texts, their tokens, and whether the texts have other lengths and are padded."""
 
@@ -79,12 +83,19 @@ def _contest(texts: int, tokens: int, padded: bool, small: bool) -> Contest:
 
     entries = [entry(OURS, partial(by_torch, ours)), entry(TRANSFORMERS, partial(by_torch, peer))]
     entries.append(entry(OWN_LAYERS, by_own_layers))
-    missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
-    if missing:
-        return Contest([*entries, Missing(ONNX, f"pip install {' '.join(missing)}")], Agreement(), "", _bars(tokens))
-    session, feed = _session(small, torch.get_num_threads()), {"ids": ids.numpy(), "mask": mask.numpy()}
-    entries.append(entry(ONNX, lambda: torch.from_numpy(session.run(None, feed)[0])))
-    return Contest(entries, Agreement(), "each other's states", _bars(tokens))
+    left_out = []
+    for name, package, build in ((ONNX, "onnxruntime", _by_onnx), (OPENVINO, "openvino", _by_openvino)):
+        missing = [needed for needed in (package, "onnx", "onnxscript") if find_spec(needed) is None]
+        if missing:
+            left_out.append(Missing(name, f"pip install {' '.join(missing)}"))
+            continue
+        peer_states = build(small, torch.get_num_threads())
+        entries.append(entry(name, partial(_as_tensor, peer_states, ids.numpy(), mask.numpy())))
+    return Contest([*entries, *left_out], Agreement(), "each other's states", _bars(tokens))
+
+
+def _as_tensor(states: Callable[..., NDArray[np.float32]], *inputs: NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(states(*inputs))
 
 
 def peak() -> float:
@@ -112,21 +123,26 @@ def section(runs: Sequence[dict[str, Any]]) -> list[str]:
         "processor's, the least of rounds in turns, as other programs of a shared machine only add. `share of peak` is "
         "the rate of all multiplications in the layers, of the quicker of our two, over that of products in the "
         "nearest cache; 1 over it is by how much any program that computes in float32 can still be quicker. `x` is "
-        f"{ONNX}'s time over that of the quicker of ours.",
+        "the quicker of the last two's time over that of the quicker of ours.",
     ]
     for run in runs:
         lines += ["", *report._machine(run), f"- products in cache: {run['peak'] / 1e9:.1f} GFLOP/s"]
-        lines += ["", f"| texts x tokens | in place | {OWN_LAYERS} | {TRANSFORMERS} | {ONNX} | x | share of peak |"]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"| texts x tokens | in place | {OWN_LAYERS} | {TRANSFORMERS} | {ONNX} | {OPENVINO} | x | share of peak |",
+        ]
+        lines += ["|---|---|---|---|---|---|---|---|"]
         for row in run["rows"]:
             least = {name: entry["least"] for name, entry in row.get("entries", {}).items() if "least" in entry}
             if OURS not in least:
-                lines.append(f"| {row['case']} | {row.get('error') or row.get('skipped')} | | | | | |")
+                lines.append(f"| {row['case']} | {row.get('error') or row.get('skipped')} | | | | | | |")
                 continue
             title = row["case"].split(", ", 1)[1].removesuffix(" tokens")
             ours = min(least[OURS], least[OWN_LAYERS])
-            shown = [report.duration(least[x]) if x in least else "" for x in (OURS, OWN_LAYERS, TRANSFORMERS, ONNX)]
-            faster = f"{least[ONNX] / ours:.2f}" if ONNX in least else ""
+            names = OURS, OWN_LAYERS, TRANSFORMERS, ONNX, OPENVINO
+            shown = [report.duration(least[name]) if name in least else "" for name in names]
+            others = [least[name] for name in (ONNX, OPENVINO) if name in least]
+            faster = f"{min(others) / ours:.2f}" if others else ""
             padded = "padded" in title  # how long the texts are is drawn
             texts, tokens = (int(x) for x in title.split(" tokens")[0].split(" x "))
             share = "" if padded else f"{work(texts, tokens) / ours / run['peak']:.2f}"
@@ -171,30 +187,50 @@ class _States(nn.Module):
 
 
 @cache
-def _session(small: bool, threads: int) -> Any:
-    import onnxruntime
-    from onnxruntime.transformers import optimizer
-
-    model = _model(small)
+def _exported(small: bool) -> Path:
+    """The file of the model in ONNX, in a folder that goes with the process."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    path = Path(folder.name, "plain.onnx")
     sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
     # Two tensors: one for both inputs would be exported as one input.
     example = torch.ones(2, 16, dtype=torch.long), torch.ones(2, 16, dtype=torch.long)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        plain, fused = str(Path(folder, "plain.onnx")), str(Path(folder, "fused.onnx"))
         torch.onnx.export(
-            _States(model).eval(),
+            _States(_model(small)).eval(),
             example,
-            plain,
+            str(path),
             input_names=["ids", "mask"],
             output_names=["states"],
             dynamic_shapes={"ids": sizes, "mask": sizes},
             dynamo=True,
         )
-        config = model.config
-        optimizer.optimize_model(
-            plain, model_type="bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=1
-        ).save_model_to_file(fused)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        return onnxruntime.InferenceSession(fused, options, providers=["CPUExecutionProvider"])
+    return path
+
+
+@cache
+def _by_onnx(small: bool, threads: int) -> Callable[..., NDArray[np.float32]]:
+    """ONNX Runtime's function of ids and mask, after its optimizer's fusions."""
+    import onnxruntime
+    from onnxruntime.transformers import optimizer
+
+    config, plain = _model(small).config, _exported(small)
+    fused = str(plain.with_name("fused.onnx"))
+    optimizer.optimize_model(
+        str(plain), model_type="bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=1
+    ).save_model_to_file(fused)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = onnxruntime.InferenceSession(fused, options, providers=["CPUExecutionProvider"])
+    return lambda ids, mask: session.run(None, {"ids": ids, "mask": mask})[0]
+
+
+@cache
+def _by_openvino(small: bool, threads: int) -> Callable[..., NDArray[np.float32]]:
+    """OpenVINO's function of ids and mask, in float32."""
+    import openvino
+
+    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    model = openvino.Core().compile_model(str(_exported(small)), "CPU", options)
+    return lambda ids, mask: model([ids, mask])[0]
