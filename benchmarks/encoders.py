@@ -101,7 +101,7 @@ def _as_tensor(states: Callable[..., NDArray[np.float32]], *inputs: NDArray[np.i
 def peak() -> float:
     """The operations a second of one thread of this processor in products whose matrices lie in the nearest cache."""
     work, least = 4e8, float("inf")
-    for _ in range(20):
+    for _ in range(200):
         start = time.process_time()
         multiply_in_cache(work, 64)
         least = min(least, time.process_time() - start)
@@ -127,6 +127,7 @@ def section(runs: Sequence[dict[str, Any]]) -> list[str]:
     ]
     for run in runs:
         lines += ["", *report._machine(run), f"- products in cache: {run['peak'] / 1e9:.1f} GFLOP/s"]
+        lines += [f"- {run['note']}"] if run.get("note") else []
         lines += [
             "",
             f"| texts x tokens | in place | {OWN_LAYERS} | {TRANSFORMERS} | {ONNX} | {OPENVINO} | x | share of peak |",
