@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,10 +86,7 @@ def cpu(
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     chosen_sizes = sizes.FULL if full else sizes.SMALL if small else sizes.DEFAULT
-    try:
-        cases = select(all_cases(chosen_sizes, backend), only or [])
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--only") from None
+    cases = _chosen(all_cases(chosen_sizes, backend), only)
     options = [*(f"--only {text!r}" for text in only or []), *["--full"] * full, *["--small"] * small]
     command = " ".join(["python -m benchmarks cpu", f"--threads {threads}", *options])
     results = _measure(cases, seconds, {"command": command, **about()}, out, not small)
@@ -233,12 +232,7 @@ def workloads(
     """
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    try:
-        cases = select(
-            list(workload_cases.cases(workload_cases.SMALL if small else workload_cases.Scale())), only or []
-        )
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--only") from None
+    cases = _chosen(workload_cases.cases(workload_cases.SMALL if small else workload_cases.Scale()), only)
     options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
     command = " ".join([f"python -m benchmarks workloads --threads {threads}", *options])
     _measure(cases, seconds, {"command": command, **about()}, out, not small)
@@ -257,19 +251,11 @@ def real(
     On one thread, in the processor's time: the least of rounds in turns; some three minutes. Exit code 1: a result of
     ours was wrong.
     """
-    measure.clock = time.process_time
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    try:
-        cases = select(list(real_graphs.cases(small)), only or [])
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--only") from None
-    options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
-    command = " ".join(["python -m benchmarks real", *options])
-    try:
-        _measure(cases, seconds, {"command": command, "note": note, **about(["scipy"])}, out, False)
-    finally:
-        measure.clock = time.perf_counter
+    with _processor_time():
+        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
+        command = " ".join(["python -m benchmarks real", *options])
+        lead = {"command": command, "note": note, **about(["scipy"])}
+        _measure(_chosen(real_graphs.cases(small), only), seconds, lead, out, False)
 
 
 @app.command("encoders")
@@ -285,19 +271,31 @@ def of_encoders(
     On one thread, in the processor's time; some five minutes. Peers that are not installed are left out: pip install
     onnx onnxruntime onnxscript openvino. Exit code 1: a result of ours was wrong.
     """
+    with _processor_time():
+        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small, f"--seconds {seconds:g}"]
+        lead = {"command": " ".join(["python -m benchmarks encoders", *options]), "note": note}
+        lead |= {"peak": encoders.peak(), **about(["onnxruntime", "openvino"])}
+        default = HERE / "results" / f"encoders-{torch.backends.cpu.get_cpu_capability().lower()}.json"
+        _measure(_chosen(encoders.cases(small), only), seconds, lead, out or default, False)
+
+
+@contextmanager
+def _processor_time() -> Iterator[None]:
+    """Times are those of the processor, on one thread."""
     measure.clock = time.process_time
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
-        cases = select(list(encoders.cases(small)), only or [])
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem), param_hint="--only") from None
-    lead = {"command": "python -m benchmarks encoders", "note": note, "peak": encoders.peak()}
-    default = HERE / "results" / f"encoders-{torch.backends.cpu.get_cpu_capability().lower()}.json"
-    try:
-        _measure(cases, seconds, {**lead, **about(["onnxruntime", "openvino"])}, out or default, False)
+        yield
     finally:
         measure.clock = time.perf_counter
+
+
+def _chosen(cases: Iterable[Case], only: list[str] | None) -> list[Case]:
+    try:
+        return select(list(cases), only or [])
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem), param_hint="--only") from None
 
 
 @app.command()

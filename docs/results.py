@@ -1,4 +1,4 @@
-"""Updates docs/evidence.md: writes its tables from benchmarks/results/examples/*.json, which the scripts in examples/
+"""Updates docs/results.md: writes its tables from benchmarks/results/examples/*.json, which the scripts in examples/
 record.
 
 A table stands between `<!-- records: TASK; TASK -->` and `<!-- end -->`: the records whose task begins with one of
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE, RECORDS = HERE / "evidence.md", HERE.parent / "benchmarks" / "results" / "examples"
+PAGE, RECORDS = HERE / "results.md", HERE.parent / "benchmarks" / "results" / "examples"
 TABLE = re.compile(r"(?<=<!-- records: )(.*?) -->\n.*?(?=<!-- end -->)", re.S)
 HEADINGS = ("task", "model", "here", "published", "seeds", "time a seed")
 

@@ -5,7 +5,7 @@ and networks as graphs.
     python examples/claims_trained.py --steps 2             a quick test
 
 Each function below measures one claim, which its docstring states. Times are processor times of one thread.
-docs/evidence.md says where each claim does not hold.
+docs/results.md says where each claim does not hold.
 """
 
 from __future__ import annotations

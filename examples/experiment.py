@@ -2,7 +2,7 @@
 
 A script trains each of its models with several seeds, and writes results/NAME.json after each seed. A killed script
 resumes: recorded seeds are skipped, and the seed that was running continues from its checkpoint, or from those of its
-stages (`stage`). The table in docs/evidence.md is made of these files by docs/results.py.
+stages (`stage`). The table in docs/results.md is made of these files by docs/results.py.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def test_the_index_of_lectures_names_what_exists() -> None:
 
 
 def test_the_table_of_results_says_what_was_recorded() -> None:
-    page, text = page_script("results"), (ROOT / "docs" / "evidence.md").read_text()
+    page, text = page_script("results"), (ROOT / "docs" / "results.md").read_text()
     assert page.TABLE.search(text)
     assert page.updated(text) == text, "run python docs/results.py"
     for path in page.RECORDS.glob("*.json"):

@@ -84,7 +84,8 @@ class Collection:
         pool = from_edges(torch.stack([torch.arange(len(of)), of]), num_src=len(of), num_dst=len(which))
         if expression.strip() != OWN:
             sizes = (self.starts[which + 1] - self.starts[which]).tolist()
-            return x, union([parse(expression).bind(size) for size in sizes]), pool
+            topology = parse(expression)
+            return x, union([topology.bind(size) for size in sizes]), pool
         edges, of_edge = _ranges(self.edge_starts, which)
         shift = torch.bincount(of, minlength=len(which)).cumsum(0)[:-1]
         shift = torch.cat([shift.new_zeros(1), shift]) - self.starts[which]

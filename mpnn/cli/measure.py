@@ -26,7 +26,7 @@ def bytes_for_backward(model: nn.Module, loss: Callable[[], Tensor]) -> int:
         return tensor
 
     model.train()
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with _buffers_kept(model), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss()
     return sum(t.untyped_storage().nbytes() for at, t in saved.items() if at not in parameters)
 
@@ -59,11 +59,25 @@ def _calls(model: nn.Module, *inputs: Any) -> list[tuple[MessagePassing, tuple[A
     layers = [module for module in model.modules() if isinstance(module, MessagePassing)]
     handles = [layer.register_forward_pre_hook(lambda layer, args: calls.append((layer, args))) for layer in layers]
     try:
-        model(*inputs)
+        with _buffers_kept(model):
+            model(*inputs)
     finally:
         for handle in handles:
             handle.remove()
     return calls
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Restores the buffers of the model after the block: a forward pass in training changes the statistics of batch
+    normalization, and a measured model is the one that was trained."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
@@ -318,11 +317,8 @@ class Run(ABC):
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> "Run":
         """Trains the model and measures it."""
         self.history = self.fit(progress, checkpoint)
-        # A forward pass in training changes the statistics of batch normalization.
-        trained = deepcopy(self.model.state_dict())
         self.saved_bytes = bytes_for_backward(self.model, self.loss)
         self.backend = backends(self.model, *self.inputs())
-        self.model.load_state_dict(trained)
         return self
 
     @property

@@ -185,8 +185,9 @@ def _inputs(
     place[order] = np.arange(len(order))
     found = no_edges() if edges is None else _edges(edges, graphs.path, nodes, ids, of_row, names, place, categories)
     index, weight, of_edges, understood, of_kinds = found
+    second_name = f", not used: {graphs.of_graph}" if graphs.of_graph else ""
     said = (
-        (graphs.path.name, f"{len(ids):,} graphs, {graphs.form}{_features(of_graphs, values)}"),
+        (graphs.path.name, f"{len(ids):,} graphs, {graphs.form}{_features(of_graphs, values)}{second_name}"),
         (
             nodes.path.name,
             f"{len(x):,} nodes, {sizes.min()} to {sizes.max()} a graph, {nodes.form}"

@@ -39,7 +39,7 @@ from torch import Tensor
 from watched import COPIES, LOOKS, Watched
 
 from mpnn import engine, graphs, ops
-from mpnn.backends import edge_list
+from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import cuda_attention, cuda_reduce, edges as edge_orders, on_device
 from mpnn.engine import plan
 from mpnn.graph import Graph, rng
@@ -517,3 +517,21 @@ def test_few_rows_read_a_cache_with_heads_outside_of_nodes(
     for leaves in ([query, key, value], [query, key.contiguous(), value], [query, key, value.contiguous()]):
         for a, b in zip(results("csr", leaves), expected, strict=True):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("form", ["beside one another", "nodes first", "one for all nodes", "every other", "by column"])
+def test_numbers_of_an_additive_score_are_read_where_they_lie(form: str) -> None:
+    nodes, heads = 37, 3
+    numbers = torch.randn(2, nodes, 12)
+    pair = {
+        "beside one another": numbers[..., : 2 * heads],
+        "nodes first": numbers.transpose(0, 1).contiguous().transpose(0, 1)[..., : 2 * heads],
+        "one for all nodes": numbers[:, :1, : 2 * heads].expand(2, nodes, 2 * heads),
+        "every other": numbers[..., ::2],
+        "by column": numbers.mT.contiguous().mT[..., : 2 * heads],
+    }[form]
+    graph = graphs.from_edges(torch.randint(nodes, (2, 5 * nodes)), nodes)
+    dst, src = pair.chunk(2, -1)
+    round = Round(graph, torch.randn(2, nodes, heads, 5), AdditiveScore(dst, src, LeakyReLU()))
+    with torch.no_grad():
+        torch.testing.assert_close(csr.run(round).out, edge_list.run(round).out)

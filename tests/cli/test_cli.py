@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from mpnn import graphs, models
 from mpnn.cli import app as commands, data, demo, demo_page, drawing, pictures, recall, tasks
 from mpnn.cli.app import app
 from mpnn.cli.console import console
-from mpnn.cli.measure import bytes_for_backward
+from mpnn.cli.measure import backends, bytes_for_backward, estimates
 from mpnn.data import SOURCES, Characters
 from mpnn.data.locate import find
 from mpnn.distributed import Part
@@ -512,6 +513,18 @@ def test_bytes_for_backward_are_those_that_autograd_saves() -> None:
     """x is saved for the weight's gradient and the square for its own; the weight itself does not count."""
     linear, x = torch.nn.Linear(3, 5, bias=False), torch.randn(7, 3)
     assert bytes_for_backward(linear, lambda: (linear(x) ** 2).sum()) == (7 * 3 + 7 * 5) * 4
+
+
+def test_measuring_a_model_leaves_its_statistics_as_they_were() -> None:
+    """Passes in training move the means of batch normalization, and the measured model is then saved."""
+    graph, x = graphs.window(2).bind(9), torch.randn(9, 4)
+    model = models.GIN(4, 2, graph=graph)
+    before = deepcopy(model.state_dict())
+    assert bytes_for_backward(model, lambda: model(x).sum()) > 0
+    assert backends(model, x)
+    assert estimates(model, x)[0] > 0
+    for name, value in model.state_dict().items():
+        assert value.equal(before[name]), name
 
 
 def test_the_same_seed_gives_every_graph_the_same_start() -> None:

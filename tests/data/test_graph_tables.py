@@ -84,6 +84,14 @@ def test_graphs_without_features_have_a_one(files: dict[str, Path]) -> None:
     assert "no features: each node has a 1" in data.understood[1][1]
 
 
+def test_a_second_column_of_names_is_said_to_be_unused(files: dict[str, Path]) -> None:
+    head, *rows = files["graphs"].read_text().splitlines()
+    files["graphs"].write_text("\n".join([f"graph_id,{head}", *(f"{k},{row}" for k, row in enumerate(rows))]) + "\n")
+    data = read(files)
+    assert "graph_id" not in data.graph_inputs
+    assert data.understood[0][1].endswith("not used: graph_id")
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "why"),
     [
