@@ -35,12 +35,11 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"graph", "graphs", "aggregate", "scores", "round", "engine"},
     "flex": {"graph", "graphs", "ops", "scores", "round"},
     "varlen": {"graph", "ops"},
-    "shim": {"graph", "graphs", "ops", "varlen"},
     "message_passing": {"graph", "graphs", "aggregate", "update", "round", "attention", "decoding", "engine"},
     "data": {"graph", "graphs"},
     "integrations": {
         *("graph", "graphs", "aggregate", "scores", "round", "update", "attention", "decoding", "backends", "kernels"),
-        *("engine", "ops"),
+        *("engine", "ops", "varlen"),
     },
     "models": {
         *("graph", "graphs", "aggregate", "scores", "round", "update", "position", "attention", "decoding", "engine"),

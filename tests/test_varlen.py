@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.attention import flex_attention, varlen as of_torch
 
 from mpnn import graphs, varlen
+from mpnn.integrations import bert_padding
 from mpnn.kernels.cpu import library
-from mpnn.shim import padding
 
 H, HK, D, DV = 4, 2, 8, 6
 LENGTHS = [5, 30, 1, 0, 77], [9, 30, 1, 4, 60]
@@ -284,10 +284,10 @@ def test_errors_of_torchs_function() -> None:
 def test_padding_is_removed_and_restored() -> None:
     x = torch.randn(3, 5, 2, requires_grad=True)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1] * 5, [0, 0, 1, 0, 0]])
-    tokens, indices, cu_seqlens, longest, used = padding.unpad_input(x, mask)
+    tokens, indices, cu_seqlens, longest, used = bert_padding.unpad_input(x, mask)
     assert (cu_seqlens.tolist(), longest, used.tolist()) == ([0, 3, 8, 9], 5, [3, 5, 1])
     assert torch.equal(tokens, x[mask.bool()])
-    assert torch.equal(padding.pad_input(tokens, indices, 3, 5), x * mask[..., None])
+    assert torch.equal(bert_padding.pad_input(tokens, indices, 3, 5), x * mask[..., None])
     unused = torch.tensor([[0, 0, 0, 1, 0], [0] * 5, [0] * 5])
-    _, _, cu_seqlens, _, used = padding.unpad_input(x, mask, unused)
+    _, _, cu_seqlens, _, used = bert_padding.unpad_input(x, mask, unused)
     assert (cu_seqlens.tolist(), used.tolist()) == ([0, 4, 9, 10], [3, 5, 1])

@@ -1,4 +1,4 @@
-"""mpnn.shim: code that imports other libraries runs over mpnn, unchanged."""
+"""mpnn.integrations.shim: code that imports other libraries runs over mpnn, unchanged."""
 
 import sys
 from importlib import import_module
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpnn.shim import MODULES, provide
-from mpnn.shim.__main__ import main
+from mpnn.integrations.shim import MODULES, main, provide
 
 # A model file as they are published with weights (`trust_remote_code`): it imports flash_attn where it is available,
 # packs a padded batch, and calls the varlen functions.
@@ -75,11 +74,11 @@ def test_a_published_model_runs_in_place_of_flash_attn(tmp_path: Path, capsys: p
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"mpnn\.shim provides flash_attn, natten, xformers; got 'deepspeed'"):
+    with pytest.raises(ValueError, match="provides flash_attn, natten, xformers; got 'deepspeed'"):
         provide("deepspeed")
-    with pytest.raises(SystemExit, match=r"usage: python -m mpnn\.shim NAME"):
+    with pytest.raises(SystemExit, match=r"usage: python -m mpnn\.integrations\.shim NAME"):
         main(["flash_attn"])
-    with pytest.raises(SystemExit, match=r"mpnn\.shim provides"):
+    with pytest.raises(SystemExit, match=r"mpnn\.integrations\.shim provides"):
         main(["deepspeed", "script.py"])
 
 

@@ -1,4 +1,4 @@
-"""mpnn.shim.xformers against the formula over all pairs, and its biases against those of xformers where it is
+"""mpnn.integrations.xformers against the formula over all pairs, and its biases against those of xformers where it is
 installed."""
 
 import sys
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn.shim import xformers
+from mpnn.integrations import xformers
 
 Q, KV, STARTS = [3, 1, 6], [5, 1, 7], [0, 6, 9, 18]
 
@@ -177,7 +177,7 @@ def test_lists_of_tensors_are_joined_and_split() -> None:
 
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "other sequences": ({"attn_bias": xformers.BlockDiagonalMask.from_seqlens([2, 2])}, "have 4 queries; got 5"),
-    "a list": ({"attn_bias": [0.0]}, "attn_bias must be a tensor or an AttentionBias of mpnn.shim.xformers; got list"),
+    "a list": ({"attn_bias": [0.0]}, "or an AttentionBias of mpnn.integrations.xformers; got list"),
     "shape": ({"attn_bias": torch.zeros(2, 3, 5, 7)}, r"attn_bias must expand to \[1, 2, 5, 7\]; got \[2, 3, 5, 7\]"),
     "dims": ({"query": torch.randn(5, 8)}, r"must have shape \[B, M, H, K\], \[B, M, K\] or \[B, M, G, H, K\]"),
 }
@@ -201,5 +201,5 @@ def test_errors_of_biases() -> None:
     with pytest.raises(NotImplementedError, match="dropout is not supported on the non-autograd API"):
         xformers.memory_efficient_attention_forward_requires_grad(*features(2, 2), p=0.1)
     with pytest.raises(ImportError, match="PagedBlockDiagonalPaddedKeysMask is not served: gather the pages"):
-        from mpnn.shim.xformers import PagedBlockDiagonalPaddedKeysMask  # noqa: F401
+        from mpnn.integrations.xformers import PagedBlockDiagonalPaddedKeysMask  # noqa: F401
     assert not hasattr(xformers, "NoSuchMask")

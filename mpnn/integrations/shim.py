@@ -1,35 +1,38 @@
 """Modules under the names of other libraries, for code that imports these: their functions, computed by mpnn.
 
-    python -m mpnn.shim flash_attn script.py --its-arguments       runs a script, or `-m module`
+    python -m mpnn.integrations.shim flash_attn script.py --its-arguments       runs a script
+    python -m mpnn.integrations.shim flash_attn,natten -m its.module            or a module
 
-    import mpnn.shim                                               or two lines, before the code is imported
-    mpnn.shim.provide("flash_attn")
+    from mpnn.integrations import shim                             or two lines, before the code is imported
+    shim.provide("flash_attn")
 
-    name         modules                                                       functions
-    flash_attn   flash_attn, .flash_attn_interface, .bert_padding              `mpnn.varlen`, `mpnn.shim.padding`
-    natten       natten, .functional                                           `mpnn.shim.natten`
-    xformers     xformers, .ops, .ops.fmha, .ops.fmha.attn_bias                `mpnn.shim.xformers`
+    name         modules                                               functions in `mpnn.` and `mpnn.integrations.`
+    flash_attn   flash_attn, .flash_attn_interface, .bert_padding      `varlen`, `bert_padding`
+    natten       natten, .functional                                   `natten`
+    xformers     xformers, .ops, .ops.fmha, .ops.fmha.attn_bias        `xformers`
 
 Nothing is provided unless one of these is called: importing mpnn changes no import.
 """
 
+import runpy
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 MODULES: dict[str, dict[str, str]] = {
     "flash_attn": {
         "flash_attn": "mpnn.varlen",
         "flash_attn.flash_attn_interface": "mpnn.varlen",
-        "flash_attn.bert_padding": "mpnn.shim.padding",
+        "flash_attn.bert_padding": "mpnn.integrations.bert_padding",
     },
-    "natten": {"natten": "mpnn.shim.natten", "natten.functional": "mpnn.shim.natten"},
+    "natten": {"natten": "mpnn.integrations.natten", "natten.functional": "mpnn.integrations.natten"},
     "xformers": {
-        "xformers": "mpnn.shim.xformers",
-        "xformers.ops": "mpnn.shim.xformers",
-        "xformers.ops.fmha": "mpnn.shim.xformers",
-        "xformers.ops.fmha.attn_bias": "mpnn.shim.xformers",
+        "xformers": "mpnn.integrations.xformers",
+        "xformers.ops": "mpnn.integrations.xformers",
+        "xformers.ops.fmha": "mpnn.integrations.xformers",
+        "xformers.ops.fmha.attn_bias": "mpnn.integrations.xformers",
     },
 }
 VERSIONS = {"flash_attn": "2.8.4", "natten": "0.21.7", "xformers": "0.0.32"}
@@ -47,7 +50,7 @@ def provide(*names: str) -> None:
     """
     for name in names:
         if name not in MODULES:
-            raise ValueError(f"mpnn.shim provides {', '.join(MODULES)}; got {name!r}")
+            raise ValueError(f"mpnn.integrations.shim provides {', '.join(MODULES)}; got {name!r}")
         held = sys.modules.get(name)
         if held is not None and not hasattr(held, "__mpnn__"):
             raise RuntimeError(f"{name} is already imported, from {held.__spec__}; call provide before it is imported")
@@ -70,3 +73,28 @@ def _modules(name: str) -> dict[str, ModuleType]:
         if parent:
             setattr(made[parent], last, module)
     return made
+
+
+def main(arguments: list[str]) -> None:
+    """Provides the libraries named first, then runs the script or the module as Python does."""
+    is_module = arguments[1:2] == ["-m"]
+    if len(arguments) < (3 if is_module else 2):
+        sys.exit(
+            f"usage: python -m mpnn.integrations.shim NAME[,NAME...] script.py [arguments]; names: {', '.join(MODULES)}"
+        )
+    try:
+        provide(*arguments[0].split(","))
+    except ValueError as error:
+        sys.exit(str(error))
+    if is_module:
+        sys.argv = arguments[2:]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(arguments[2], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = arguments[1:]
+    sys.path.insert(0, str(Path(arguments[1]).resolve().parent))
+    runpy.run_path(arguments[1], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """xformers' `memory_efficient_attention` and its biases, on a CPU, with gradients, in any dtype.
 
-    from mpnn.shim.xformers import memory_efficient_attention, BlockDiagonalMask      instead of xformers.ops
-    python -m mpnn.shim xformers script.py                         for code that imports xformers itself
+    from mpnn.integrations.xformers import memory_efficient_attention      instead of xformers.ops
+    python -m mpnn.integrations.shim xformers script.py                    for code that imports xformers itself
 
 Signatures and semantics are those of xformers 0.0.32 (Lefaudeux et al. 2022). Each bias is a graph of one run a query:
 `bias.graph(num_queries, num_keys)`. Paged biases are not served: gather the pages, or call
@@ -134,7 +134,7 @@ def _graph(bias: Any, shape: tuple[int, int, int, int]) -> tuple[Graph, Tensor |
         bias, numbers = None, bias
     elif bias is not None and not isinstance(bias, AttentionBias):
         raise TypeError(
-            f"attn_bias must be a tensor or an AttentionBias of mpnn.shim.xformers; got {type(bias).__name__}"
+            f"attn_bias must be a tensor or an AttentionBias of mpnn.integrations.xformers; got {type(bias).__name__}"
         )
     if numbers is not None:
         numbers = numbers.flatten(1, 2) if numbers.dim() == 5 else numbers

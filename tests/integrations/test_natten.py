@@ -1,4 +1,4 @@
-"""mpnn.shim.natten against the formula over all pairs, and against NATTEN itself where it is installed."""
+"""mpnn.integrations.natten against the formula over all pairs, and against NATTEN itself where it is installed."""
 
 import inspect
 import random
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn import graphs
-from mpnn.shim import natten
+from mpnn.integrations import natten
 
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "a line": ((17,), {"kernel_size": 5}),
