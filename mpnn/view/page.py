@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mpnn.view.examples import examples
+
 SCRIPT = Path(__file__).parent / "static" / "viewer.js"
 
 _HEIGHT = 820  # pixels of the frame in a notebook
@@ -42,7 +44,10 @@ class Page:
 
     def part(self, tag: str = "div") -> str:
         """An element for another document, which needs `script()` at its end. No heading if `title` is ""."""
-        data = json.dumps(asdict(self), allow_nan=False).replace("<", "\\u003c")  # no text can end the element
+        content = asdict(self)
+        if self.graph is not None:
+            content["examples"] = examples()
+        data = json.dumps(content, allow_nan=False).replace("<", "\\u003c")  # no text can end the element
         return (
             f'<{tag} class="mpnn-viewer"><noscript>This page draws graphs with JavaScript, which is switched off.'
             f'</noscript></{tag}>\n<script type="application/json" class="mpnn-data">{data}</script>'

@@ -1,8 +1,6 @@
 """The page of a topology: its graph, reach and plan."""
 
 import math
-import re
-from base64 import b64encode
 from time import perf_counter
 from typing import Any
 
@@ -10,13 +8,14 @@ import torch
 
 from mpnn import Graph, Topology
 from mpnn.engine.plan import Plan, plan
-from mpnn.graphs.parse import BUILDERS, parse
+from mpnn.graphs.parse import parse
 from mpnn.round import Round
 from mpnn.scores import Dot
+from mpnn.view.examples import needs_runs, runs
 from mpnn.view.page import Page
 
-_MAX_NODES, _MAX_RUNS = 1_000_000, 1 << 23
-_CALLS = re.compile(r"[A-Za-z_]\w*(?=\()")
+_MAX_NODES = 1_000_000
+_MAX_RUNS = 1 << 23
 _SAID = "What a node attends to, and what it learns from, over this graph."
 
 
@@ -40,9 +39,8 @@ def of_topology(topology: Topology | str, n: int = 64, num_src: int | None = Non
             f"{graph.num_dst:,} nodes and {graph.structure.num_runs:,} runs. Use fewer nodes"
         )
     data: dict[str, Any] = {"expression": expression, "n": n, "num_src": num_src}
-    if set(_CALLS.findall(repr(topology))) - BUILDERS.keys():  # those of the user, which the page does not know
-        arrays = {name: getattr(graph.runs, name).astype("<i4").tobytes() for name in ("ptr", "start", "stop")}
-        data["runs"] = {name: b64encode(array).decode("ascii") for name, array in arrays.items()}
+    if needs_runs(repr(topology)):
+        data["runs"] = runs(graph)
     return Page(expression, _SAID, data, plan=plan_data(topology, n, num_src))
 
 

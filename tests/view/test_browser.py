@@ -568,6 +568,11 @@ def test_the_graph_follows_expression_sliders_and_zoom(see: Callable[..., dict[s
           seen["drawing" + k] = find("svg.drawing")[0].getAttribute("aria-label");
           seen["dots" + k] = find("svg.drawing circle").length;
         }
+        find(".chips button").find((one) => one.textContent === "BigBird").click();
+        await wait(500);
+        seen.drawn = facts();
+        await type("input[type=range]", 7, 0);
+        seen.random = text(".problem")[0];
         find(".chips button").at(-1).click();
         await wait(1500);
         seen.refused = text(".empty")[0];
@@ -591,6 +596,8 @@ def test_the_graph_follows_expression_sliders_and_zoom(see: Callable[..., dict[s
     assert seen["drawing1"].startswith("Arcs: identity")
     assert seen["drawing2"].startswith("Nodes and lines: identity")
     assert seen["dots1"] == seen["dots2"] == 32
+    assert seen["drawn"]["Edges"] == f"{graphs.bigbird(4, 3, 2, 1).bind(96).num_edges:,}"
+    assert 'mpnn view "bigbird(block=4, window=3, random=2, globals=1)" --n N' in seen["random"]
     assert "this graph has 100,000" in seen["refused"]
     assert (
         seen["large"]["Edges"]

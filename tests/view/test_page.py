@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from viewer_page import data_of, run
 
@@ -20,6 +22,17 @@ def test_a_page_of_an_expression(tmp_path: Path) -> None:
     html = page.read_text()
     assert data_of(html)["graph"] == {"expression": "causal & window(3)", "n": 20, "num_src": None}
     assert "<title>causal &amp; window(3)</title>" in html
+
+
+def test_random_edges_are_in_the_page() -> None:
+    """Those of the page's own expression, and of the examples that have some."""
+    data = data_of(of_topology("causal & random(4)", 48).html())
+    given = [one for one in (data["graph"], *data["examples"]) if "runs" in one]
+    assert [one["expression"].split("(")[0] for one in given] == ["causal & random", "bigbird"]
+    for one in given:
+        runs = graphs.parse(one["expression"]).bind(one["n"]).runs
+        written = {name: np.frombuffer(b64decode(text), "<i4").tolist() for name, text in one["runs"].items()}
+        assert written == {name: getattr(runs, name).tolist() for name in ("ptr", "start", "stop")}
 
 
 def test_a_page_loads_nothing(tmp_path: Path) -> None:

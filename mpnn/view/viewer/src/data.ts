@@ -4,6 +4,8 @@ export interface PageData {
   title: string;
   subtitle: string;
   graph: GraphData | null;
+  /** The graphs that the Graph pane offers; only pages with a graph have them. */
+  examples?: Example[];
   attention: AttentionData | null;
   plan: PlanData | null;
 }
@@ -12,8 +14,20 @@ export interface GraphData {
   expression: string;
   n: number;
   num_src: number | null;
-  /** Of an expression with builders of the user's own: the base64 of int32, `ptr` [rows + 1], `start` and `stop`. */
-  runs?: { ptr: string; start: string; stop: string } | null;
+  /** Of an expression with random edges or with builders of the user's own, which the browser cannot make. */
+  runs?: RunsData;
+}
+
+/** A graph, and what it is known by. */
+export interface Example extends GraphData {
+  name: string;
+}
+
+/** The base64 of int32: `ptr` [rows + 1], `start` and `stop` [runs]. */
+export interface RunsData {
+  ptr: string;
+  start: string;
+  stop: string;
 }
 
 /** Attention of one model over one graph or several. Nodes are those of the subject. */

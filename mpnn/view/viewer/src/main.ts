@@ -2,8 +2,7 @@
 
 import { attentionPane } from "./panes/attention";
 import { graphPane } from "./panes/graph";
-import type { Runs } from "./graph/runs";
-import { GraphModel } from "./panes/model";
+import { GraphModel, type Given } from "./panes/model";
 import { planPane } from "./panes/plan";
 import { reachPane } from "./panes/reach";
 import { addressed, keep, useAddress } from "./address";
@@ -24,8 +23,9 @@ export function show(root: HTMLElement, data: PageData): void {
   const { attention, graph, plan } = data;
   if (attention) panes.push(["Attention", () => attentionPane(attention)]);
   if (graph) {
-    const model = new GraphModel(graph.expression, graph.n, graph.num_src, given(graph));
-    panes.push(["Graph", () => graphPane(model)], ["Reach", () => reachPane(model)]);
+    const examples = data.examples ?? [];
+    const model = new GraphModel(graph.expression, graph.n, graph.num_src, [graph, ...examples].flatMap(given));
+    panes.push(["Graph", () => graphPane(model, examples)], ["Reach", () => reachPane(model)]);
   }
   if (plan) panes.push(["Plan", () => planPane(plan)]);
   root.classList.add("mpnn-viewer");
@@ -69,11 +69,11 @@ function tabs(panes: Pane[]): HTMLElement[] {
   return [list, ...panels];
 }
 
-/** The runs of a graph whose builders are not those of the viewer. */
-function given({ n, num_src, runs }: GraphData): Runs | null {
-  if (!runs) return null;
+/** The graph, if Python wrote its runs. */
+function given({ expression, n, num_src, runs }: GraphData): Given[] {
+  if (!runs) return [];
   const [ptr, start, stop] = [runs.ptr, runs.start, runs.stop].map((text) => new Int32Array(integersOf(text, 4).buffer));
-  return { numDst: n, numSrc: num_src ?? n, ptr, start, stop };
+  return [{ expression, runs: { numDst: n, numSrc: num_src ?? n, ptr, start, stop } }];
 }
 
 // Each element that Python wrote is followed by its data.

@@ -1,8 +1,7 @@
 // The topologies of mpnn.graphs: functions of numbers that return the runs of every row. Their drawings and references
-// are in mpnn/graphs/{sequence,sparse,image}.py; tests compare the edges with Python's.
+// are in mpnn/graphs/{sequence,sparse,image}.py; tests compare the edges with Python's. Random edges come from Python.
 
 import { build, SizeError, union, type Add, type Runs } from "./runs";
-import { draw, Generator } from "./random";
 
 export type Value = number | number[];
 
@@ -17,7 +16,7 @@ export interface Builder {
 
 /** The builders whose rules compare positions: destination i is source i of one sequence. */
 export const POSITIONAL = new Set([
-  "causal", "identity", "window", "strided", "fixed", "global_nodes", "prefix", "memory", "longformer", "bigbird",
+  "causal", "identity", "window", "strided", "fixed", "global_nodes", "prefix", "memory", "longformer",
 ]);
 
 export const BUILDERS: Record<string, Builder> = {
@@ -32,10 +31,7 @@ export const BUILDERS: Record<string, Builder> = {
   documents: { parameters: { lengths: null }, rule: documents },
   permutation: { parameters: { order: null }, rule: permutation },
   memory: rows({ length: null }, memory, { length: 0 }),
-  random: { parameters: { degree: null, block: 1, seed: 0 }, rule: random },
-  expander: { parameters: { degree: null, seed: 0 }, rule: expander },
   longformer: { parameters: { window: null, globals: 0 }, rule: longformer },
-  bigbird: { parameters: { block: 64, window: 3, random: 3, globals: 2, seed: 0 }, rule: bigbird },
   grid: { parameters: { height: null, width: null, connectivity: 4 }, rule: grid },
   neighborhood: { parameters: { height: null, width: null, radius: null }, rule: neighborhood },
   convolution: {
@@ -45,6 +41,9 @@ export const BUILDERS: Record<string, Builder> = {
   pooling: { parameters: { height: null, width: null, size: null }, rule: pooling },
   windows: { parameters: { height: null, width: null, size: null, shift: 0 }, rule: windows },
 };
+
+/** The builders that draw random numbers. Python makes their graphs and writes them into the page. */
+export const RANDOM = new Set(["random", "expander", "bigbird"]);
 
 type Numbers = Record<string, number>;
 
@@ -144,62 +143,10 @@ function permutation(numDst: number, numSrc: number, args: Record<string, Value>
 
 // ---------------------------------------------------------------------------------------------------- sparse
 
-function random(numDst: number, numSrc: number, args: Record<string, Value>): Runs {
-  const { degree, block, seed } = integers(args, { degree: 0, block: 1, seed: 0 });
-  if (degree % block) throw new Error(`degree must be a multiple of block; got degree ${degree} and block ${block}`);
-  const groups = Math.ceil(numDst / block); // rows of one block have the same sources
-  const columns = Math.ceil(numSrc / block);
-  const drawn = draw(new Generator([seed, groups, numSrc]), new Array(groups).fill(columns), degree / block);
-  return build(numDst, numSrc, (i, add) => {
-    for (const j of drawn[Math.floor(i / block)]) add(j * block, (j + 1) * block);
-  });
-}
-
-function expander(numDst: number, numSrc: number, args: Record<string, Value>): Runs {
-  const { degree, seed } = integers(args, { degree: 2, seed: 0 });
-  if (degree % 2) throw new Error(`degree must be even, two for each cycle; got ${degree}`);
-  if (numDst !== numSrc) {
-    throw new Error(`expander needs as many sources as destinations; got ${numDst} x ${numSrc}`);
-  }
-  const generator = new Generator([seed, numSrc]);
-  const sources: number[][] = Array.from({ length: numSrc }, () => []);
-  for (let cycles = numSrc > 1 ? degree / 2 : 0; cycles > 0; cycles--) {
-    const cycle = generator.permutation(numSrc);
-    for (const [k, node] of cycle.entries()) {
-      sources[node].push(cycle.at(k - 1)!, cycle[(k + 1) % numSrc]);
-    }
-  }
-  return build(numDst, numSrc, (i, add) => {
-    for (const j of sources[i]) add(j, j + 1);
-  });
-}
-
 function longformer(numDst: number, numSrc: number, { window: width, globals }: Record<string, Value>): Runs {
   const radius = Math.floor(atLeast("window", width, 0) / 2);
   const band = BUILDERS.window.rule(numDst, numSrc, { radius, dilation: 1 });
   return globals === 0 ? band : union(band, globalNodes(numDst, numSrc, { count_or_indices: globals }));
-}
-
-function bigbird(numDst: number, numSrc: number, args: Record<string, Value>): Runs {
-  const least = { block: 1, window: 1, random: 0, globals: 0, seed: 0 };
-  const { block, window, random, globals, seed } = integers(args, least);
-  if (window % 2 === 0) throw new Error(`window must be an odd number of blocks; got ${window}`);
-  const [groups, columns, side] = [Math.ceil(numDst / block), Math.ceil(numSrc / block), (window - 1) / 2];
-  const hubs = Math.min(globals, columns);
-  const clip = (x: number, low: number, high: number): number => Math.min(Math.max(x, low), high);
-  const low = Array.from({ length: groups }, (_, at) => clip(Math.max(at - side, hubs), 0, columns));
-  const high = low.map((least, at) => clip(at + side + 1, least, columns));
-  const available = low.map((first, at) => (at < globals ? 0 : columns - hubs - (high[at] - first)));
-  const drawn = draw(new Generator([seed, groups, numSrc]), available, random);
-  return build(numDst, numSrc, (i, add) => {
-    const at = Math.floor(i / block);
-    add(0, at < globals ? numSrc : hubs * block);
-    add(low[at] * block, high[at] * block);
-    for (const x of drawn[at]) {
-      const j = x + hubs < low[at] ? x + hubs : x + hubs + high[at] - low[at]; // skips the window
-      add(j * block, (j + 1) * block);
-    }
-  });
 }
 
 // ---------------------------------------------------------------------------------------------------- images

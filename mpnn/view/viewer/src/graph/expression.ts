@@ -1,7 +1,7 @@
 // Topologies as text, "causal & window(16)", with Python's precedence: `~` before `-` before `&` before `|`.
 // Every integer keeps its place in the text, so that a slider can change it.
 
-import { BUILDERS, POSITIONAL, type Value } from "./builders";
+import { BUILDERS, POSITIONAL, RANDOM, type Value } from "./builders";
 import { complement, difference, intersection, rowsOf, union, type Runs } from "./runs";
 
 export interface Topology {
@@ -128,8 +128,9 @@ class Parser {
     this.next += ahead("mpnn . graphs .") ? 4 : ahead("graphs .") ? 2 : 0;
     const name = this.peek();
     if (!/^[A-Za-z_]/.test(name)) throw this.error("expected a topology such as window(256)");
+    if (RANDOM.has(name)) throw this.error(`Python draws the edges of ${name}: mpnn view "${this.text}" --n N writes a page with them`);
     if (!Object.hasOwn(BUILDERS, name)) {
-      const known = Object.keys(BUILDERS).sort();
+      const known = [...Object.keys(BUILDERS), ...RANDOM].sort();
       throw this.error(`there is no topology ${name}${didYouMean(name, known)}; there are ${known.join(", ")}`);
     }
     this.next++;

@@ -5,6 +5,7 @@ import { arcs } from "../draw/arcs";
 import { MatrixView } from "../draw/matrix";
 import { nodeLink } from "../draw/nodelink";
 import { addressed, keep } from "../address";
+import type { Example } from "../data";
 import { asPython, replaced, type Literal } from "../graph/expression";
 import { diameters, type Diameter } from "../graph/reach";
 import { degreeRange, edgeFromLater, numEdges, type Runs } from "../graph/runs";
@@ -20,18 +21,6 @@ const SLICE_MS = 8; // after which events come first
 const REST_MS = 200; // without a change, after which the diameter is searched for
 const WIDTH = 64; // features; each edge takes one product for the score and one for the sum
 
-export const EXAMPLES: [name: string, expression: string, n: number][] = [
-  ["BERT", "complete", 64],
-  ["GPT", "causal", 64],
-  ["Mistral", "causal & window(16)", 64],
-  ["Longformer", "longformer(8, globals=1)", 64],
-  ["BigBird", "bigbird(block=4, window=3, random=2, globals=1)", 96],
-  ["Sparse Transformer", "strided(8)", 64],
-  ["Swin", "windows(8, 8, 4)", 64],
-  ["pixels", "grid(8, 8)", 64],
-  ["100,000 nodes", "causal & (window(2048) | global_nodes(64))", 100_000],
-];
-
 type View = "matrix" | "arcs" | "nodes";
 const VIEWS: [View, string][] = [
   ["matrix", "Matrix"],
@@ -39,7 +28,7 @@ const VIEWS: [View, string][] = [
   ["nodes", "Nodes and lines"],
 ];
 
-export function graphPane(model: GraphModel): HTMLElement {
+export function graphPane(model: GraphModel, examples: Example[]): HTMLElement {
   const problem = h("p", { class: "problem", id: newId(), role: "alert" });
   const input = h("input", {
     class: "expression",
@@ -51,7 +40,7 @@ export function graphPane(model: GraphModel): HTMLElement {
     input: () => model.set(input.value, model.n),
   });
   const sliders = h("div", { class: "sliders" });
-  const examples = EXAMPLES.map(([name, expression, n]) =>
+  const chips = examples.map(({ name, expression, n }) =>
     h("button", { type: "button", title: expression, click: () => model.set(expression, n) }, name),
   );
   const matrix = new MatrixView();
@@ -96,7 +85,7 @@ export function graphPane(model: GraphModel): HTMLElement {
     {},
     h("label", { class: "wide" }, h("span", { class: "caption" }, "Graph"), input),
     problem,
-    h("div", { class: "chips", role: "group", "aria-label": "examples" }, ...examples),
+    h("div", { class: "chips", role: "group", "aria-label": "examples" }, ...chips),
     sliders,
     h(
       "div",
@@ -122,11 +111,11 @@ export function graphPane(model: GraphModel): HTMLElement {
   );
 }
 
-/** With a builder that the viewer does not know, the text, which `graphs.parse` reads where it is registered. */
+/** Of a graph that Python bound, the text, which `graphs.parse` reads where the user's builders are registered. */
 function python(model: GraphModel): string {
   const { expression, n, numSrc } = model;
   if (!model.isGiven) return asPython(expression, n, numSrc);
-  return `from mpnn import graphs\n\ngraph = graphs.parse(${JSON.stringify(expression)}).bind(${n})  # after its builder was imported\n`;
+  return `from mpnn import graphs\n\ngraph = graphs.parse(${JSON.stringify(expression)}).bind(${n})  # import the builder before, if it is yours\n`;
 }
 
 function viewChoices(first: View, choose: (view: View) => void): HTMLElement {

@@ -6,21 +6,24 @@ import { SizeError, type Runs } from "../graph/runs";
 
 export const MOST_NODES = 100_000; // that sliders and expressions choose
 
+/** A graph that Python bound, because the browser cannot: of an expression with random edges, or with a user's builders. */
+export interface Given {
+  expression: string;
+  runs: Runs;
+}
+
 export class GraphModel {
   runs: Runs | null = null;
   numbers: Literal[] = [];
   problem = "";
   private readonly listeners: (() => void)[] = [];
-  /** The graph that Python bound, of an expression with builders that only Python knows. */
-  private readonly given: { expression: string; runs: Runs } | null = null;
 
   constructor(
     public expression: string,
     public n: number,
     public numSrc: number | null,
-    given: Runs | null,
+    private readonly given: Given[],
   ) {
-    if (given) this.given = { expression, runs: given };
     const [written, nodes] = [addressed("graph"), Number(addressed("n"))];
     if (written !== null) this.expression = written;
     if (nodes > 0 && nodes <= MOST_NODES && Number.isInteger(nodes) && nodes !== n) [this.n, this.numSrc] = [nodes, null];
@@ -40,13 +43,13 @@ export class GraphModel {
   }
 
   get isGiven(): boolean {
-    return this.given !== null && this.runs === this.given.runs;
+    return this.given.some(({ runs }) => runs === this.runs);
   }
 
   /** The last graph stays while the expression cannot be read. */
   private bind(): void {
-    const { given } = this;
-    if (given && given.expression === this.expression && given.runs.numDst === this.n) {
+    const given = this.given.find(({ expression, runs }) => expression === this.expression && runs.numDst === this.n);
+    if (given) {
       [this.runs, this.numbers, this.problem] = [given.runs, [], ""];
       return;
     }
