@@ -44,6 +44,7 @@ def fit(prices: Prices, samples: Sequence[Sample], freedom: float, shared: float
         for kind, count in samples[q].counts[b].items():
             shares[i, at[b, kind]] = 1e-9 * count / samples[q].seconds[b]
     start = np.array([max(prices[b][kind], _SMALLEST) for b, kind in columns])
+    # From here on an entry is the share of a time that the start price explains, and a step in log(price) its exponent.
     shares *= start
     owner = np.array([q for q, _ in rows])
     weight = np.array([max(min(samples[q].seconds.values()) / samples[q].seconds[b], MIN_WEIGHT) for q, b in rows])
@@ -69,5 +70,6 @@ def fit(prices: Prices, samples: Sequence[Sample], freedom: float, shared: float
     solution = least_squares(errors, np.zeros(len(slack)), jac=slopes, loss="soft_l1", f_scale=0.3)
     result = {b: dict(costs) for b, costs in prices.items()}
     for (b, kind), price in zip(columns, start * np.exp(steps @ solution.x), strict=True):
+        # Measured times do not carry more than three digits.
         result[b][kind] = float(f"{price:.3g}")
     return result

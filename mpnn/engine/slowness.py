@@ -39,6 +39,7 @@ def sentence(round: Round, choice: Choice) -> str:
     needs = [need for need in _ADVICE if need in round.needs]
     reason = refusal(csr, round) or "no kernel runs all of it"
     advice = _ADVICE[needs[0]] if needs else "mpnn.explain lists what each backend lacks"
+    # A user cannot give the library's own aggregators a `combine`. Another aggregator is what helps.
     if type(round.reduce).__module__ == Sum.__module__ and type(round.reduce) is not Function:
         advice = "sum, mean, max, min, var, std and pna of these have kernels"
     return (
@@ -52,9 +53,11 @@ _said: set[Hashable] = set()
 
 def warn(round: Round, choice: Choice) -> None:
     """Warns of a slow choice, once for each kind of score, aggregator and normalizer."""
+    # The estimate is at hand, while the sentence prices a second round.
     if choice.estimate is None or choice.estimate.seconds < _SECONDS:
         return
     kind = type(round.score), type(round.reduce), round.normalize
+    # A training loop may bind a new graph in each step, so a graph is not part of the kind.
     if kind not in _said and (said := sentence(round, choice)):
         _said.add(kind)
         warnings.warn(f"a round over {round.graph} {said}", SlowRound, stacklevel=2)

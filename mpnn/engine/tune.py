@@ -82,6 +82,7 @@ def probes() -> Iterator[Round]:
         *(graphs.window(2).bind(800), graphs.window(24).bind(300), graphs.documents([30] * 8).bind(240)),
     ]
     for grad in (False, True):
+        # Different heads and widths over the same edges tell the price of an edge from that of a number.
         for graph in lists:
             for heads, width in ((2, 16), (8, 16)):
                 yield _request(graph, AdditiveScore, heads, width, grad)
@@ -90,6 +91,7 @@ def probes() -> Iterator[Round]:
             for reduce, width in ((Sum(), 16), (Sum(), 128), (Mean(), 32), (Max(), 32)):
                 value = torch.zeros(graph.num_src, 1, width).requires_grad_(grad)
                 yield Round(graph, value, normalize="none", reduce=reduce)
+        # Heads that share a key read it once for all of them: an operation with a price of its own.
         for heads in (4, 8):
             yield _request(shared, Dot, heads, 32, grad, key_heads=1)
         for graph in runs:
@@ -122,6 +124,7 @@ def _works(round: Round) -> dict[str, Callable[[], object]]:
     def work(run: Callable[[Round], Result]) -> Callable[[], object]:
         if not leaves:
             return lambda: run(round)
+        # This first run also fills the caches of the graph, which later calls do not pay for.
         ones = torch.ones_like(run(round).out)
         return lambda: torch.autograd.grad(run(round).out, leaves, ones)
 
@@ -133,6 +136,7 @@ def least(every: list[dict[str, Callable[[], object]]], seconds: float) -> list[
     """The least time of each function, in turns: a busy moment disturbs one turn of all, not all turns of one."""
     times = [dict.fromkeys(works, inf) for works in every]
     ends, turns = time.perf_counter() + seconds, 0
+    # The first turn warms caches up, so one is never enough.
     while turns < 2 or time.perf_counter() < ends:
         turns += 1
         for works, taken in zip(every, times, strict=True):

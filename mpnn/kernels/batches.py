@@ -69,6 +69,7 @@ def _switch(mode: bool) -> None:
         _STATE.padding = _Padding()
         _STATE.padding.__enter__()
     else:
+        # Modes of torch are a stack: to leave another one than the last would leave that one instead.
         if _get_current_function_mode() is not _STATE.padding:
             raise RuntimeError("deterministic_batches ends where it began: leave the other modes of torch first")
         _STATE.padding.__exit__(None, None, None)
@@ -79,6 +80,7 @@ class _Padding(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         padded = _PADDED.get(func)
+        # A compiled program has chosen its loops before, and a call without positional arguments is no layer's.
         if padded is None or not args or torch.compiler.is_compiling():
             return func(*args, **kwargs)
         return padded(func, *args, **kwargs)
@@ -94,6 +96,7 @@ def needs_padding(x: Tensor, weight: Any) -> bool:
         return False
     if not _is_on_cpu(x, weight):
         return False
+    # Subclasses and modes below torch may give the product another meaning, or refuse padding.
     if type(x) is not Tensor or x.shape[-1:] != weight.shape[1:] or torch._C._len_torch_dispatch_stack():
         return False
     width, depth = weight.shape
@@ -106,11 +109,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, least: int = _
     width, depth = weight.shape
     if width == 1:
         weight = F.pad(weight, (0, 0, 0, 1))
+        # The second column is computed for its loop alone, and is cut off at the end.
         bias = None if bias is None else F.pad(bias, (0, 1))
     if width <= _NARROW and depth % _STEP:
         weight = F.pad(weight, (0, -depth % _STEP))
         x = F.pad(x, (0, -depth % _STEP))
     rows = x.shape[:-1].numel()
+    # Zero rows never change the sums of others. They only select the loop that many rows have.
     if 0 < rows < least and rows % _STEP:
         flat = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, -rows % _STEP))
         out = F.linear(flat, weight, bias)[:rows].view(*x.shape[:-1], -1)
@@ -142,6 +147,7 @@ def _of_numbers(func: Any, input: Tensor, *args: Any, **options: Any) -> Tensor:
     threads = torch.get_num_threads()
     if not _is_on_cpu(input) or options.get("inplace") or "out" in options or threads > _MOST_THREADS:
         return func(input, *args, **options)
+    # torch gives each thread an equal share, so that every share must be made of whole vectors.
     whole = _VECTORS * math.lcm(*range(1, threads + 1))
     if input.is_contiguous() and input.numel() % whole == 0:
         return func(input, *args, **options)

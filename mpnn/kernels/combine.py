@@ -91,8 +91,10 @@ def _each_part(
     part are written to `out` [rows, size]; its share of the row before is joined afterwards."""
     rows, ptr = parts.rows, parts.rows.ptr.numpy()
     cuts = parts.cuts.tolist()
+    # A row belongs to the part in which it begins.
     starts = [0, *np.searchsorted(ptr, cuts[1:-1]).tolist(), rows.num_rows]
     shared = [k for k in range(len(parts)) if cuts[k] < ptr[starts[k]]]
+    # Threads write these pieces side by side and never into the same row, so that nothing is locked.
     target, pieces = out.view(-1).numpy(), {k: np.empty(out.shape[1], out.numpy().dtype) for k in shared}
 
     def work(k: int) -> None:
@@ -101,6 +103,7 @@ def _each_part(
         run((cuts[k], cuts[k + 1], starts[k], starts[k + 1], True), target)
 
     threads.each(range(len(parts)), work)
+    # The order is that of the parts, whichever thread was first, so that results have the same bits.
     for k in shared:
         node = starts[k] - 1 if rows.node is None else int(rows.node[starts[k] - 1])
         join(out[node].numpy(), pieces[k])
@@ -150,6 +153,7 @@ def _kernels(combine: Scalar, gradient: Scalar | None, lift: Scalar | None, sing
 
     _announce()
     merge = _scalar("combine", combine, single)
+    # Without a gradient the backward kernel is never called, but numba needs a function to compile.
     slope = merge if gradient is None else _scalar("gradient", gradient, single)
     raised = _scalar("lift", _itself if lift is None else lift, single, numbers=1)
 
@@ -162,6 +166,7 @@ def _kernels(combine: Scalar, gradient: Scalar | None, lift: Scalar | None, sing
             at = (node[r] if len(node) else r) * size if in_place else 0
             begin, end = max(ptr[r], first), min(ptr[r + 1], last)
             for d in range(size):
+                # A row without messages is 0, as everywhere, and not the identity, which may be infinite.
                 out[at + d] = identity if begin < end else 0
             for e in range(begin, end):
                 source, to = np.int64(col[e]) * size, (edge[e] if len(edge) else e) * heads

@@ -37,6 +37,7 @@ class FeatureDropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
+        # The map is linear and its own adjoint, so that all derivatives are this function again.
         return FeatureDropout.apply(d_out, ctx.key, ctx.p), None, None
 
 

@@ -66,6 +66,7 @@ class _Linear(torch.autograd.Function):
         by_torch = torch.is_grad_enabled() or _is_batch(d_out)  # create_graph=True, is_grads_batched=True
         d_x = d_weight = None
         if ctx.needs_input_grad[0]:
+            # Each product of the backward pass has its own shape, so each is chosen by itself.
             quick = not by_torch and ctx.chosen(rows, width, depth, False)
             d_x = product(d_out, weight.t()) if quick else d_out @ weight
         if ctx.needs_input_grad[1]:

@@ -30,6 +30,8 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
             results = backward(ctx, *gradients)
         if not torch.is_grad_enabled():  # no create_graph=True
             return results
+        # A result is tied to what it depends on, so that a later derivative finds this node and raises, instead of
+        # being 0.
         inputs = [x for x in (*gradients, *ctx.saved_tensors) if x is not None and x.requires_grad]
         return tuple(_Last.apply(x, *inputs) if inputs and x is not None else x for x in results)
 
@@ -151,10 +153,12 @@ def attention(
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     logits = (q.shape[-1] ** -0.5 if scale is None else scale) * q @ k.mT
     if causal:
+        # torch aligns its causal mask at the upper left corner.
         past = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
         logits = logits.masked_fill(~past, -torch.inf)
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(wide)
+    # torch's kernels give zeros for a row without keys, where the softmax would give NaN.
     empty = (logits == -torch.inf).all(-1, keepdim=True)
     weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
     return (weights @ v).to(query.dtype)

@@ -43,6 +43,8 @@ def select_by_offset(x: Tensor, clip: int, start: int, columns: int) -> Tensor:
         numbers = torch.cat([left, numbers, right], -1)
     *strides, row_stride, stride = numbers.stride()
     first = numbers.storage_offset() + (rows - 1) * stride
+    # Row i + 1 begins one offset to the left of row i, so that a stride reduced by one selects all pairs without a
+    # copy.
     return numbers.as_strided((*numbers.shape[:-1], columns), (*strides, row_stride - stride, stride), first)
 
 

@@ -43,9 +43,11 @@ class PositiveFeatures(torch.autograd.Function):
         largest = x.new_empty(len(rows))
         for chunk in _chunks(phi):
             torch.mm(rows[chunk], directions.T, out=phi[chunk])
+            # The maximum is read while the chunk is in the cache.
             torch.amax(phi[chunk], -1, out=largest[chunk])
         shift = (half + maximum(largest.view_as(half) - half)).view(-1, 1)
         for chunk in _chunks(phi):
+            # In a second pass, because `maximum` may look at all rows.
             phi[chunk].sub_(shift[chunk]).exp_()
         return phi.view(*x.shape[:-1], len(directions))
 

@@ -60,6 +60,7 @@ class _Maxima(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> Tensor:
         hit, out = ctx.saved_tensors
         rows = torch.arange(len(out))[:, None]
+        # A step is a stretch of nodes with the same running maximum.
         begins = torch.ones_like(hit)
         begins[1:] = out[1:] != out[:-1]
         first = torch.where(begins, rows, 0).cummax(0).values

@@ -50,12 +50,14 @@ def _recurrence_by_torch(
     S = zeros if state is None else state.to(wide)
     outs, first, size = [], 0, _CHUNK if gate.shape[-1] == 1 else _CHUNK_OF_FEATURES
     for end in ends:
+        # Only the first document begins with the caller's state.
         S = S if first == 0 else zeros
         for start in range(first, end, size):
             stop = min(start + size, end)
             q, k, v, L = (x[:, :, start:stop] for x in (query, key, value, gate))
             L = L.cumsum(2)
             before = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).tril()[..., None]
+            # The difference is masked before its exponential, which would overflow for pairs that are no edges.
             between = (L[:, :, :, None] - L[:, :, None]).masked_fill(~before, -torch.inf).exp().to(wide)
             from_start, to_end = L.exp().to(wide), (L[:, :, -1:] - L).exp().to(wide)
             if rate is not None:

@@ -74,6 +74,7 @@ def _compiled(
     nodes = np.empty(count + num_edges, np.int32)
     nodes[:count] = targets
     ends, position = np.empty((2, num_edges), np.int64), np.empty(num_edges, np.int64)
+    # The hash table of nodes is at most half full, so that look-ups stay short.
     table = np.zeros(1 << (2 * len(nodes) + 1).bit_length(), np.uint64)
     p = _Parameters(
         *(array.ctypes.data for array in (columns, first, degree, ptr)),
@@ -85,6 +86,7 @@ def _compiled(
     library.function("sample_neighbors")(addressof(p))
     if p.bad_position >= 0:
         raise ValueError(_damaged(columns, p.bad_position, num_src))
+    # A copy, because a view would keep the whole buffer, which has a place for each edge.
     return Sample(nodes[: p.num_nodes].copy(), ptr, ends[0], ends[1], position)
 
 

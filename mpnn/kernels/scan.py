@@ -182,11 +182,13 @@ def _in_order(blocks: list[Block], nodes: int) -> tuple[NDArray[np.int64], list[
     written, touched, fields = np.zeros(nodes + 2, bool), np.zeros(nodes, bool), []
     for block in blocks:
         rows = slice(block.first, block.last)
+        # A block that adds to some rows may be the first at others, so that these must be 0 before.
         adds = bool(touched[rows].any())
         touched[rows] = True
         if not adds:
             written[block.first + 1 : block.last + 1] = True
         fields.append((*block, int(adds)))
+    # Row r is entry r + 1. With both ends set, each gap begins and ends with a change.
     written[[0, -1]] = True
     ends = np.flatnonzero(np.diff(written))
     return np.array(fields, np.int64).reshape(-1, 6), list(zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True))
@@ -261,6 +263,7 @@ def recurrence(
         used = [x for x in (query, key, value, log_gate, beta, state) if x is not None]
         nothing = torch.stack([x.flatten()[:0].sum(dtype=wide) for x in used]).sum()  # so that autograd knows them
         return nothing.expand(batch, nodes, heads, deep).to(dtype), last + nothing
+    # Without derivatives the kernel divides by lengths, too, and no autograd function is called.
     if not on_gpu and not is_differentiated():
         out, last = _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)
         return out.to(dtype), last
@@ -409,9 +412,11 @@ def _run(
     out = empty(like, p.batch, p.num_dst, heads, p.value_width)
     last = empty(like, p.batch, heads, p.width, p.value_width)
     p.out, p.last, p.unit = address(out), address(last), unit
+    # A step of decoding: products of chunks would be of matrices with a single row.
     if p.num_dst <= _FEW and len(ends) == 1:
         library.run("recurrence_steps", like.dtype, p, p.batch, heads)
     elif (name := _kernel(log_gate, beta)) == "scan":
+        # Heads that share queries and keys share the products of these.
         p.together = _heads_together(p.batch * heads, gcd(p.query.shared, p.key.shared))
         sets = p.batch * heads // p.together
         library.run(name, like.dtype, p, sets, _column_parts(sets, p.value_width))
@@ -484,9 +489,11 @@ def _scan(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: list[
             continue
         shift = block.start - block.first
         rows = _steps(block.first, block.last, step)
+        # A row of FUTURE attends to sources after it, so that its state grows from the end.
         for first, last in rows if block.extent == PAST else reversed(rows):
             q = _cut(query, first, last, wide)
             k, v = (_cut(x, first + shift, last + shift, wide) for x in (key, value))
+            # The state holds the chunks before. Pairs within this chunk are materialized.
             logits = _mask(q @ k.mT, last - first, block.extent)
             add(first, last, torch.baddbmm(q @ state, logits, v, alpha=scale))
             state.baddbmm_(k.mT, v, alpha=scale)

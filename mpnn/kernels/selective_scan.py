@@ -92,6 +92,7 @@ def selective_scan(
     check_shape("C", C, batch, nodes, states)
     check_shape("state", state, batch, channels, states, optional=True)
     ends = ends_of(documents, nodes)
+    # Shapes are checked before devices, so that wrong calls read the same everywhere.
     on_gpu = by_triton(x)
     if not on_gpu:
         check_device(x, "selective scans")
@@ -114,6 +115,8 @@ def selective_scan(
     x, B, C = (tensor.to(wide) for tensor in (x, B, C))
     starts = np.array([0, *ends], np.int64)
     more_channels, more_states = -channels % _CHANNELS, -states % _STATES
+    # The fused pass reads x, dt and z where they lie and has no gradient. Everything else goes through autograd, with
+    # padded channels.
     if is_differentiated() or more_channels:
         step = _step(dt, bias, softplus)
         scanned = _padded(x, more_channels), _padded(step, more_channels)
@@ -167,6 +170,7 @@ class _SelectiveScan(torch.autograd.Function):
         p = _parameters(tensors, ctx.starts)
         d_y = torch.zeros_like(x) if d_y is None else d_y.contiguous().resolve_neg()
         d_last = None if d_last is None else d_last.contiguous().resolve_neg()
+        # The parts depend on shapes and not on threads: d_B and d_C are sums over parts, whose bits they decide.
         parts = min(p.channels // _CHANNELS, -(-_PARTS // p.batch))
         d_x, d_dt, d_A = (empty(x, *shape) for shape in (x.shape, x.shape, (p.batch, *A.shape)))
         (d_B, d_C), d_state = (zeros(x, parts, *B.shape) for _ in range(2)), empty(x, *state.shape)

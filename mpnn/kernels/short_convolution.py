@@ -36,6 +36,7 @@ class _ShortConvolution(torch.autograd.Function):
         ctx.inside = inside
         y = x * weight[0]
         for o, mask in _shifts(x, weight, inside):
+            # The product is added in place: one pass over x and y for each weight, and no new tensor.
             _rows(y, o, None).addcmul_(_rows(x, 0, -o) if mask is None else _rows(x, 0, -o) * mask, weight[o])
         return y
 

@@ -160,6 +160,7 @@ class TileAttention(torch.autograd.Function):
         ctx.options, ctx.again = options, again
         ctx.set_materialize_grads(False)
         if not out.numel() or not value.numel():
+            # Without features there is nothing to read, and an address of an empty tensor may be null.
             return out.zero_(), lse.fill_(torch.inf)
         query, key, value = map(_readable, (query, key, value))
         p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *options)
@@ -188,10 +189,13 @@ class TileAttention(torch.autograd.Function):
             return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 5
         query, key, value, d_out = map(_readable, (query, key, value, d_out))
         p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *ctx.options)
+        # Entries of a batch that share a bias add to the same gradient, so that one work item takes all of them.
         p.shared_batch = p.batch if bias is not None and len(bias) < p.batch else 1
         groups = p.batch // p.shared_batch * p.key_heads
         segments, p.copies = layout.segments(-(-_SEGMENTS // groups))
         p.num_segments, p.segments = len(segments) - 1, segments.ctypes.data
+        # Segments of keys side by side add to the same queries: each has a copy, and the sum of copies has a fixed
+        # order.
         d_query = zeros(lse, p.copies, *query.shape)
         d_key, d_value = (zeros(lse, *x.shape) for x in (key, value))
         d_bias, d_src_bias = (None if x is None else torch.zeros_like(x) for x in (bias, src_bias))

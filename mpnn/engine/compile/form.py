@@ -74,11 +74,13 @@ class Form(NamedTuple):
 
 def flatten(round: Round, backend: str) -> Call:
     """Flattens a round to a call. Sizes may be symbols."""
+    # A subclass may have fields that the text does not name, and they would be lost without a word.
     if type(round) is not Round:
         raise TypeError(
             f"torch.compile traces a Round, and not its subclass {type(round).__name__}; leave it uncompiled"
         )
     graph, score, flat = cast(Outline, round.graph), round.score, _Flat()
+    # These three are no data: the graph becomes the token, the score has fields of its own, the aggregator a name.
     flat.add(round, "", ("graph", "score", "reduce"))
     if score is not None:
         flat.add(score, "score.", ())
@@ -92,9 +94,11 @@ def flatten(round: Round, backend: str) -> Call:
         token, recipe = graph.token, (_name_of(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()
     kind = "" if score is None else _score_name(type(score))
     form = Form(backend, recipe, kind, tuple(flat.fields), tuple(flat.parameters), reduce, reduced, topology)
+    # To read the number of edges of a topology would specialize the program to one length.
     num_edges = graph.num_edges if round.return_weights or flat.per_edge else 0
     sizes = [graph.num_dst, graph.num_src, num_edges, *graph.base, *flat.clips]
     tensors = [*flat.tensors, *flat.parameters.values()]
+    # A parameter requires gradients under no_grad, too, where nothing may be recorded for it.
     needs = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
     return Call(token, sizes, tensors, _to_text(*form), flat.numbers, needs)
 
@@ -120,6 +124,7 @@ class _Flat:
         """Adds all fields of a round or score but those that stand apart."""
         for field in _fields(type(holder)):
             name, data = prefix + field, getattr(holder, field)
+            # `bias` is a tuple of any length. Each of its entries becomes a field under the same name.
             for one in data if name == "bias" else (data,):
                 if one is not None and field not in apart:
                     self.fields.append((name, *self._kind(name, one)))
@@ -128,6 +133,7 @@ class _Flat:
 
     def _kind(self, name: str, data: Any) -> tuple[str, Any]:
         if isinstance(data, EmbeddingTable):
+            # A subclass may look rows up in a way that the text cannot say.
             if type(data) not in TABLES:
                 raise TypeError(f"torch.compile traces tables of this library, and not {type(data).__name__}")
             self.tensors.append(data.table)
@@ -135,6 +141,7 @@ class _Flat:
         if isinstance(data, Tensor):
             self.tensors.append(data)
             return "tensor", None
+        # A flag is part of the form. It is tested before numbers, because bool is a subclass of int.
         if isinstance(data, (bool, str)):
             return "value", data
         if type(data) is LeakyReLU:  # a number, because its slope is all that differs between models
@@ -180,6 +187,7 @@ def _to_text(*fields: Any) -> str:
 def _reduced(reduce: str, heads: int, width: int) -> tuple[int, int]:
     module = aggregator(_object(reduce))
     like = next(module.parameters(), torch.zeros(())) if isinstance(module, nn.Module) else torch.zeros(())
+    # Two rows of one message each show what the aggregator does to heads and width.
     index = Index.of(*(torch.arange(n, device=like.device) for n in (2, 3)))
     with torch.no_grad():
         out = module.reduce(like.new_zeros(2, heads, width), index)
@@ -194,6 +202,7 @@ _BY_NAME: dict[str, Any] = {name: aggregator(name) for name in NAMED}
 _TABLES: dict[str, Any] = {kind.__name__: kind for kind in TABLES}
 _SCORES: dict[str, Any] = {kind.__name__: kind for kind in (Dot, AdditiveScore, AdditiveV2Score)}
 _NUMBERS, _PROCESS = count(), token_hex(4)
+# Modules are held weakly, so that a compiled program does not keep a model in memory.
 _MODULES: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
 _OBJECTS: dict[str, Any] = {}
 
@@ -225,6 +234,7 @@ def _object(name: str) -> Any:
     for known in (_PLAIN, _OBJECTS, _MODULES):
         if name in known:
             return known[name]
+    # Descriptions hold a parenthesis or a dot, and names that this process gave hold neither.
     if "(" in name or "." in name:
         return restore(name)
     raise RuntimeError(f"a compiled program uses a {name.split()[0]!r} that was freed; keep a reference to it")
@@ -260,6 +270,7 @@ def derived_graph(call: Call, graph: Graph) -> Graph:
 def unflatten(call: Call, graph: Graph) -> Round:
     """Unflattens a call to a round over `graph`."""
     form, data = read(call.form), (iter(call.tensors), iter(call.numbers), iter(call.sizes[5:]))
+    # All fields share the iterators: each takes its next tensor, number or clip in the order of `flatten`.
     fields = [(name, _value(kind, detail, *data)) for name, kind, detail in form.fields]
     of_score = {name.removeprefix("score."): x for name, x in fields if name.startswith("score.")}
     of_round = {name: x for name, x in fields if name != "bias" and not name.startswith("score.")}
@@ -288,6 +299,7 @@ def result(call: Call, graph: Graph) -> list[Tensor]:
     def run() -> Result:
         return dispatch.run(round, form.backend)
 
+    # Gradients belong to the tensors of the call. The module's own parameters are unknown to the program.
     results = torch.func.functional_call(_Modules(round), own, (run,)) if own else run()
     return [x for x in results if x is not None]
 

@@ -36,6 +36,7 @@ def graph_to_tensor(graph: Outline) -> Tensor:
     """
     if not graph.recipe and _is_expression(graph.original):
         return _topology(graph.original)
+    # Where the length is a symbol there is no graph to save but the rule, and this one has no text.
     if isinstance(graph.original, Topology) and not all(has_static_value(n) for n in graph.base):
         _refuse_any_length(graph.original, bool(graph.recipe))
     return _graph(graph.original, *graph.base, *graph.recipe)
@@ -50,6 +51,7 @@ def graph_from_tensor(token: Tensor, num_dst: int = 0, num_src: int = 0) -> Topo
         RuntimeError: if the token is the number of a graph that was freed.
         UnpicklingError, ValueError: if the bytes hold anything else than a graph or topology.
     """
+    # The dimensions tell three kinds of tokens apart: a number, edges [2, E], and bytes.
     if token.dim() == 0:
         return resolve(token)
     if token.dim() == 2:
@@ -63,6 +65,7 @@ def graph_from_tensor(token: Tensor, num_dst: int = 0, num_src: int = 0) -> Topo
         return cast(Graph, graph)
     if token not in _OPENED:
         data = token.cpu().numpy().tobytes()
+        # Each layer of a loaded program has a constant of its own, so equal graphs come in different tensors.
         digest = sha256(data).digest()
         graph = _EQUAL.get(digest)
         _OPENED[token] = _EQUAL[digest] = _read(data) if graph is None else graph
@@ -109,6 +112,7 @@ def _derive(graph: Graph, build: Callable[..., Graph] | None = None, *arguments:
     """The graph on the CPU, without edge attributes, which are tensors of the program."""
     derived = (graph if build is None else build(graph, *arguments)).to(torch.device("cpu"))
     if derived.edge_attr is not None:
+        # The graph may be the caller's, which keeps its attributes.
         derived = derived.alias()
         derived.edge_attr = None
     return derived
@@ -119,6 +123,7 @@ def _save(graph: Topology | Graph) -> Tensor:
     try:
         with tracing(None):  # else torch would save fake tensors
             torch.save(graph, file)
+            # What another process could not load is refused here, while its author still watches.
             _read(file.getvalue())
     except UnpicklingError:
         relation = getattr(graph, "relation", None)

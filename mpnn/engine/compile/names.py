@@ -56,9 +56,11 @@ def _text(value: Any) -> str:
     if kind in (list, tuple):
         return f"({''.join(_text(part) + ', ' for part in value)})"
     if kind is getattr(nn, kind.__name__, None) and kind.__name__ in _ACTIVATIONS:
+        # The repr of an activation usually is its constructor. Only one that reads back as the same is taken.
         text = f"nn.{value!r}"
         if repr(restore(text)) == repr(value):
             return text
+    # A name alone proves nothing: torch must hold this very object under it.
     name = getattr(value, "__name__", "")
     for module, functions in _FUNCTIONS.items():
         if name and getattr(functions, name, None) is value:
@@ -72,6 +74,7 @@ def _value(node: ast.expr, text: str) -> Any:
             return value
         case ast.Tuple(parts):
             return tuple(_value(part, text) for part in parts)
+        # Python's grammar knows no negative numbers: -1 is an operator and a 1.
         case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as number)):
             return -number
         case ast.Attribute(ast.Name(module), name) if module in _FUNCTIONS and hasattr(_FUNCTIONS[module], name):

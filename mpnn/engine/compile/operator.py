@@ -40,12 +40,15 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Out, the weights (empty unless returned) and the ticket."""
     call = Call(*arguments)
     graph = _graph(call)
+    # Inference tensors cannot require gradients, so in inference mode there is nothing to record.
     if any(call.needs) and not torch.is_inference_mode_enabled():
         recorded = _record(call, graph)
         outputs, ticket = [x.detach() for x in recorded.outputs], _ticket(recorded)
     else:
+        # No record lies at this ticket's address. A backward that comes all the same runs the forward again.
         outputs, ticket = result(call, graph), torch.zeros((), dtype=torch.int64)
     out, *weights = (_unaliased(x, call.tensors) for x in outputs)
+    # The schema of an operator has a fixed number of results.
     return out, weights[0] if weights else out.new_empty(0), ticket
 
 
@@ -78,6 +81,7 @@ _TICKETS: WeakValueDictionary[int, _Memory] = WeakValueDictionary()
 
 
 def _ticket(recorded: _Recorded) -> Tensor:
+    # torch keeps the array alive while any tensor shares its storage, and the array keeps the record.
     memory = np.zeros((), np.int64).view(_Memory)
     memory.recorded = recorded
     ticket = torch.from_numpy(memory)
@@ -90,6 +94,7 @@ def _record(call: Call, graph: Graph) -> _Recorded:
     with _differentiable():
         inputs = [t.detach().requires_grad_(needed) for t, needed in zip(call.tensors, call.needs, strict=True)]
         outputs = result(call._replace(tensors=inputs), graph)
+    # Only a user's code can hide a tensor, so rounds of the library skip this walk over the recorded graph.
     if names_objects(call):
         _check_learns_nothing_else(outputs, inputs)
     return _Recorded(graph, inputs, outputs)
@@ -104,6 +109,7 @@ def _check_learns_nothing_else(outputs: Sequence[Tensor], inputs: Sequence[Tenso
         node = todo.pop()
         if node is None:
             continue
+        # The recorded graph ends in nodes that hold the tensor which accumulates the gradient.
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in known:
             raise RuntimeError(
@@ -145,8 +151,10 @@ def run_backward(grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Ten
     saved them, and the compiler does not overwrite arguments."""
     call = Call(*arguments)
     memory = _TICKETS.get(ticket.data_ptr())
+    # A copied ticket lies at another address, and its record may be gone.
     if memory is None:
         recorded = _record(call, _graph(call))
+    # If an input was overwritten and computed again elsewhere, the record holds numbers that are no longer its own.
     elif all(map(_same_memory, memory.recorded.inputs, call.tensors)):
         recorded = memory.recorded
     else:
@@ -154,11 +162,13 @@ def run_backward(grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Ten
     inputs = [x for x, needed in zip(recorded.inputs, call.needs, strict=True) if needed]
     pairs = [(x, g) for x, g in zip(recorded.outputs, grads, strict=False) if x.requires_grad]
     with _differentiable():
+        # `retain_graph`, because a second backward may read the same record.
         gradients = torch.autograd.grad(
             [x for x, _ in pairs], inputs, [g for _, g in pairs], retain_graph=True, allow_unused=True
         )
     results: list[Tensor] = []
     for x, g in zip(inputs, gradients, strict=True):
+        # The gradient of a sum may be `g` itself, and torch forbids results of an operator that share memory.
         results.append(x.new_zeros(x.shape) if g is None else _unaliased(g, [*grads, *results]))
     return results
 

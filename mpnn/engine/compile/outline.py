@@ -48,6 +48,7 @@ class Outline:
         self.degrees = None if isinstance(original, Topology) else original.degrees
         self.stack = () if isinstance(original, Topology) else original.stack
 
+    # These methods read only attributes that a stand-in has, too.
     node_positions, edge_positions = Graph.node_positions, Graph.edge_positions
     edge_type_rule: Relation | None = None  # looked up in the graph when sizes are known
     exchange, node_ids = LOCAL, None  # parts of graphs are not traced
@@ -90,6 +91,7 @@ class Outline:
         """An attribute of the graph. The program is specialized to the sizes of a topology."""
         if self.recipe:
             return self.__getattr__(name)
+        # `bound` needs no sizes for a Graph, and to read a symbol as a number would specialize the program for nothing.
         is_rule = isinstance(self.original, Topology)
         sizes = (operator.index(self.num_dst), operator.index(self.num_src)) if is_rule else (0, 0)
         return _attribute(self.original, *sizes, name)
@@ -118,6 +120,7 @@ class Built(Outline):
     """A graph that the program builds when it runs. `token`, a tensor of the program, is its number."""
 
     def __init__(self, token: Tensor, num_dst: int, num_src: int, device: torch.device) -> None:
+        # `Outline.__init__` would read the attributes of an original, and there is none.
         self.token, self.num_dst, self.num_src, self.device = token, num_dst, num_src, device
         self.base, self.recipe, self.shift, self.stack = (num_dst, num_src), (), 0, ()
         self.positions = self.edge_attr = self.degrees = None

@@ -16,9 +16,12 @@ def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = Call(*arguments)
     form, value = read(call.form), call.tensors[0]
     round = unflatten(call, cast(Graph, _Sizes(call.sizes, value.device)))
+    # Wrong shapes are refused while the program is traced: the traceback then shows the caller's line.
     validation.round(round)
+    # Most aggregators keep heads and width. `reduced` holds both for one that does not.
     heads, width = form.reduced or (round.heads, value.shape[-1])
     out = value.new_empty(*round.batch, call.sizes[0], heads, width)
+    # A log-sum-exp has a row for each destination, weights have one for each edge.
     rows = call.sizes[0] if round.return_lse else call.sizes[2]
     more = value.new_empty((*round.batch, rows, round.heads) if round.return_weights or round.return_lse else (0,))
     if round.return_state:

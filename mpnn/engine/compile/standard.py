@@ -40,6 +40,8 @@ _NEEDS = "torch.onnx.export converts rounds over edges that are inputs, and dot-
 
 
 def _documents(i: Tensor, j: Tensor, lengths: list[int]) -> Tensor:
+    # A node's document is the number of documents that end before it. Without documents the sum is no tensor but 0, to
+    # which `0 * x` gives a shape.
     rows, columns = (sum((x >= end).int() for end in accumulate(lengths)) + 0 * x for x in (i, j))
     return rows == columns
 
@@ -168,10 +170,12 @@ def _over_edges(round: Round) -> Tensor:
         largest = _scattered(weights, edges, "max")
         if round.sinks is not None:
             largest = torch.maximum(largest, round.sinks.to(largest.dtype).expand_as(largest))
+        # The maximum of a row without edges is -inf, and -inf - -inf would be NaN.
         largest = largest.clamp(min=torch.finfo(largest.dtype).min)
         exponentials = (weights - largest.index_select(0, edges.row)).exp()
         total = _scattered(exponentials, edges, "add")
         total = total if round.sinks is None else total + (round.sinks - largest).exp()
+        # The total of such a row is 0, which must not divide 0.
         weights = exponentials / total.clamp(min=torch.finfo(total.dtype).tiny).index_select(0, edges.row)
     round = round.with_fields(reduce=_Reduce(*_SCATTERS[type(round.reduce)]))
     out = edge_list.reduced(weights, round, cast(CSR, edges), edges)
@@ -222,9 +226,11 @@ def _attend(round: Round, allowed: Tensor, offset: Tensor) -> Tensor:
         elif round.normalize == "sigmoid":
             weights = logits.sigmoid() * weights
         else:
+            # The softmax of a row without edges may be any numbers, which the mask makes 0.
             weights = _softmax(logits.masked_fill(~allowed, -torch.inf), round.sinks) * weights
     if type(round.reduce) is Mean:
         weights = weights / allowed.sum(-1, keepdim=True).clamp(min=1)
+    # Weights without a score may still have heads, those of a bias. A bare mask has none.
     heads = weights.shape[-3] if weights.dim() > 2 else value.shape[-3]
     out = weights @ _repeated(value, heads).to(accumulate)
     return out.transpose(-3, -2).to(round.result_dtype).contiguous()
@@ -257,6 +263,7 @@ def _logits(round: Round, offset: Tensor) -> Tensor:
         terms.append(round.dst_bias.transpose(-1, -2)[..., None])
     if round.src_bias is not None:
         terms.append(round.src_bias.transpose(-1, -2)[..., None, :])
+    # `sum` alone would begin with the number 0: one operator more in the file.
     return sum(terms[1:], terms[0])
 
 

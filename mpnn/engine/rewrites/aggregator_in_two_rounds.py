@@ -44,6 +44,7 @@ class AggregatorInTwoRounds(Rewrite):
         first = round.with_fields(value=narrow, reduce=SUM, dropout=0.0, return_weights=True)
         first = first.with_fields(keep_accumulate_dtype=True)
         weights = cast(Tensor, run(first).weights)
+        # Callers get weights before dropout, as from any attention, so that dropout comes between the rounds.
         kept = run.compute(dropped, weights, round) if round.dropout else weights
         last = Round(round.graph, value, bias=(kept,), normalize="none", reduce=round.reduce)
 

@@ -28,11 +28,13 @@ class ComposedInParts(Rewrite):
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
         reduce, graph = cast(Composed, round.reduce), round.graph
+        # A composition may subtract, as variances do, and 16 bits would lose the difference.
         *before, last = (round.with_fields(reduce=part, keep_accumulate_dtype=True) for part in reduce.parts)
         results = [run(part).out for part in before]
 
         def finish(result: Result) -> Result:
             degree = graph.cached("degree", graph.degree)
+            # Aggregators take nodes in the first dimension, rounds have the batch before them.
             parts = [x.movedim(-3, 0) for x in (*results, result.out)]
             return Result(reduce.compose(parts, degree).movedim(0, -3).to(round.result_dtype))
 

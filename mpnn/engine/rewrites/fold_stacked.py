@@ -50,6 +50,7 @@ class FoldStacked(Rewrite):
         names: list[str] = []
 
         def find(x: Tensor, name: str, role: Role) -> Tensor:
+            # A parameter, such as the vector of AdditiveV2, has an entry for each head and none for a node.
             names.extend([name] if role.of == "parameter" else [])
             return x
 
@@ -79,6 +80,7 @@ def fold(round: Round) -> Round:
     per_edge = round.map_edges(partial(_per_edge, graph, folded, round))
 
     def visit(x: Tensor, name: str, role: Role) -> Tensor:
+        # Data of edges is looked up already, and parameters are shared by all nodes.
         if role.of in ("dst", "src"):
             return _to_nodes(graph, x, graph.heads if role.of == "dst" else shared, role.trailing)
         return x
@@ -145,4 +147,5 @@ def _per_edge(graph: StackedGraph, folded: Graph, round: Round, data: PerEdge) -
     types = data.relation.ids(at_dst[dst % graph.num_dst], at_src[src % graph.num_src])
     table = data.table.to(round.accumulate_dtype)
     table = table.expand(-1, round.heads, *table.shape[2:]).unflatten(1, (graph.heads, -1))
+    # Type t of head h is row t * heads + h, so that one index finds both.
     return table.flatten(0, 1).index_select(0, types * graph.heads + dst // graph.num_dst % graph.heads)

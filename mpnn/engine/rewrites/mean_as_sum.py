@@ -33,6 +33,7 @@ class MeanAsSum(Rewrite):
         graph, dtype = round.graph, round.accumulate_dtype
 
         def finish(result: Result) -> Result:
+            # A node without in-neighbors has the sum 0, and the mean 0 if it is divided by 1.
             inverse = graph.cached(
                 ("inverse degree", dtype), lambda: (1 / graph.degree().clamp(min=1).to(dtype))[:, None, None]
             )

@@ -27,6 +27,7 @@ class SetsInOneRow(Rewrite):
     def refusal(self, round: Round) -> str | None:
         graph = round.graph
         sets = _sizes(graph)
+        # Sets of one row each are computed once in any case.
         if sets is None or len(sets) == graph.num_dst:
             return "its rows do not share their sources"
         if len(sets) > 1 and not round.value.is_cpu:
@@ -43,6 +44,7 @@ class SetsInOneRow(Rewrite):
 
         def finish(result: Result) -> Result:
             if owner is None:
+                # All destinations see one row, which is not copied.
                 return Result(result.out.expand(*round.batch, graph.num_dst, *result.out.shape[-2:]))
             return Result(result.out.index_select(-3, owner))
 
@@ -53,6 +55,7 @@ def _sizes(graph: Graph) -> np.ndarray | None:
     """The sizes of the sets of sources, in the order of the nodes; None if rows do not share their sources."""
     if not graph.num_dst or graph.has_scattered_cliques:
         return None
+    # Documents lie one after the other, so that their sizes give their runs. Scattered cliques do not.
     if graph.clique_sizes is not None:
         labels = graph.labels
         return None if labels is None else np.unique(labels, return_counts=True)[1]

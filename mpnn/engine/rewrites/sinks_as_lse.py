@@ -32,6 +32,7 @@ class SinksAsLse(Rewrite):
 
         def finish(result: Result) -> Result:
             lse: Any = result.lse
+            # The lse of a row without edges is -inf, whose share is 0: the sink takes all of the weight.
             share = (lse - sinks.to(lse.dtype)).sigmoid()
             out = (result.out * share[..., None]).to(round.result_dtype)
             return Result(out, scale_rows(result.weights, share, round))

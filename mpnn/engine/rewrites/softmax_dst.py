@@ -74,6 +74,7 @@ def _lse(result: Result) -> Tensor:
 
 
 def _is_rounded(lse: Tensor) -> bool:
+    # A GPU is waited for here: the host decides with this number whether another round runs.
     return bool(lse.numel()) and float(lse.detach().abs().amax()) * torch.finfo(lse.dtype).eps > _ROUNDED
 
 
@@ -125,9 +126,11 @@ def _reversed(round: Round) -> Round:
         case None:
             pass
         case _:
+            # Additive scores are symmetric in their two ends, so that these only change places.
             edge = reordered(score.edge, score.roles["edge"].trailing)
             score = replace(score, dst=score.src, src=score.dst, edge=edge)
     return Round(
+        # Nothing but lse is asked for, so that the values are a single zero for each node.
         graph.cached("reversed", graph.reverse),
         round.value.new_zeros(*round.batch, graph.num_dst, 1, 1),
         score,

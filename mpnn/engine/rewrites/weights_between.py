@@ -41,6 +41,7 @@ class WeightsBetween(Rewrite):
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
         value = round.value
+        # The first round is run for its weights. Nobody reads its sums, so its values take no memory.
         narrow = value.new_zeros(()).expand(*value.shape[:-1], 1)
         first = round.with_fields(value=narrow, reduce=SUM, dropout=0.0, normalize="none", return_weights=True)
         first = first.with_fields(mix_logits=None, mix_weights=None, keep_accumulate_dtype=True)
@@ -58,5 +59,6 @@ def _weights(logits: Tensor, round: Round) -> Tensor:
     """The weights [..., E, H] of logits of this shape, both in the caller's order."""
     csr = round.graph.csr
     index = round.graph.cached("edge list index", lambda: Index.of(csr.row, csr.ptr))
+    # The specification normalizes along the first dimension, with edges sorted by row.
     weights = normalized(csr.from_caller(logits.movedim(-2, 0)), round, index)
     return csr.to_caller(weights).movedim(0, -2)

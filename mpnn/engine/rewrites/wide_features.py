@@ -26,6 +26,7 @@ class WideFeatures(Rewrite):
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
         def wide(x: Tensor, name: str, role: Role) -> Tensor:
+            # Integers are seeds and numbers of types.
             return x.to(round.accumulate_dtype) if x.is_floating_point() else x
 
         return round.map(wide), lambda result: result

@@ -10,6 +10,12 @@
 //     S = whole S + (after K)^T U
 //
 // One thread needs no second system for the state (the WY form), because the state is known when the chunk is solved.
+//
+//     for each head of a batch entry          side by side
+//         for each document
+//             for each chunk of CHUNK nodes   in order; backward: once more from the last to the first
+//
+// Called by `mpnn/kernels/scan.py:recurrence`, with beta and at most a gate a head.
 #include "scan.h"
 
 namespace scan {

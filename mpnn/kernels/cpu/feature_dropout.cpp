@@ -1,6 +1,11 @@
 // Dropout of features: which elements are dropped is a hash of (row, column), so that the backward pass draws it again.
 //
 //     out[r, c] = x[r, c] * growth if mix(mix(key ^ r) ^ c) >> 8 reaches the threshold, else 0
+//
+//     for each row                            rows side by side
+//         for each vector of columns
+//
+// Called by `mpnn/kernels/feature_dropout.py:FeatureDropout`, forward and backward.
 #include "simd.h"
 
 namespace feature_dropout {

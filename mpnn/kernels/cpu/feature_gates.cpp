@@ -7,6 +7,12 @@
 //
 // There is no exponential of a difference, which overflows: key j is multiplied by gate_i while i advances, and meets k_i and
 // q_i. Every factor is a gate, so gates of 0 are exact, too. At the end of the chunk the keys are decayed as S takes them.
+//
+//     for each head of a batch entry          side by side
+//         for each document
+//             for each chunk of SHORT nodes   in order; backward: once more from the last to the first
+//
+// Called by `mpnn/kernels/scan.py:recurrence`, with a gate a feature.
 #include "scan.h"
 
 namespace scan {

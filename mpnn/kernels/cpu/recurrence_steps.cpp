@@ -2,6 +2,13 @@
 // written once, and chunks would compute products of whole matrices for one row.
 //
 //     e = v - k (gate S)      u = beta e, or v      S = gate S + k^T u      out = scale q S
+//
+//     for each head of a batch entry          side by side
+//         for each node                       in order
+//             for each eight vectors of columns of S
+//                 for each row of S           twice with beta: k S is needed before S changes
+//
+// Called by `mpnn/kernels/scan.py:_run`, for at most three nodes and without gradients.
 #include "scan.h"
 
 namespace scan {

@@ -18,6 +18,12 @@
 // Where several heads of queries share those of keys (`shared`), an edge reads less of its source than of its
 // destination, and all of these sums are products of small matrices: of the heads that share a key, with copies of what
 // the edges of a row read. Then one pass goes by destination, and adds dkey_j and dvalue_j to copies for each part.
+//
+//     for each batch entry and part of the edges      side by side
+//         for each block of edges                     logits of the block; then its rows:
+//             for each row with edges in the block    weights and sums, heads in vectors
+//
+// Called by `mpnn/kernels/row_attention.py`.
 #include "products.h"
 #include "rows.h"
 

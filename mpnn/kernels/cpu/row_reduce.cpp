@@ -7,6 +7,14 @@
 // With as many weights of an edge as features, a sum multiplies them one by one (CHANNELS), w_ij and x_j [D], and the
 // gradient of a weight is dw_ij = dy_i x_j. No E x D tensor but gradients of weights is written. The backward pass goes along the rows of the transposed graph. Rows that begin in a part
 // of the edges are written in place; a part's share of the row before goes to `partial`, and `join` adds it.
+//
+//     for each batch entry and part of the edges      side by side
+//         for each row
+//             for each block of EDGES edges           the weights of the block first
+//                 for each head, and a few vectors of its columns
+//                     for each edge of the block      sums stay in registers
+//
+// Called by `mpnn/kernels/row_reduce.py`.
 #include "rows.h"
 
 enum { SUM, SQUARES, EXTREME, COUNTED, CHANNELS };  // COUNTED: EXTREME, and how many messages are equal to it

@@ -3,6 +3,11 @@
 // Target t keeps ptr[t+1] - ptr[t] of its degree[t] edges. Floyd's algorithm draws their positions: it reads nothing of
 // a row but the columns it keeps. Draws are hashes of (seed, node, step), so they depend on neither the batch nor the
 // memory that holds the graph.
+//
+//     for each target: draw the positions of its edges
+//     for each edge: read its column, number its node
+//
+// Called by `mpnn/kernels/sample_neighbors.py`, on the caller's thread.
 #include "simd.h"
 
 #if defined(__unix__) || defined(__APPLE__)

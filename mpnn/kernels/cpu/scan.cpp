@@ -15,6 +15,12 @@
 //
 // A work item is a range of columns of one S, or of the S of several heads that share queries and keys: logits without
 // gates are the same for all of them. Features are read where they lie, in the types of `FLOAT32` and others.
+//
+//     for each set of heads, or range of columns of S     side by side
+//         for each block of rows and sources
+//             for each chunk of CHUNK nodes               in order; backward: once more from the last to the first
+//
+// Called by `mpnn/kernels/scan.py`: by `linear_attention`, and by `recurrence` without beta and at most a gate a head.
 #include "scan.h"
 
 namespace scan {

@@ -12,6 +12,13 @@
 // g_t = dy_t C_t + gate_(t+1) g_(t+1), the gradient of h_t,
 //
 //     dC_ts = sum_c dy h       dB_ts = sum_c g dt x       dx = dt sum_s g B       d(dt A) = g h_(t-1) gate
+//
+//     for each 8 channels or more of a batch entry    side by side
+//         for each block of STATES states
+//             for each document
+//                 for each node                       in order; backward: chunks of STEPS nodes from the last to the first
+//
+// Called by `mpnn/kernels/selective_scan.py`.
 #include "products.h"
 
 namespace selective_scan {

@@ -3,6 +3,12 @@
 //     ptr[r] = the number of edges in rows below r          edge[k] = the k-th edge in the order of (row, number)
 //
 // Edges that are in this order already are counted only.
+//
+//     for each edge: count its row                and whether it comes before the edge before it
+//     for each row: where it begins
+//     for each edge: put it behind those of its row
+//
+// Called by `mpnn/kernels/sort_edges.py`, on the caller's thread.
 #include "simd.h"
 
 namespace sorting {

@@ -3,6 +3,12 @@
 //     dt = softplus(dt' + b)      S = exp(dt A) S + (dt x) B^T      out = (S C + D x) silu(z)
 //
 // One pass over the state. A row of it is read and written in whole vectors, of which the last may be cut off.
+//
+//     for each head of a batch entry              side by side
+//         for each row of the state
+//             for each vector of its columns
+//
+// Called by `mpnn/kernels/state_update.py`, a step of decoding.
 #include "simd.h"
 
 namespace state_update {

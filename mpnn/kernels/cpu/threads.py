@@ -73,6 +73,7 @@ def each(parts: Sequence[T], run: Callable[[T], R]) -> list[R]:
             for _ in numbers:  # empty by now, unless a part failed or was interrupted: then no thread begins another
                 pass
 
+    # The caller works, too, so that one thread fewer is needed and a busy pool cannot stop it.
     pool = _pool(threads - 1, os.getpid())
     helpers = [pool.submit(work) for _ in range(threads - 1)]
     try:

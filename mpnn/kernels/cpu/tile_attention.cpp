@@ -28,6 +28,12 @@
 // of queries that share it. Items write to different places, so that results do not depend on the number of threads.
 // Each call keeps contiguous copies of the tiles of the other side, because rows that lie a power of two apart push one
 // another out of the cache.
+//
+//     for each query tile of a head               side by side; backward: each segment of key tiles
+//         for each key tile with an edge to it    backward: for each key tile, for each query tile
+//             products, softmax, products
+//
+// Called by `mpnn/kernels/tile_attention.py`.
 #include "products.h"
 
 namespace tile_attention {

@@ -1,8 +1,19 @@
 """The backward pass of attention along the rows of a sparse graph.
 
 Weights are computed again, from the logits and `lse`; no E x H tensor is stored unless the caller asked for weights.
-One kernel visits the edges in three orders: by destination, for gradients of queries and of the data of edges; by
-source, over the transposed graph, for keys and values; and by type, for tables of vectors that edges of a type share.
+
+    dw_ij = keep_ij / (1 - p) <do_i, v_j + edge_value_ij>      delta_i = <out_i, do_i>
+    ds_ij = w_ij (dw_ij - delta_i) of a softmax                w_ij (1 - w_ij) dw_ij of a sigmoid; else dw_ij
+    dv_j  = sum_i w_ij keep_ij / (1 - p) do_i                  dq_i, dk_j = sums of ds_ij times derivatives of the logit
+
+    for each unit of rows:            one program for each block of heads of each batch entry
+        for each E edges of a row:    R rows side by side; by source also the heads that share a key
+            gather the other ends; compute s, w and ds again; add to the gradients of the row
+        write the row, or a part of it
+
+Called by `row_attention.py`. One kernel visits the edges in three orders: by destination, for gradients of queries and
+of the data of edges; by source, over the transposed graph, for keys and values; and by type, for tables of vectors that
+edges of a type share.
 """
 
 import triton

@@ -1,4 +1,16 @@
-"""Attention along the rows of a sparse graph: logits, normalizer and weighted sum in one pass."""
+"""Attention along the rows of a sparse graph: logits, normalizer and weighted sum in one pass.
+
+    out_i = sum_j w_ij keep_ij / (1 - p) (v_j + edge_value_ij)
+    w_ij  = exp(s_ij - lse_i), lse_i = log sum_j exp(s_ij); or sigmoid(s_ij), or s_ij: the logits of `logits.py`
+
+    for each unit of rows:            one program for each block of heads of each batch entry
+        load the queries
+        for each E edges of a row:    R rows side by side
+            gather keys: s; rescale the sums by the new maximum; gather values: add w v and w
+        join the entries of the tile; write the row, or a part of it that `join` adds to the other parts
+
+Called by `row_attention.py`.
+"""
 
 import triton
 import triton.language as tl

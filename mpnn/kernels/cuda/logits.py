@@ -2,6 +2,13 @@
 
 Features of both ends are tiles [R, E or 1, BH, WIDTH]: those of the program's rows have one entry for all edges of a
 row, those of the other ends are gathered.
+
+    CONSTANT     s_ij = scale + bias_ij
+    DOT          s_ij = softcap * tanh(scale <q_i, k_j + e_ij> / softcap) + bias_ij
+    ADDITIVE     s_ij = act(q_i + k_j + e_ij) + bias_ij                    numbers
+    ACTIVATED    s_ij = <vector, act(q_i + k_j + e_ij)> + bias_ij          vectors
+
+Called by the loops over edges of `forward.py` and `backward.py`.
 """
 
 import triton

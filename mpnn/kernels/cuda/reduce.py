@@ -1,7 +1,17 @@
 """Sums, means, extremes and sums of squares along the rows of a sparse graph, and their gradients: one pass, without an
 E x D tensor.
 
-Rows are distributed as in attention. Gradients of sources are sums over the transposed graph.
+    SUM         y_i = sum_j w_ij x_j                  dx_j = sum_i w_ij dy_i
+    SQUARES     y_i = sum_j (w_ij x_j - mean_i)^2     dx_j = sum_i w_ij dy_i (w_ij x_j - mean_i)
+    extremes    y_i = max_j w_ij x_j                  dx_j = sum_i w_ij dy_i [w_ij x_j = y_i]
+
+    for each unit of rows:            one program for each block of heads of each batch entry
+        for each E edges of a row:    R rows side by side
+            gather messages; reduce each entry of the tile
+        join the entries; write the row, or a part that `join` adds to the other parts
+
+Rows are distributed as in attention (`schedule`). Gradients of sources are sums over the transposed graph. Called by
+`row_reduce.py`.
 """
 
 import triton

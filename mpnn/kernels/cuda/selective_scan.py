@@ -12,7 +12,8 @@ them.
 `gradients` needs the states of all nodes in the order from the last. So it holds those of a few nodes, which it
 computes from the state before them.
 
-A program holds a tile [states, channels], and goes from node to node.
+A program holds a tile [states, channels] of a chunk (in `walk` of a document), and goes from node to node (from chunk
+to chunk). Called by `mpnn.kernels.selective_scan`.
 """
 
 from typing import Any

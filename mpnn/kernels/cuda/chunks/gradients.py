@@ -11,7 +11,7 @@ those inside, which end at m or later and do not begin there. No sum holds edges
 cancels and gates of 0 have gradients of 0.
 
 Loop nest: blocks of the columns of the values; then in `keys`, for gates a feature, the levels of `tiles`. One program
-for each batch entry, chunk, head, and in `keys` block of features.
+for each batch entry, chunk, head, and in `keys` block of features. Called by `function.py`.
 """
 
 import triton

@@ -5,7 +5,7 @@
 
 with P = tril(q k^T D), or as `within.scores` stored it for gates a feature.
 
-Loop nest: none. One program for each batch entry, chunk, head and block of columns.
+Loop nest: none. One program for each batch entry, chunk, head and block of columns. Called by `function.py`.
 """
 
 import triton

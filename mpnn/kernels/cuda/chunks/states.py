@@ -9,6 +9,7 @@ holds a block of S: some columns of it, because these do not depend on one anoth
 some rows. So few heads fill a GPU.
 
 Loop nest: the chunks of a document, in order. One program for each batch entry, document, head and block.
+Called by `function.py`.
 """
 
 import triton

@@ -10,7 +10,7 @@ head arXiv:2412.06464, a feature arXiv:2510.26692). T is built from the inverses
 ... nodes: `T <- T - T A_s T` with the pairs A_s of that level. This is a substitution in blocks. It stays exact if all
 keys are equal, where sums of powers of A do not.
 
-Loop nest: levels of blocks of a chunk, in `scores` within blocks of features.
+Loop nest: levels of blocks of a chunk, in `scores` within blocks of features. Called by `function.py`.
 """
 
 import triton
