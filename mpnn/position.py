@@ -57,10 +57,10 @@ class Rotary(Position):
         for x in (query, key):
             if x.shape[-1] != self.dim:
                 raise ValueError(f"these rotary positions are for heads of width {self.dim}; got {x.shape[-1]}")
-        of_dst, of_src = graph.cached(("rotary", self.frequencies), lambda: self._angles(graph))
+        of_dst, of_src = graph.cached(("rotary", self.frequencies), lambda: self.angles(graph))
         return _rotate(query, of_dst), _rotate(key, of_src)
 
-    def _angles(self, graph: Graph) -> list[tuple[Tensor, Tensor]]:
+    def angles(self, graph: Graph) -> list[tuple[Tensor, Tensor]]:
         """Cosine and sine for destinations and for sources, [N, 1, D / 2]. In float64, because rounded frequencies give
         wrong angles at large positions."""
         frequency = torch.tensor(self.frequencies, dtype=torch.float64, device=graph.device)

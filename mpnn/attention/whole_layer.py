@@ -4,7 +4,12 @@
 
 is such a layer, with PostNorm too, over any graph in which all nodes of a sequence receive from all of them. The call
 runs in inference, in float32 on a CPU, and returns the same numbers up to rounding. Its bits depend on the sequence
-alone. Layers in place (`mpnn/integrations/hf/encoder_layers.py`) run by the same rules.
+alone. Over `causal()` and causal documents, those of a node depend on the nodes up to itself alone. Layers as Llama's,
+with nn.RMSNorm, GatedFeedForward, Rotary and shared heads of keys, run so too.
+
+Packed weights take as much memory as the weights. So weights are packed while all packed weights of the process
+together take at most a quarter of the available memory (`has_room`). Layers in place
+(`mpnn/integrations/hf/encoder_layers.py`) run by the same rules.
 """
 
 import weakref
@@ -21,13 +26,14 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from mpnn.aggregate import Sum
 from mpnn.attention.dot_product import DotProduct
-from mpnn.graph import Graph
+from mpnn.graph import Graph, capacity, causal
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
 from mpnn.kernels.cpu import library
-from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights
-from mpnn.update import MLP, FeedForward, PostNorm, PreNorm
+from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights, has_kernel
+from mpnn.position import Llama3Rotary, Rotary
+from mpnn.update import MLP, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from mpnn.update.dropout import Dropout, DropPath
 from mpnn.update.maps import Linear
 
@@ -35,15 +41,31 @@ _values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
 _version = Tensor._version.__get__  # type: ignore[attr-defined]
 
 
+_SHARE = 4  # of the available memory, that packed weights may take
+
+
+def has_room(*forms: Form) -> bool:
+    """Whether weights of layers of these forms may be packed, beside those that are."""
+    needed = sum(4 * rows * columns for form in forms for rows, columns in form.shapes)
+    return _SHARE * (needed + EncoderLayer.packed_bytes()) <= capacity.available_bytes()
+
+
 class Parts:
     """The modules and tensors of a layer as the kernel reads them, to be compared with what the layer has later.
 
-    maps: of queries, keys, values, output, to hidden columns, and back. norms: of attention and of the network. It
-    refers to what is inside the layer, not to the layer, which it must not keep alive.
+    maps: of queries, keys, values, output, to hidden columns, back, and of gates. norms: of attention and of the
+    network. shapes: of the maps' weights, [out, in]. It refers to what is inside the layer, not to the layer, which it
+    must not keep alive.
     """
 
-    def __init__(self, module: nn.Module, maps: Sequence[nn.Linear], norms: Sequence[nn.LayerNorm]) -> None:
-        self.maps, self.norms = maps, norms
+    def __init__(
+        self,
+        module: nn.Module,
+        maps: Sequence[nn.Module],
+        norms: Sequence[Any],
+        shapes: list[tuple[int, int]],
+    ) -> None:
+        self.maps, self.norms, self.shapes = maps, norms, shapes
         inner = list(module.modules())
         parameters = [part._parameters for part in (*maps, *norms)]
         self._tensors = [t for owner in parameters for t in owner.values() if t is not None]
@@ -64,14 +86,16 @@ class Parts:
 
     @property
     def width(self) -> int:
-        return self.maps[0].in_features
+        return self.shapes[0][1]
 
     def weights(self) -> Weights:
+        is_one = len(self.maps) == 4  # for queries, keys and values
+        maps = [part for map in self.maps for part in _split(map, 3 if is_one and map is self.maps[0] else 1)]
         return Weights(
-            tuple(map.weight for map in self.maps),
-            tuple(map.bias for map in self.maps),
+            tuple(weight for weight, _ in maps),
+            tuple(bias for _, bias in maps),
             tuple(norm.weight for norm in self.norms),
-            tuple(norm.bias for norm in self.norms),
+            tuple(getattr(norm, "bias", None) for norm in self.norms),
         )
 
     def need_gradients(self, x: Tensor) -> bool:
@@ -100,13 +124,21 @@ class Parts:
 
     def _are_plain(self) -> bool:
         """Whether the weights have the shapes of a layer, and the kernel can read them."""
-        width, hidden = self.width, self.maps[4].out_features
-        shapes = [(width, width)] * 4 + [(hidden, width), (width, hidden)]
+        weights, width = self.weights(), (self.width,)
+        of_norms = (*weights.norm_weights, *weights.norm_biases)
         return (
-            [tuple(map.weight.shape) for map in self.maps] == shapes
-            and all(norm.normalized_shape == (width,) for norm in self.norms)
+            [tuple(weight.shape) for weight in weights.maps] == self.shapes
+            and all(getattr(norm, "normalized_shape", width) == width for norm in self.norms)
+            and all(weight is None or tuple(weight.shape) == width for weight in of_norms)
             and all(map(_is_readable, self._tensors))
         )
+
+
+def _split(map: Any, parts: int) -> list[tuple[Tensor, Tensor | None]]:
+    """The weights [out, in] and the biases of the maps that this one is, nn.Linear or GPT-2's."""
+    weight, bias = (map.weight, map.bias) if isinstance(map, nn.Linear) else (map.weight.detach().mT, map.bias.detach())
+    biases = [None] * parts if bias is None else bias.chunk(parts)
+    return list(zip(weight.chunk(parts), biases, strict=True))
 
 
 def _is_readable(weight: Tensor) -> bool:
@@ -141,7 +173,7 @@ def is_special(x: Tensor) -> bool:
 class _Layer(NamedTuple):
     form: Form
     parts: Parts
-    kernel: EncoderLayer | None  # None: there is none for these sizes
+    kernel: EncoderLayer | None  # None: there is none for these sizes, or no room for its weights
 
 
 _LAYERS: weakref.WeakKeyDictionary[nn.Module, _Layer] = weakref.WeakKeyDictionary()
@@ -176,11 +208,12 @@ def find(operator: Any, graph: Topology | Graph | None, x: Tensor) -> Callable[[
         _LAYERS[operator] = known
     if known.kernel is None or (torch.is_grad_enabled() and known.parts.need_gradients(x)):
         return None
-    return partial(_run, known.kernel, documents)
+    turns = _turns(operator.attention, graph, x)
+    return partial(_run, known.kernel, documents, turns)
 
 
-def _run(kernel: EncoderLayer, documents: Documents, x: Tensor) -> Tensor:
-    return kernel(x.contiguous(), documents)
+def _run(kernel: EncoderLayer, documents: Documents, turns: tuple[Tensor, Tensor] | None, x: Tensor) -> Tensor:
+    return kernel(x.contiguous(), documents, turns)
 
 
 def _form(operator: Any) -> Form | None:
@@ -192,29 +225,60 @@ def _form(operator: Any) -> Form | None:
         return None  # an instance has a method of its own
     if type(operator.aggregate) is not Sum or type(update) not in (PreNorm, PostNorm):
         return None
-    is_post_norm = type(update) is PostNorm
-    if type(update.ffn) not in (FeedForward, MLP) or len(update.ffn) != 4 or type(update.norm) is not nn.LayerNorm:
+    is_post_norm, norm = type(update) is PostNorm, type(update.norm)
+    if norm not in (nn.LayerNorm, nn.RMSNorm) or type(update.ffn_norm) is not norm:
         return None
     if type(update.dropout) is not Dropout:
         return None
     if update.alpha != 1 if is_post_norm else type(update.drop_path) is not DropPath:
         return None
-    if type(update.ffn_norm) is not nn.LayerNorm or attention.to_edge is not None or len(attention.positions):
+    if attention.to_edge is not None or attention.normalize != "softmax" or attention.softcap is not None:
         return None
-    if attention.normalize != "softmax" or attention.softcap is not None or attention.kv_heads != attention.heads:
+    if [type(position) in (Rotary, Llama3Rotary) for position in attention.positions] not in ([], [True]):
         return None
-    up, function, dropout, down = update.ffn
-    activation = _activation(function)
+    if any(position.dim != attention.head_dim for position in attention.positions):
+        return None  # an error of the rounds
     if type(attention.scale) not in (int, float) or attention.scale <= 0:
         return None
-    if activation is None or type(dropout) is not Dropout or attention.head_dim * attention.heads != up.in_features:
-        return None
-    if any(type(map) is not Linear for map in (up, down, *_maps(attention))):
+    network = _network(update.ffn)
+    if network is None or any(type(map) is not Linear for map in (*_maps(attention), *network.maps)):
         return None
     epsilons = update.norm.eps, update.ffn_norm.eps
+    if None in epsilons:
+        return None
     return Form(
-        up.in_features, attention.heads, up.out_features, activation, not is_post_norm, epsilons, float(attention.scale)
+        width=network.maps[0].in_features,
+        heads=attention.heads,
+        hidden=network.maps[0].out_features,
+        activation=network.activation,
+        pre_norm=not is_post_norm,
+        epsilons=epsilons,
+        scale=float(attention.scale),
+        kv_heads=attention.kv_heads,
+        head_width=attention.head_dim,
+        rms_norm=norm is nn.RMSNorm,
+        gated=len(network.maps) == 3,
     )
+
+
+class _Network(NamedTuple):
+    """The maps of a feed-forward network: to hidden columns, back, and of gates if it has them."""
+
+    maps: tuple[nn.Linear, ...]
+    activation: str
+
+
+def _network(ffn: Any) -> _Network | None:
+    """None for another network."""
+    maps: tuple[nn.Linear, ...]
+    if type(ffn) is GatedFeedForward:
+        maps, function = (ffn.to_hidden, ffn.to_out, ffn.to_gate), ffn.activation
+    elif type(ffn) in (FeedForward, MLP) and len(ffn) == 4 and type(ffn[2]) is Dropout:
+        maps, function = (ffn[0], ffn[3]), ffn[1]
+    else:
+        return None
+    activation = _activation(function)
+    return None if activation is None else _Network(maps, activation)
 
 
 def _maps(attention: DotProduct) -> tuple[nn.Linear, ...]:
@@ -233,33 +297,59 @@ def _packed(operator: Any, form: Form) -> _Layer | None:
     if library.why_missing() is not None:
         return None
     update = operator.update
-    maps = *_maps(operator.attention), update.ffn[0], update.ffn[3]
-    parts = Parts(operator, maps, (update.norm, update.ffn_norm))
+    network = _network(update.ffn)
+    assert network is not None
+    maps = *_maps(operator.attention), *network.maps
+    parts = Parts(operator, maps, (update.norm, update.ffn_norm), form.shapes)
     if not parts.remember():
         return None
-    try:
-        return _Layer(form, parts, EncoderLayer(form, parts.weights()))
-    except ValueError:  # there is no kernel for these sizes
+    if not has_kernel(form) or not has_room(form):
         return _Layer(form, parts, None)
+    return _Layer(form, parts, EncoderLayer(form, parts.weights()))
+
+
+def _turns(attention: DotProduct, graph: Topology | Graph | None, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Cosine and sine of the angles by which queries and keys turn, [rows, width of a head]; None if they do not."""
+    if not len(attention.positions):
+        return None
+    rotary, nodes, batch = attention.positions[0], x.shape[-2], x.shape[:-2].numel()
+    assert isinstance(rotary, Rotary)
+    bound = graph.bind(nodes, nodes) if isinstance(graph, Topology) else graph
+    assert isinstance(bound, Graph)
+
+    def make() -> tuple[Tensor, Tensor]:
+        cos, sin = (part.float().squeeze(1).repeat(batch, 2) for part in rotary.angles(bound)[0])
+        return cos, sin
+
+    turns: tuple[Tensor, Tensor] = bound.cached(("turns", rotary.frequencies, batch), make)
+    return turns
 
 
 def _documents(graph: Topology | Graph | None, x: Tensor) -> Documents | None:
-    """The sequences of x, all of whose nodes receive from each other; None for another graph."""
+    """The sequences of x, all of whose nodes receive from each other, or from those up to themselves; None for another
+    graph."""
     nodes = x.shape[-2]
     if isinstance(graph, Topology):
         graph = graph.bind(nodes, nodes)
     if not isinstance(graph, Graph) or (graph.num_dst, graph.num_src) != (nodes, nodes):
         return None
-    if graph.is_explicit or graph.labels is None or graph.exchange is not LOCAL or graph.edge_attr is not None:
+    return documents_of(graph, x.shape[:-2].numel())
+
+
+def documents_of(graph: Graph, batch: int) -> Documents | None:
+    """The documents of a graph for each item of a batch; None if there are none, or edges have more than their ends."""
+    if graph.is_explicit or graph.exchange is not LOCAL or graph.edge_attr is not None:
         return None
-    batch = x.shape[:-2].numel()
     documents: Documents | None = graph.cached(("documents", batch), lambda: _as_documents(graph, batch))
     return documents
 
 
 def _as_documents(graph: Graph, batch: int) -> Documents | None:
-    """The cliques of a graph, of each item of a batch; None if their nodes are not consecutive."""
+    """None if the nodes of a document are not consecutive."""
+    if graph.labels is None:
+        lengths = causal.documents(graph)
+        return None if lengths is None else Documents(lengths * batch, is_causal=True)
     if graph.has_scattered_cliques:
         return None
-    lengths = np.unique(graph.labels, return_counts=True)[1]
-    return Documents(np.tile(lengths, batch).tolist())
+    sizes = np.unique(graph.labels, return_counts=True)[1]
+    return Documents(np.tile(sizes, batch).tolist())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 transformers = pytest.importorskip("transformers")
@@ -48,6 +49,25 @@ MODELS: dict[str, Callable[[], Any]] = {
     "siglip": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGE)),
 }
 
+GPT2 = {"vocab_size": 60, "n_embd": 64, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": None}
+LLAMA = {
+    "vocab_size": 60, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 32, "bos_token_id": 1, "eos_token_id": None,
+}  # fmt: skip
+OPT = {
+    "vocab_size": 60, "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "word_embed_proj_dim": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
+}  # fmt: skip
+
+DECODERS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
+    "one head": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2 | {"n_head": 1})),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**LLAMA)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA, sliding_window=None)),
+    "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**OPT)),
+}
+
 LENGTHS = torch.tensor([[17], [5], [11], [1]])
 RIGHT = (torch.arange(17) < LENGTHS).long()
 IDS = torch.randint(3, 60, (4, 17), generator=torch.Generator().manual_seed(1)) * RIGHT
@@ -58,7 +78,7 @@ INPUTS = {"input_ids": IDS, "attention_mask": RIGHT}
 def pair(name: str, **options: Any) -> tuple[Any, Any]:
     """A model of transformers, and a copy of it in place. Weights of norms are not 1, and biases are not 0."""
     torch.manual_seed(0)
-    hf_model = MODELS[name]().eval()
+    hf_model = (MODELS | DECODERS)[name]().eval()
     for weight in hf_model.parameters():
         if weight.dim() == 1:
             nn.init.normal_(weight, float(weight.detach().mean()), 0.1)
@@ -77,10 +97,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     run = EncoderLayer.__call__
 
-    def counted(self: EncoderLayer, x: Tensor, documents: Any) -> Tensor:
+    def counted(self: EncoderLayer, x: Tensor, documents: Any, *others: Any) -> Tensor:
         if documents.rows != encoder_layers.TRIED:
             rows.append(documents.rows)
-        return run(self, x, documents)
+        return run(self, x, documents, *others)
 
     monkeypatch.setattr(EncoderLayer, "__call__", counted)
     return rows
@@ -98,6 +118,103 @@ def test_states(name: str, calls: list[int]) -> None:
         again = ours(**inputs)
     assert len(calls) == 4
     assert again[0].equal(found[0])
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 129])
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders(name: str, tokens: int, calls: list[int]) -> None:
+    """Their logits and the cache that they fill, over texts, packed texts and padding on the left."""
+    hf_model, ours = pair(name)
+    ids = torch.randint(3, 60, (2, tokens), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected, found = (m(ids, use_cache=True, output_hidden_states=True) for m in (hf_model, ours))
+        assert calls == [2 * tokens] * 2
+        for a, b in zip(expected.hidden_states, found.hidden_states, strict=True):
+            torch.testing.assert_close(b, a, rtol=0, atol=5e-6)
+        for a, b in zip(expected.past_key_values.layers, found.past_key_values.layers, strict=True):
+            torch.testing.assert_close(b.keys, a.keys, rtol=0, atol=5e-6)
+            torch.testing.assert_close(b.values, a.values, rtol=0, atol=5e-6)
+        after = [
+            m(ids[:, :1], past_key_values=out.past_key_values).logits
+            for m, out in ((hf_model, expected), (ours, found))
+        ]
+        assert len(calls) == 2, "a token behind those of a cache takes the ordinary way"
+        torch.testing.assert_close(after[1], after[0], rtol=0, atol=5e-6)
+        states = found.hidden_states[1]
+
+        def first(ids: Tensor, **options: Any) -> Tensor:
+            """The states behind the first layer; the products of torch around the layers do not keep bits."""
+            return ours(ids, use_cache=False, output_hidden_states=True, **options).hidden_states[1]
+
+        assert first(ids[:1]).equal(states[:1])
+        half = tokens // 2 + 1
+        assert first(ids[:, :half]).equal(states[:, :half]), "a prefix is computed as it is alone"
+        assert first(torch.cat([ids[:, :half], 2 * ids[:, half:] % 60], 1))[:, :half].equal(states[:, :half])
+        mask = F.pad(torch.ones_like(ids), (3, 0))
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        calls.clear()
+        assert first(F.pad(ids, (3, 0)), attention_mask=mask, position_ids=positions)[:, 3:].equal(states)
+        assert calls == [2 * (tokens + 3)] * 2
+        packed = torch.cat([ids[:1], ids[1:, :1]], 1)
+        places = torch.cat([torch.arange(tokens), torch.zeros(1, dtype=torch.long)])[None]
+        assert first(packed, position_ids=places)[:, :tokens].equal(states[:1])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_generation(name: str, calls: list[int]) -> None:
+    hf_model, ours = pair(name)
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    for options in ({}, {"num_beams": 2}, {"cache_implementation": "static"}):
+        expected, found = (
+            m.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0, **options)
+            for m in (hf_model, ours)
+        )
+        assert found.equal(expected)
+        assert bool(calls) is (options != {"cache_implementation": "static"})
+        calls.clear()
+
+
+def attend_more(model: Any) -> None:
+    model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda module, inputs, out: out * 1.5)
+
+
+def test_decoders_with_hooks_gradients_and_other_sizes_run_as_before(calls: list[int]) -> None:
+    hf_model, ours = pair("llama")
+    for model in (hf_model, ours):
+        model(IDS, labels=IDS).loss.backward()
+    assert not calls
+    for a, b in zip(hf_model.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        attentions = ours(IDS, output_attentions=True).attentions
+        assert not calls
+        assert attentions[0].shape == (4, 8, 17, 17)
+        ours(IDS)
+        for model in (hf_model, ours):
+            attend_more(model)
+        calls.clear()
+        expected, found = (m(IDS).logits for m in (hf_model, ours))
+        assert len(calls) == 1
+        torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+    partial = transformers.StableLmModel(
+        transformers.StableLmConfig(**LLAMA | {"num_attention_heads": 2})
+    ).eval()  # which turns parts of heads
+    copied = copy.deepcopy(partial)
+    mpnn.hf.use(copied)
+    calls.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(copied(IDS)[0], partial(IDS)[0], rtol=0, atol=5e-6)
+    assert not calls
+    narrow = transformers.GPT2Model(transformers.GPT2Config(**GPT2 | {"n_embd": 80})).eval()  # heads of 40
+    assert not any(map(encoder_layers.runs_here, mpnn.hf.use(narrow).model.modules()))
+
+
+def test_a_model_without_room_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpnn.graph.capacity.available_bytes", lambda: 1 << 16)
+    _, ours = pair("gpt2")
+    assert not any(map(encoder_layers.runs_here, ours.modules()))
 
 
 @pytest.mark.parametrize("unpad", [False, True])

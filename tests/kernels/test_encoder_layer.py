@@ -29,33 +29,81 @@ def form(width: int = 64, heads: int = 2, hidden: int = 192, activation: str = "
 
 
 def weights(form: Form, with_biases: bool = True) -> Weights:
-    width, hidden = form.width, form.hidden
-    shapes = [(width, width)] * 4 + [(hidden, width), (width, hidden)]
-    maps = tuple(torch.randn(shape) * shape[1] ** -0.5 for shape in shapes)
-    biases = tuple(torch.randn(rows) if with_biases else None for rows, _ in shapes)
-    norm_biases = tuple(torch.randn(width) if with_biases else None for _ in range(2))
-    return Weights(maps, biases, tuple(torch.rand(width) + 0.5 for _ in range(2)), norm_biases)
+    maps = tuple(torch.randn(shape) * shape[1] ** -0.5 for shape in form.shapes)
+    biases = tuple(torch.randn(rows) if with_biases else None for rows, _ in form.shapes)
+    norm_biases = tuple(torch.randn(form.width) if with_biases else None for _ in range(2))
+    return Weights(maps, biases, tuple(torch.rand(form.width) + 0.5 for _ in range(2)), norm_biases)
 
 
-def reference(form: Form, weights: Weights, x: Tensor, lengths: list[int], first: list[int], keys: list[int]) -> Tensor:
+def decoder(width: int, heads: int, kv_heads: int, head_width: int, hidden: int) -> Form:
+    """A layer as Llama's."""
+    scale = head_width**-0.5
+    return Form(
+        width, heads, hidden, "silu", True, (1e-6, 1e-5), scale, kv_heads, head_width, rms_norm=True, gated=True
+    )
+
+
+def turns_of(lengths: list[int], head_width: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of angles that restart in each document, [rows, width of a head]."""
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    angles = positions[:, None] * 100.0 ** -(torch.arange(head_width // 2) / head_width)
+    return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+
+
+def reference(
+    form: Form,
+    weights: Weights,
+    x: Tensor,
+    lengths: list[int],
+    first: list[int],
+    keys: list[int],
+    is_causal: bool = False,
+    turns: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """The layer in float64, one document after the other."""
     maps, biases, norm_weights, norm_biases = ([None if t is None else t.double() for t in part] for part in weights)
+    heads, kv_heads = form.heads, form.kv_heads or form.heads
 
     def norm(x: Tensor, which: int) -> Tensor:
+        if form.rms_norm:
+            out = F.rms_norm(x, (form.width,), norm_weights[which], form.epsilons[which])
+            return out if norm_biases[which] is None else out + norm_biases[which]
         return F.layer_norm(x, (form.width,), norm_weights[which], norm_biases[which], form.epsilons[which])
 
-    def layer(x: Tensor, first: int, keys: int) -> Tensor:
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        a, b = x.chunk(2, -1)
+        return x * cos + torch.cat([-b, a], -1) * sin
+
+    def layer(x: Tensor, first: int, keys: int, *turns: Tensor) -> Tensor:
         read = norm(x, 0) if form.pre_norm else x
-        q, k, v = (F.linear(read, maps[i], biases[i]).unflatten(1, (form.heads, -1)).transpose(0, 1) for i in range(3))
-        k, v = k[:, first : first + keys], v[:, first : first + keys]
-        message = (form.scale * q @ k.mT).softmax(-1) @ v
+        of_map = (heads, kv_heads, kv_heads)
+        q, k, v = (F.linear(read, maps[i], biases[i]).unflatten(1, (of_map[i], -1)).transpose(0, 1) for i in range(3))
+        if turns:
+            q, k = turned(q, *turns), turned(k, *turns)
+        k, v = (t[:, first : first + keys].repeat_interleave(heads // kv_heads, 0) for t in (k, v))
+        later = torch.arange(first, first + keys) > torch.arange(len(x))[:, None]
+        logits = (form.scale * q @ k.mT).masked_fill(later & is_causal, -torch.inf)
+        message = logits.softmax(-1).nan_to_num() @ v  # rows without keys get zeros
         z = x + F.linear(message.transpose(0, 1).flatten(1), maps[3], biases[3])
         z = z if form.pre_norm else norm(z, 0)
-        hidden = FUNCTIONS[form.activation](F.linear(norm(z, 1) if form.pre_norm else z, maps[4], biases[4]))
+        read = norm(z, 1) if form.pre_norm else z
+        hidden = F.linear(read, maps[4], biases[4])
+        if form.gated:
+            hidden = hidden * FUNCTIONS[form.activation](F.linear(read, maps[6], biases[6]))
+        else:
+            hidden = FUNCTIONS[form.activation](hidden)
         y = z + F.linear(hidden, maps[5], biases[5])
         return y if form.pre_norm else norm(y, 1)
 
-    return torch.cat([layer(*part) for part in zip(x.double().split(lengths), first, keys, strict=True)])
+    parts = [x.double().split(lengths), first, keys]
+    parts += [] if turns is None else [turn.double().split(lengths) for turn in turns]
+    return torch.cat([layer(*part) for part in zip(*parts, strict=True)])
+
+
+def tolerance(form: Form, expected: Tensor) -> float:
+    """A sum of `depth` products is rounded `depth` times, at random, at the size of what the layer adds up."""
+    depth = max(form.width, form.hidden)
+    return 4 * depth**0.5 * torch.finfo(torch.float32).eps * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("with_biases", [True, False])
@@ -72,10 +120,67 @@ def test_a_layer(sizes: tuple[int, int, int], activation: str, pre_norm: bool, w
     first, keys = [2, 0, 0, 30], [3, 1, 130, 7]
     out = EncoderLayer(shape, w)(x, Documents(LENGTHS, first, keys))
     expected = reference(shape, w, x, LENGTHS, first, keys)
-    # A sum of `depth` products is rounded `depth` times, at random, at the size of what the layer adds up.
-    depth = max(shape.width, shape.hidden)
-    tolerance = 4 * depth**0.5 * torch.finfo(torch.float32).eps * float(expected.abs().max())
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance(shape, expected))
+
+
+DECODERS = {
+    "GPT-2": form(128, 4, 512, "gelu_tanh", pre_norm=True),
+    "one head": form(64, 1, 64, "relu", pre_norm=False),
+    "Llama": decoder(128, 4, 4, 32, 256),
+    "grouped": decoder(256, 8, 2, 64, 192),
+    "wide heads": decoder(64, 4, 1, 64, 128),
+}
+
+
+@pytest.mark.parametrize("with_biases", [True, False])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_causal_layer(name: str, with_biases: bool) -> None:
+    shape, lengths = DECODERS[name], [7, 1, 129, 20, 20]
+    w, x = weights(shape, with_biases), torch.randn(sum(lengths), shape.width)
+    first, keys = [0, 0, 0, 13, 0], [7, 1, 129, 7, 4]
+    kv_heads, head_width = shape.kv_heads or shape.heads, shape.head_width or shape.width // shape.heads
+    turns = turns_of(lengths, head_width) if shape.gated else None
+    expected = reference(shape, w, x, lengths, first, keys, True, turns)
+    documents = Documents(lengths, first, keys, is_causal=True)
+    states = torch.full((2, sum(lengths) * kv_heads * head_width), torch.nan)
+    out = EncoderLayer(shape, w)(x, documents, turns, (states[0], states[1]))
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance(shape, expected))
+    transposed = w._replace(maps=tuple(map.T.contiguous().T for map in w.maps))
+    assert EncoderLayer(shape, transposed)(x, documents, turns).equal(out)
+    read = x if not shape.pre_norm else norm_of(shape, w, x)
+    values = F.linear(read, w.maps[2], w.biases[2])
+    sizes = [n * kv_heads * head_width for n in lengths]
+    for value, found in zip(values.split(lengths), states[1].split(sizes), strict=True):
+        by_head = value.unflatten(1, (kv_heads, -1)).transpose(0, 1)
+        torch.testing.assert_close(found.view(by_head.shape), by_head, rtol=1e-4, atol=1e-4)
+    assert states[0].isfinite().all()
+
+
+def norm_of(form: Form, weights: Weights, x: Tensor) -> Tensor:
+    bias = weights.norm_biases[0]
+    if not form.rms_norm:
+        return F.layer_norm(x, (form.width,), weights.norm_weights[0], bias, form.epsilons[0])
+    out = F.rms_norm(x, (form.width,), weights.norm_weights[0], form.epsilons[0])
+    return out if bias is None else out + bias
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "grouped"])
+def test_no_later_node_moves_a_bit_of_a_causal_layer(name: str) -> None:
+    shape = DECODERS[name]
+    layer, x = EncoderLayer(shape, weights(shape)), torch.randn(129, shape.width)
+    turns = turns_of([129], 64 if shape.gated else 32)
+    whole = layer(x, Documents([129], is_causal=True), turns)
+    assert same_bits(lambda: [layer(x, Documents([129], is_causal=True), turns)], 1, 2, 3)
+    for n in (1, 7, 32, 100):
+        alone = layer(x[:n], Documents([n], is_causal=True), (turns[0][:n], turns[1][:n]))
+        assert alone.equal(whole[:n]), "a prefix is computed as it is alone"
+        changed = x.clone()
+        changed[n:] = torch.nan
+        assert layer(changed, Documents([129], is_causal=True), turns)[:n].equal(whole[:n])
+        padded = torch.cat([torch.randn(n, shape.width), x[:7], torch.randn(3, shape.width)])
+        places = [F.pad(turn[:7], (0, 0, n, 3)) for turn in turns]
+        found = layer(padded, Documents([n + 10], [n], [7], is_causal=True), (places[0], places[1]))
+        assert found[n : n + 7].equal(whole[:7])
 
 
 @pytest.mark.parametrize("pre_norm", [True, False])
@@ -122,6 +227,9 @@ def test_errors() -> None:
     layer = EncoderLayer(shape, weights(shape))
     with pytest.raises(ValueError, match="9 rows of 64 numbers; got \\[8, 64\\]"):
         layer(torch.randn(8, 64), Documents([9]))
+    turn = torch.ones(9, 16)
+    with pytest.raises(ValueError, match="turns must be \\[9, 32\\]; got \\[9, 16\\]"):
+        layer(torch.randn(9, 64), Documents([9]), (turn, turn))
     with pytest.raises(ValueError, match="no kernel for a layer of these sizes"):
         EncoderLayer(form(60, 2, 120), weights(form(60, 2, 120)))
     with pytest.raises(ValueError, match="must be among its rows"):

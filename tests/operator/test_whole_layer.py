@@ -18,8 +18,8 @@ from mpnn import MessagePassing, Topology, graphs
 from mpnn.attention import DotProduct, whole_layer
 from mpnn.kernels.cpu import library
 from mpnn.kernels.encoder_layer import EncoderLayer
-from mpnn.position import Rotary
-from mpnn.update import FeedForward, PostNorm, PreNorm
+from mpnn.position import ALiBi, Rotary
+from mpnn.update import FeedForward, GatedFeedForward, PostNorm, PreNorm
 
 pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="there are no compiled kernels")
 
@@ -43,9 +43,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     run = EncoderLayer.__call__
 
-    def counted(self: EncoderLayer, x: Tensor, documents: Any) -> Tensor:
+    def counted(self: EncoderLayer, x: Tensor, documents: Any, *others: Any) -> Tensor:
         rows.append(documents.rows)
-        return run(self, x, documents)
+        return run(self, x, documents, *others)
 
     monkeypatch.setattr(EncoderLayer, "__call__", counted)
     return rows
@@ -58,7 +58,11 @@ def by_rounds(op: Any, x: Tensor, *arguments: Any) -> Tensor:
         return out
 
 
+CAUSAL = graphs.causal()
 GRAPHS = {
+    "causal": CAUSAL,
+    "causal documents": CAUSAL & graphs.documents([5, 1, 11]),
+    "joined causal": graphs.batch([CAUSAL.bind(n) for n in (3, 14)]),
     "complete": COMPLETE,
     "documents": graphs.documents([5, 1, 11]),
     "bound": COMPLETE.bind(17),
@@ -77,6 +81,63 @@ def test_a_layer(kind: Any, graph: str, shape: tuple[int, ...], calls: list[int]
         found = op(x)
     assert calls == [x[..., 0].numel()]
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-6)
+
+
+def gated(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, graph: Any = CAUSAL) -> Any:
+    """A layer as Llama's."""
+    update = PreNorm(DIM, GatedFeedForward(DIM, 192), norm=partial(nn.RMSNorm, eps=1e-5))
+    attention = DotProduct(
+        DIM, heads, kv_heads=kv_heads, head_dim=head_dim, position=Rotary(head_dim), bias=False, dropout=0.1
+    )
+    return MessagePassing(graph, "sum", update, attention).eval()
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 129])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(layer, PreNorm, CAUSAL),
+        partial(layer, PostNorm, CAUSAL),
+        gated,
+        partial(gated, 1, 1, 64),
+        partial(gated, 8, 2),
+        partial(gated, graph=COMPLETE),
+    ],
+    ids=["pre-norm", "post-norm", "gated", "one head", "8/2", "gated, complete"],
+)
+def test_a_causal_layer(make: Callable[[], Any], tokens: int, calls: list[int]) -> None:
+    op, x = make(), torch.randn(2, tokens, DIM)
+    expected = by_rounds(op, x, graphs.from_edges(op.graph.bind(tokens).edge_index, tokens))
+    with torch.no_grad():
+        found = op(x)
+        assert calls == [2 * tokens]
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-6)
+        if op.graph != COMPLETE:
+            changed = x.clone()
+            changed[:, 5:] = torch.nan
+            assert op(changed)[:, :5].equal(found[:, :5])
+            assert op(x[:, :5]).equal(found[:, :5]), "a prefix has the bits that it has alone"
+            lengths = [tokens, 5]
+            packed = op(torch.cat([x[0], x[1, :1].expand(5, -1)]), op.graph & graphs.documents(lengths))
+            assert packed[:tokens].equal(found[0])
+
+
+def test_heads_for_which_there_is_no_kernel(calls: list[int]) -> None:
+    op, x = layer(PreNorm, CAUSAL, head_dim=40), torch.randn(9, DIM)
+    with torch.no_grad():
+        torch.testing.assert_close(op(x).double(), by_rounds(op, x), rtol=0, atol=5e-6)
+    assert not calls
+
+
+def test_memory_limits_what_is_packed(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    op, twin, x = layer(), layer(), torch.randn(9, DIM)
+    with torch.no_grad():
+        op(x)
+        monkeypatch.setattr("mpnn.graph.capacity.available_bytes", lambda: 4 * EncoderLayer.packed_bytes())
+        twin(x)
+        assert calls == [9]
+        op(x)
+    assert calls == [9, 9]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +228,11 @@ def with_longer_network(op: Any, x: Tensor) -> Any:
     return op(x)
 
 
+def with_gate(op: Any, x: Tensor) -> Any:
+    op.update.ffn.activation = nn.Tanh()
+    return op(x)
+
+
 def with_residual_module(op: Any, x: Tensor) -> Any:
     op.update.dropout = nn.Tanh()
     return op(x)
@@ -193,11 +259,13 @@ ORDINARY: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Any]]] = {
     "a negative scale": (partial(layer, scale=-0.3), no_change),
     "weights": (layer, lambda op, x: op(x, return_weights=True)[0]),
     "sources": (layer, lambda op, x: op(x, source=x.flip(0))),
-    "causal": (partial(layer, graph=graphs.causal()), no_change),
     "a window": (partial(layer, graph=graphs.window(2)), no_change),
     "edges": (partial(layer, graph=graphs.from_edges(torch.tensor([[0, 1], [1, 0]]), 9)), no_change),
-    "rotary": (partial(layer, position=Rotary(DIM // HEADS)), no_change),
-    "grouped": (partial(layer, kv_heads=1), no_change),
+    "a causal window": (partial(layer, graph=CAUSAL & graphs.window(2)), no_change),
+    "ALiBi": (partial(layer, graph=CAUSAL, position=ALiBi(HEADS)), no_change),
+    "gated, with gradients": (gated, with_gradients),
+    "gated, with a hook": (gated, with_hook),
+    "another gate": (lambda: gated(graph=COMPLETE), with_gate),
     "a softcap": (partial(layer, softcap=3.0), no_change),
     "sigmoid": (partial(layer, normalize="sigmoid"), no_change),
     "tanh": (partial(layer, activation=nn.Tanh), no_change),
@@ -317,7 +385,7 @@ def test_a_model_runs_by_it(calls: list[int]) -> None:
 
 def test_a_topology_of_ones_own(calls: list[int]) -> None:
     """What an expression of topologies binds to decides, not its name."""
-    both: Topology = graphs.causal() | graphs.window(99)
+    both: Topology = CAUSAL | graphs.window(99)
     op, x = layer(graph=both), torch.randn(9, DIM)
     with torch.no_grad():
         torch.testing.assert_close(op(x).double(), by_rounds(op, x), rtol=0, atol=5e-6)

@@ -21,6 +21,7 @@ _ADVICE = (
 )
 
 try:
+    from transformers.cache_utils import DynamicCache, DynamicLayer
     from transformers.configuration_utils import PretrainedConfig as PretrainedConfig
     from transformers.masking_utils import (
         bidirectional_mask_function as bidirectional_mask_function,
@@ -130,3 +131,11 @@ def has_only_idle_hooks(module: nn.Module, collects: str = "") -> bool:
         if "key" not in cells or cells["key"].cell_contents in {"hidden_states"} - {collects}:
             return False
     return True
+
+
+def is_empty(cache: Any, layer: int | None) -> bool:
+    """Whether this is the usual cache, on the device of its layers, and a layer has written nothing to it."""
+    if type(cache) is not DynamicCache or cache.offloading or layer is None:
+        return False
+    kind = type(cache.layers[layer]) if layer < len(cache.layers) else cache.layer_class_to_replicate
+    return kind is DynamicLayer and not cache.get_seq_length(layer)

@@ -1,12 +1,14 @@
-"""Whole layers of encoders by one compiled call each, in place (`mpnn/kernels/encoder_layer.py`).
+"""Whole layers of encoders and decoders by one compiled call each, in place (`mpnn/kernels/encoder_layer.py`).
 
 A layer keeps its class: its instance gets another `forward`, an object that runs the kernel where this computes what
 the class would, and the class's own code in all other calls. A layer is recognized by the names of its maps and norms,
-and is taken only if both ways give the same numbers for a few tokens.
+and is taken only if both ways give the same numbers for a few tokens. A decoder's layer runs so over whole texts; it
+fills an empty cache, and tokens behind those of a cache take the ordinary way.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,14 +19,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
-from mpnn.attention.whole_layer import Parts, is_special
+from mpnn.attention.whole_layer import Parts, documents_of, has_room, is_special
 from mpnn.integrations.hf import compat, interface, packing
 from mpnn.integrations.hf.closures import Sizes
 from mpnn.integrations.hf.masks import Mask
 from mpnn.kernels.cpu import library
 from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, has_kernel
 
+_CACHE, _TURNS, _MASK = "past_key_values", "position_embeddings", "attention_mask"
+_READ = interface.HARMLESS.union(packing.NAMES, (_CACHE, _MASK))
+"""What any layer may be given."""
 _SHORT = 512  # rows of a call up to which a layer computes the later ones of its stack
 TRIED = 7  # tokens for which a layer is compared with its class
 _CLOSE = 1e-4  # of the largest number
@@ -34,16 +40,17 @@ class _Names(NamedTuple):
     """Where a layer has its parts."""
 
     attention: str  # the module that dispatches
-    maps: tuple[str, ...]  # queries, keys, values, output, to hidden columns, back
+    maps: tuple[str, ...]  # queries, keys, values (one for all three), output, to hidden columns, back, and of gates
     activation: str
     norms: tuple[str, str]  # of attention, of the feed-forward network
 
 
 def _names(attention: str, maps: str, hidden: str, norms: str) -> _Names:
-    """`maps`: queries, keys, values and output; `hidden`: the map, the activation and the map of the network."""
-    up, activation, down = hidden.split()
+    """`maps`: queries, keys, values and output; `hidden`: the map, the activation, the map back and the map of gates of
+    the network."""
+    up, activation, *others = hidden.split()
     of_attention, of_network = norms.split()
-    return _Names(attention, (*maps.split(), up, down), activation, (of_attention, of_network))
+    return _Names(attention, (*maps.split(), up, *others), activation, (of_attention, of_network))
 
 
 _FAMILIES = (
@@ -82,12 +89,21 @@ _FAMILIES = (
         "mlp.fc1 mlp.activation_fn mlp.fc2",
         "layer_norm1 layer_norm2",
     ),
-    # the encoders of BART and Whisper
+    # the encoders of BART and Whisper, OPT
     _names(
         "self_attn",
         "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj",
         "fc1 activation_fn fc2",
         "self_attn_layer_norm final_layer_norm",
+    ),
+    # GPT-2
+    _names("attn", "attn.c_attn attn.c_proj", "mlp.c_fc mlp.act mlp.c_proj", "ln_1 ln_2"),
+    # Llama, Mistral, Qwen2, ...
+    _names(
+        "self_attn",
+        "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj",
+        "mlp.up_proj mlp.act_fn mlp.down_proj mlp.gate_proj",
+        "input_layernorm post_attention_layernorm",
     ),
 )
 
@@ -105,8 +121,10 @@ def use(model: nn.Module) -> list[Callable[[], None]]:
     """Lets the layers of encoders in a model run by the kernel; returns what undoes it, for each layer."""
     if library.why_missing() is not None:
         return []
-    found = ((module, _find(module)) for module in model.modules())
-    undo: list[Callable[[], None]] = [_take(module, names) for module, names in found if names is not None]
+    found = [(module, names) for module in model.modules() if (names := _find(module)) is not None]
+    if not has_room(*(_Parts(module, names).form("identity", False) for module, names in found)):
+        return []
+    undo: list[Callable[[], None]] = [_take(module, names) for module, names in found]
     for stack in model.modules():
         layers = list(stack) if isinstance(stack, nn.ModuleList) else []
         if layers and all(map(runs_here, layers)):
@@ -134,11 +152,20 @@ def _find(module: nn.Module) -> _Names | None:
 def _matches(module: nn.Module, names: _Names) -> bool:
     """Whether a layer has these maps, norms and attention, and no other weights."""
     parts = [_get(module, name) for name in (*names.maps, *names.norms)]
-    kinds = [nn.Linear] * len(names.maps) + [nn.LayerNorm] * len(names.norms)
-    if [type(part) for part in parts] != kinds or not compat.dispatches(_get(module, names.attention)):
+    maps, norms = parts[: len(names.maps)], parts[len(names.maps) :]
+    if {type(part) for part in maps} not in ({nn.Linear}, {Conv1D}) or not all(map(_is_norm, norms)):
+        return False
+    if type(norms[0]) is not type(norms[1]) or not compat.dispatches(_get(module, names.attention)):
         return False
     owned = {id(parameter) for part in parts for parameter in part.parameters()}
     return owned == {id(parameter) for parameter in module.parameters()}
+
+
+def _is_norm(module: Any) -> bool:
+    """Whether this is a LayerNorm, or has the parts of a norm of root mean squares."""
+    if type(module) is nn.LayerNorm:
+        return True
+    return list(getattr(module, "_parameters", ())) == ["weight"] and hasattr(module, "variance_epsilon")
 
 
 def _get(module: Any, name: str) -> Any:
@@ -157,13 +184,16 @@ def _restore(module: nn.Module, forward: Forward) -> None:
         del module.forward
 
 
+_States = tuple[Tensor, Tensor] | None  # keys and values, [B, heads of keys, N, width of a head]
+
+
 class _Ahead(threading.local):
     """The states that a layer computed for later ones of its stack in this thread, for short inputs: for each, the
-    layer and its parts, its input, the version of this tensor, the mask and the other options, and its output. A layer
-    takes them only if it may run its kernel at that time, with the same parts."""
+    layer and its parts, its input, the version of this tensor, the options of the call, its output, and its keys and
+    values. A layer takes them only if it may run its kernel at that time, with the same parts."""
 
     def __init__(self) -> None:
-        self.results: list[tuple[Forward, _Parts | None, Tensor, int, Any, dict[str, Any], Tensor]] = []
+        self.results: list[tuple[Forward, _Parts | None, Tensor, int, dict[str, Any], Tensor, _States]] = []
 
 
 _AHEAD = _Ahead()
@@ -179,6 +209,8 @@ class Forward:
 
     def __init__(self, module: nn.Module, names: _Names) -> None:
         self.module, self.names = module, names
+        self._parameters = tuple(inspect.signature(inspect.unwrap(type(module).forward)).parameters)[1:]
+        self._turns = _TURNS in self._parameters
         self._parts: _Parts | None = None
         self._refused = False
 
@@ -186,37 +218,41 @@ class Forward:
         """Packed weights are neither copied nor saved."""
         return vars(self) | {"_parts": None}
 
-    def __call__(self, hidden_states: Any, attention_mask: Any = None, *args: Any, **options: Any) -> Any:
-        if not torch.compiler.is_compiling() and self._may_run(hidden_states, args, options):
-            out = self._computed_ahead(hidden_states, attention_mask, options) if _AHEAD.results else None
-            out = self._run(hidden_states, attention_mask, options) if out is None else out
-            if out is not None:
-                return out
-        return type(self.module).forward(self.module, hidden_states, attention_mask, *args, **options)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            given = dict(zip(self._parameters, args, strict=False)) | options
+            x = given.pop(self._parameters[0], None)
+            if self._may_run(x, given):
+                out = self._computed_ahead(x, given) if _AHEAD.results else None
+                out = self._run(x, given) if out is None else out
+                if out is not None:
+                    return out
+        return type(self.module).forward(self.module, *args, **options)
 
-    def _computed_ahead(self, x: Any, mask: Any, options: dict[str, Any]) -> Tensor | None:
+    def _computed_ahead(self, x: Any, given: dict[str, Any]) -> Tensor | None:
         """The output for the states that the layer before has just returned."""
-        layer, parts, known, version, known_mask, known_options, out = _AHEAD.results.pop(0)
-        is_same = layer is self and parts is self._parts and known is x and known_mask is mask
-        is_same = is_same and options.keys() == known_options.keys()
-        if is_same and _version_of(x) == version and all(options[name] is known_options[name] for name in options):
+        layer, parts, known, version, options, out, states = _AHEAD.results.pop(0)
+        is_same = layer is self and parts is self._parts and known is x and given.keys() == options.keys()
+        if is_same and _version_of(x) == version and all(given[name] is options[name] for name in given):
+            self._keep(given, states)
             return out
         _AHEAD.results.clear()
         return None
 
-    def _may_run(self, x: Any, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    def _may_run(self, x: Any, given: dict[str, Any]) -> bool:
         """Whether a call asks for what the kernel computes, in the modes that are on, and its layer is as it was."""
+        cache = given.get(_CACHE)
+        if cache is not None and not compat.is_empty(
+            cache, getattr(_get(self.module, self.names.attention), "layer_idx", None)
+        ):
+            return False
         if type(x) is not Tensor or x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 3 or not x.numel():
             return False
-        if any(value is not None for value in args) or is_special(x) or interface.is_recorded():
+        if is_special(x) or interface.is_recorded():
             return False
-        for name, value in options.items():
-            if (
-                value is not None
-                and value is not False
-                and name not in interface.HARMLESS
-                and name not in packing.NAMES
-            ):
+        for name, value in given.items():
+            is_read = name in _READ or (name == _TURNS and self._turns)
+            if value is not None and value is not False and not is_read:
                 return False
         return self._is_ready() and not (torch.is_grad_enabled() and self._needs_gradients(x))
 
@@ -230,20 +266,47 @@ class Forward:
     def _needs_gradients(self, x: Tensor) -> bool:
         return self._parts is None or self._parts.need_gradients(x)
 
-    def _run(self, x: Tensor, mask: Any, options: dict[str, Any]) -> Tensor | None:
-        parts = self._parts
+    def _run(self, x: Tensor, given: dict[str, Any]) -> Tensor | None:
+        parts, shape = self._parts, (x.shape[0], x.shape[1])
         assert parts is not None
-        documents = _documents(parts.attention, mask, options, (x.shape[0], x.shape[1]))
-        kernel = None if documents is None else self._kernel()
-        if documents is None or kernel is None:
+        documents = _documents(parts.attention, given, shape)
+        turns = _turns_of(given.get(_TURNS), shape, parts.head_width) if self._turns else None
+        if documents is None or (self._turns and turns is None):
+            return None
+        kernel = self._kernel()
+        if kernel is None:
             return None
         later = self._later_kernels(x) if documents.rows <= _SHORT else []
-        first = out = kernel(x.contiguous(), documents)
+        first, states = self._compute(kernel, x.contiguous(), documents, turns, given)
+        self._keep(given, states)
+        before = first
         for forward, kernel in later:
-            following = kernel(out, documents)
-            _AHEAD.results.append((forward, forward._parts, out, _version_of(out), mask, options, following))
-            out = following
+            out, states = forward._compute(kernel, before, documents, turns, given)
+            _AHEAD.results.append((forward, forward._parts, before, _version_of(before), given, out, states))
+            before = out
         return first
+
+    def _compute(
+        self,
+        kernel: EncoderLayer,
+        x: Tensor,
+        documents: Documents,
+        turns: tuple[Tensor, Tensor] | None,
+        given: dict[str, Any],
+    ) -> tuple[Tensor, _States]:
+        states: _States = None
+        if given.get(_CACHE) is not None:
+            assert self._parts is not None
+            heads, width = self._parts.shapes[1][0] // self._parts.head_width, self._parts.head_width
+            keys, values = x.new_empty(2, x.shape[0], heads, x.shape[1], width)
+            states = keys, values
+        return kernel(x, documents, turns, states), states
+
+    def _keep(self, given: dict[str, Any], states: _States) -> None:
+        """Writes keys and values into the cache of a call."""
+        if states is not None:
+            assert self._parts is not None
+            given[_CACHE].update(*states, self._parts.attention.layer_idx)
 
     def _later_kernels(self, x: Tensor) -> list[tuple[Forward, EncoderLayer]]:
         """The layers of the stack behind this one up to the first that does not run by its kernel, or is hooked."""
@@ -277,10 +340,20 @@ class Forward:
         activation = _activation(_get(self.module, self.names.activation))
         if activation is None:
             return None
-        x = torch.randn(1, TRIED, parts.width, generator=torch.Generator().manual_seed(0))
-        mask = Mask(1, Sizes(TRIED, TRIED), (None, None))
-        with torch.no_grad(), packing.within(None):
-            expected = type(self.module).forward(self.module, x, mask)
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(1, TRIED, parts.width, generator=generator)
+        is_causal = bool(getattr(parts.attention, "is_causal", False))
+        given: dict[str, Any] = {_MASK: Mask(1, Sizes(TRIED, TRIED), (None, 0 if is_causal else None))}
+        turns = None
+        if self._turns:
+            angles = torch.randn(1, TRIED, parts.head_width // 2, generator=generator).repeat(1, 1, 2)
+            turns = angles.cos(), angles.sin()
+            given[_TURNS] = turns
+        try:
+            with torch.no_grad(), packing.within(None):
+                expected = type(self.module).forward(self.module, x, **given)
+        except Exception:  # a layer that needs more than these arguments
+            return None
         if not isinstance(expected, Tensor):
             return None
         for pre_norm in (False, True):
@@ -288,7 +361,8 @@ class Forward:
                 layer = EncoderLayer(parts.form(activation, pre_norm), parts.weights())
             except ValueError:  # there is no kernel for these sizes
                 return None
-            difference = (layer(x, Documents([TRIED])) - expected).abs().max()
+            documents = Documents([TRIED], is_causal=is_causal)
+            difference = (layer(x, documents, turns) - expected).abs().max()
             if difference <= _CLOSE * expected.abs().max():
                 return layer
         return None
@@ -302,11 +376,14 @@ class _Parts(Parts):
     """The parts of a layer of transformers."""
 
     def __init__(self, module: nn.Module, names: _Names) -> None:
-        super().__init__(
-            module, [_get(module, name) for name in names.maps], [_get(module, name) for name in names.norms]
-        )
         self.module, self.names = module, names
         self.attention = _get(module, names.attention)
+        maps, norms = ([_get(module, name) for name in part] for part in (names.maps, names.norms))
+        widths = [(map.nf, map.nx) if type(map) is Conv1D else (map.out_features, map.in_features) for map in maps]
+        sizes = "attention_head_size", "head_dim"
+        width = next((size for name in sizes if (size := getattr(self.attention, name, None))), widths[0][1])
+        self.head_width = int(width)
+        super().__init__(module, maps, norms, self._shapes(widths))
         self.activation = _get(module, names.activation)
         self.layer: EncoderLayer | None = None
 
@@ -318,18 +395,27 @@ class _Parts(Parts):
         parts = cls(module, names)
         return parts if parts.remember() else None
 
+    @staticmethod
+    def _shapes(widths: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The shapes of the maps, where one map may be that of queries, keys and values."""
+        is_one = len(widths) == 4
+        return [(widths[0][0] // 3, widths[0][1])] * 3 + widths[1:] if is_one else widths
+
     def form(self, activation: str, pre_norm: bool) -> Form:
-        names = "attention_head_size", "head_dim"
-        head_width = next((size for name in names if (size := getattr(self.attention, name, None))), self.width)
         scale = getattr(self.attention, "scaling", None)
+        epsilons = [getattr(norm, "eps", getattr(norm, "variance_epsilon", 0.0)) for norm in self.norms]
         return Form(
             width=self.width,
-            heads=self.width // int(head_width),
-            hidden=self.maps[4].out_features,
+            heads=self.shapes[0][0] // self.head_width,
+            hidden=self.shapes[4][0],
             activation=activation,
             pre_norm=pre_norm,
-            epsilons=(self.norms[0].eps, self.norms[1].eps),
-            scale=head_width**-0.5 if scale is None else float(scale),
+            epsilons=(epsilons[0], epsilons[1]),
+            scale=self.head_width**-0.5 if scale is None else float(scale),
+            kv_heads=self.shapes[1][0] // self.head_width,
+            head_width=self.head_width,
+            rms_norm=type(self.norms[0]) is not nn.LayerNorm,
+            gated=len(self.shapes) == 7,
         )
 
     def are_unchanged(self) -> bool:
@@ -358,19 +444,39 @@ def _are_close(values: Tensor, expected: Tensor) -> bool:
     return bool(((values - expected).abs() <= 1e-6 * (1 + expected.abs())).all())
 
 
-def _documents(attention: nn.Module, mask: Any, options: dict[str, Any], shape: tuple[int, int]) -> Documents | None:
+def _documents(attention: nn.Module, given: dict[str, Any], shape: tuple[int, int]) -> Documents | None:
     """The texts within which a layer attends; None if it attends otherwise."""
+    mask = given.get(_MASK)
     if mask is not None and type(mask) is not Mask:
         return None
-    if mask is None and getattr(attention, "is_causal", True):
+    texts = interface.texts_of(mask, given, shape)
+    if mask is None:
+        is_causal = bool(getattr(attention, "is_causal", True))
+        return _whole(*shape, is_causal) if texts is None else texts.documents(is_causal)
+    if texts is None:
+        return mask.documents(*shape)
+    if given.get(_CACHE) is not None:
         return None
-    texts = interface.texts_of(mask, options, shape)
-    if texts is not None:
-        complete = mask is None or mask.is_causal_or_complete() is False
-        return texts.documents if complete else None
-    return _whole(*shape) if mask is None else mask.documents(*shape)
+    whole = mask.is_causal_or_complete()
+    if whole is not None:
+        return texts.documents(whole)
+    graph, _ = mask.graph(None, shape[0], shape[1], torch.device("cpu"), flat=True)
+    return documents_of(graph, 1)
 
 
 @lru_cache(maxsize=64)
-def _whole(rows: int, tokens: int) -> Documents:
-    return Documents([tokens] * rows)
+def _whole(rows: int, tokens: int, is_causal: bool) -> Documents:
+    return Documents([tokens] * rows, is_causal=is_causal)
+
+
+def _turns_of(given: Any, shape: tuple[int, int], width: int) -> tuple[Tensor, Tensor] | None:
+    """Cosine and sine of the angles of each token, [rows, width of a head]; None for others."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        return None
+    for turn in given:
+        if type(turn) is not Tensor or turn.dtype is not torch.float32 or not turn.is_cpu or turn.requires_grad:
+            return None
+        if turn.dim() != 3 or turn.shape[0] not in (1, shape[0]) or tuple(turn.shape[1:]) != (shape[1], width):
+            return None
+    cos, sin = (turn.expand(*shape, width).reshape(-1, width).contiguous() for turn in given)
+    return cos, sin

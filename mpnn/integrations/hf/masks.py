@@ -383,17 +383,18 @@ class Mask:
         return {}
 
     def _as_documents(self, rows: int) -> Documents | None:
-        if self._is_on_device() or self._band != (None, None):
+        pairs = None if self._is_on_device() or self._band is None else _of_all_tokens(self._band, self.sizes)
+        if pairs is None:
             return None
         lengths = [self.sizes.keys] * rows
         if self._padding is None:
-            return Documents(lengths)
+            return Documents(lengths, is_causal=pairs.is_causal)
         entries = self._padding * (rows // self.batch)
         first = [entry.find(1) for entry in entries]
         keys = [entry.rfind(1) + 1 - start for entry, start in zip(entries, first, strict=True)]
         if any(start < 0 or entry.count(1) != n for entry, start, n in zip(entries, first, keys, strict=True)):
             return None
-        return Documents(lengths, first, keys)
+        return Documents(lengths, first, keys, pairs.is_causal)
 
     def is_causal_or_complete(self) -> bool | None:
         """True for a causal mask over a whole text, False for a complete one, None for another or with padding."""

@@ -91,10 +91,13 @@ class Packing:
             )
         return positions
 
-    @cached_property
-    def documents(self) -> Documents:
+    def documents(self, is_causal: bool) -> Documents:
         """The texts as compiled layers take them."""
-        return Documents(self.lengths)
+        key = "documents", is_causal
+        if key not in self.divided:
+            self.divided[key] = Documents(self.lengths, is_causal=is_causal)
+        documents: Documents = self.divided[key]
+        return documents
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Packing):

@@ -92,7 +92,7 @@ def use(
     layers: bool = True,
 ) -> Handle:
     """Runs the attention layers of a transformers model by `mpnn.ops.attend`, its linear maps by the quicker product,
-    and whole layers of encoders by one compiled call, in place.
+    and whole layers by one compiled call, in place.
 
     Args:
         model: any model whose attention layers dispatch through transformers' `AttentionInterface`, a Longformer,
@@ -119,10 +119,11 @@ def use(
         maps: whether linear maps (`nn.Linear` and GPT-2's `Conv1D`, not their subclasses) run by oneDNN where this is
             quicker than torch's product (`maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
             `mpnn tune` measured it. They stay the same objects. `torch.jit.script` is refused until `restore()`.
-        layers: whether whole layers of encoders (BERT, RoBERTa, DistilBERT, ALBERT, ViT, CLIP's and BART's encoders and
-            others with their parts) run by one compiled call each, in inference in float32 on a CPU, over their own
-            masks. The first call packs their weights, which takes as much memory again. Calls that need more run as
-            before: gradients, hooks on a layer's modules, `output_attentions`, autocast, a topology.
+        layers: whether whole layers (BERT, RoBERTa, DistilBERT, ALBERT, ViT, CLIP's and BART's encoders, GPT-2, OPT,
+            Llama and others with their parts) run by one compiled call each, in inference in float32 on a CPU, over
+            their own masks. The first call packs their weights, which takes as much memory again; where this is more
+            than a quarter of the available memory, they run as before. So do calls that need more: tokens behind those
+            of a cache, gradients, hooks on a layer's modules, `output_attentions`, autocast, a topology.
 
     Returns:
         A handle, which lists the changed layers and whose `restore()` undoes the change. A saved model loads without

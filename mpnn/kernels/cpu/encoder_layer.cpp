@@ -4,10 +4,15 @@
 //     z = x + attend(norm_1(x)),       y = z + ffn(norm_2(z))              pre-norm
 //     attend(x)_i = W_o [softmax_j(scale q_i k_j) v_j] + b_o,    ffn(z) = W_2 act(W_1 z + b_1) + b_2
 //
-// Weights are packed once (panels.h). Documents pass a layer in groups, so that queries, keys and values of a group stay
-// in the cache: one product writes them as [head][row][width of a head], which attention reads. A block of rows then
-// passes the output map, the norms and the feed-forward network, in slices of its hidden columns, without leaving L2.
-// A result depends on its document alone: neither on the others of a batch nor on the number of threads, to the bit.
+// or, gated, ffn(z) = W_2 (act(W_3 z + b_3) (W_1 z + b_1)) + b_2. A node attends to its document, or, if this is causal,
+// to the nodes up to itself. Queries and keys may turn by angles, and several heads of queries share a head of keys.
+//
+// Weights are packed once (panels.h). Documents pass a layer in groups, so that queries, keys and
+// values of a group stay in the cache: products write them as [head][row][width of a head], which attention reads. A
+// block of rows then passes the output map, the norms and the feed-forward network, in slices of its hidden columns,
+// without leaving L2.
+// A result depends on its document alone: neither on the others of a batch nor on the number of threads, to the bit. In
+// a causal document it depends on the nodes up to its own alone.
 #include "panels.h"
 #include "threads.h"
 #if defined(__linux__)
@@ -37,47 +42,48 @@ struct Document {  // `rows` rows from `first` on attend to `keys` of them, from
   int64_t first, rows, first_key, keys;
 };
 
-enum { QUERY, KEY, VALUE, OUT, UP, DOWN, MAPS };
+enum { QUERY, KEY, VALUE, OUT, UP, DOWN, GATE, MAPS };
 
 struct EncoderLayer {  // mpnn/kernels/encoder_layer.py has the same fields in the same order
-  int64_t width, heads, hidden, pre_norm, activation;
+  int64_t width, heads, kv_heads, head_width, hidden, pre_norm, rms_norm, gated, activation;
   double scale, epsilon[2];
-  const float *weight[MAPS];  // as torch has them, [out, in]
-  const float *bias[MAPS];    // each may be null
+  const float *weight[MAPS];           // [out, in]
+  int64_t row[MAPS], column[MAPS];     // how far numbers of the next output and of the next input are; one is 1
+  const float *bias[MAPS];             // each may be null
   const float *norm_weight[2], *norm_bias[2];
   float *packed;
   int64_t calls;  // decides which numbers are compared
   const float *x;
-  float *y;  // [rows, width]
+  float *y;                // [rows, width]
+  const float *cos, *sin;  // of the angles, [rows, head_width], or null
+  float *keys, *values;    // where each document's are written, [kv_heads, rows, head_width]; or null
   const Document *documents;
-  int64_t count;
+  int64_t count, causal;
 
-  int64_t depth() const { return panels::depth_of(width, hidden); }
+  int64_t inner() const { return heads * head_width; }
+  int64_t all_heads() const { return heads + 2 * kv_heads; }
+  int64_t depth() const { return panels::depth_of(width, hidden, inner()); }
   int64_t rows() const { return count ? documents[count - 1].first + documents[count - 1].rows : 0; }
-  int64_t head_width() const { return width / heads; }
-  Weight qkv() const { return {packed, 3 * width, width, depth()}; }
-  Weight out() const { return {packed + 3 * width * width, width, width, depth()}; }
-  Weight up() const { return {packed + 4 * width * width, hidden, width, depth()}; }
-  Weight down() const { return {packed + 4 * width * width + width * hidden, width, hidden, depth()}; }
-  int64_t numbers() const { return 4 * width * width + 2 * width * hidden; }
-  // The packed weight that holds map m, and its first column in it.
-  Weight holder(int m, int64_t &first) const {
-    first = m < OUT ? m * width : 0;
-    return m < OUT ? qkv() : m == OUT ? out() : m == UP ? up() : down();
+  int64_t maps() const { return gated ? MAPS : GATE; }
+  int64_t map_width(int m) const {
+    return m == QUERY ? inner() : m < OUT ? kv_heads * head_width : m == UP || m == GATE ? hidden : width;
   }
-  int64_t map_width(int m) const { return m == UP ? hidden : width; }
-  int64_t map_depth(int m) const { return m == DOWN ? hidden : width; }
+  int64_t map_depth(int m) const { return m == OUT ? inner() : m == DOWN ? hidden : width; }
+  // The number of floats of the maps before map m.
+  int64_t numbers(int m) const { return m ? numbers(m - 1) + map_width(m - 1) * map_depth(m - 1) : 0; }
+  Weight map(int m) const {
+    return {packed + numbers(m), map_width(m), map_depth(m), depth(), weight[m], row[m], column[m]};
+  }
 };
 
 // ------------------------------------------------------------------------------------------------------- weights
 
 void pack(const EncoderLayer &p, const Crew &crew) {
-  for (int m = 0; m < MAPS; m++) {
-    int64_t first;
-    const Weight weight = p.holder(m, first);
-    const int64_t depth = p.map_depth(m);
-    share(crew, p.map_width(m) / COLUMNS, [&](int64_t panel, int64_t) {
-      panels::pack(weight, p.weight[m] + panel * COLUMNS * depth, depth, first / COLUMNS + panel);
+  for (int m = 0; m < p.maps(); m++) {
+    const Weight weight = p.map(m);
+    share(crew, weight.width / COLUMNS, [&](int64_t panel, int64_t) {
+      for (int64_t k = 0; k < weight.depth; k += weight.panel_depth)
+        panels::pack(weight, k, panel);
     });
   }
 }
@@ -87,19 +93,18 @@ void pack(const EncoderLayer &p, const Crew &crew) {
 // numbers shows at once, and whole panels in proportion to its work; the next call compares others.
 bool is_current(const EncoderLayer &p) {
   int64_t all = 0, number = 0;
-  for (int m = 0; m < MAPS; m++) all += p.map_width(m) / COLUMNS;
+  for (int m = 0; m < p.maps(); m++) all += p.map_width(m) / COLUMNS;
   const int64_t whole = least(all, divide_up(all * p.rows(), ROWS_TO_COMPARE)), first_whole = p.calls * whole % all;
-  for (int m = 0; m < MAPS; m++) {
-    int64_t first;
-    const Weight weight = p.holder(m, first);
-    const int64_t depth = p.map_depth(m), k = p.calls * 61 % depth, in_panel = k % weight.panel_depth;
-    for (int64_t panel = 0; panel < p.map_width(m) / COLUMNS; panel++, number++) {
-      const float *from = p.weight[m] + panel * COLUMNS * depth;
-      const int64_t packed = first / COLUMNS + panel, c = (p.calls + panel) % COLUMNS;
-      const float *line = weight.panel(k - in_panel, packed) + in_panel * COLUMNS;
-      if (__builtin_memcmp(from + c * depth + k, line + c, sizeof(float))) return false;
+  for (int m = 0; m < p.maps(); m++) {
+    const Weight weight = p.map(m);
+    const int64_t k = p.calls * 61 % weight.depth, in_panel = k % weight.panel_depth;
+    for (int64_t panel = 0; panel < weight.width / COLUMNS; panel++, number++) {
+      const int64_t c = (p.calls + panel) % COLUMNS;
+      const float *number_now = weight.raw + (panel * COLUMNS + c) * weight.row + k * weight.column;
+      if (__builtin_memcmp(number_now, weight.panel(k - in_panel, panel) + in_panel * COLUMNS + c, sizeof(float))) return false;
       const bool in_turn = (number >= first_whole ? number : number + all) < first_whole + whole;
-      if (in_turn && !panels::is_packed(weight, from, depth, packed)) return false;
+      for (int64_t from = 0; in_turn && from < weight.depth; from += weight.panel_depth)
+        if (!panels::is_packed(weight, from, panel)) return false;
     }
   }
   return true;
@@ -107,12 +112,13 @@ bool is_current(const EncoderLayer &p) {
 
 // --------------------------------------------------------------------------------------------------------- norms
 
+// The norm of rows: of their deviations from the mean, or, if it is a norm of root mean squares, of their numbers.
 NOINLINE void layer_norm(const float *x, float *y, int64_t rows, const EncoderLayer &p, int norm) {
   const int64_t width = p.width;
   const float *weight = p.norm_weight[norm], *bias = p.norm_bias[norm];
   for (int64_t r = 0; r < rows; r++, x += width, y += width) {
     V s0{}, s1{}, v0{}, v1{};
-    for (int64_t k = 0; k < width; k += COLUMNS) {
+    for (int64_t k = 0; k < width && !p.rms_norm; k += COLUMNS) {
       s0 += load<float, LANES>(x + k);
       s1 += load<float, LANES>(x + k + LANES);
     }
@@ -174,27 +180,62 @@ NOINLINE float weigh(float *row, int64_t keys, float scale) {
   return 1 / sum<float, LANES>(s0 + s1);
 }
 
-// Attention of one head of a document: query [rows, width], key and value [keys, width] -> out [rows, out_row].
+// Adds what is left of weighted sums, of keys behind the first `common`, and scales them: row r has `seen + r` keys, at
+// most `keys`. A sum goes on in the order in which it began, so its bits do not depend on which rows a tile had.
+void add_last_keys(const float *weights, int64_t row, const float *value, int64_t width, int64_t common, int64_t seen,
+                   int64_t keys, int64_t rows, const float *inverse, float *out, int64_t out_row) {
+  for (int64_t r = 0; r < rows; r++, weights += row, out += out_row) {
+    V c0 = load<float, LANES>(out), c1 = load<float, LANES>(out + LANES);
+    for (int64_t k = common; k < least(keys, seen + r); k++) {
+      V x;
+      BROADCAST(x, weights[k]);
+      const V v0 = load<float, LANES>(value + k * width), v1 = load<float, LANES>(value + k * width + LANES);
+      ADD_PRODUCT(c0, x, v0);
+      ADD_PRODUCT(c1, x, v1);
+    }
+    store<float, LANES>(out, c0 * inverse[r]);
+    store<float, LANES>(out + LANES, c1 * inverse[r]);
+  }
+}
+
+// Attention of one head of a document: query [rows, width], key and value [keys, width] -> out [rows, out_row]. Row i
+// attends to all keys, or, if this is causal, to the first i + 1.
 void attend(const float *query, const float *key, const float *value, int64_t rows, int64_t keys, int64_t width,
-            float scale, float *out, int64_t out_row, float *scratch) {
+            bool causal, float scale, float *out, int64_t out_row, float *scratch) {
   const int64_t padded = divide_up(keys, COLUMNS) * COLUMNS;
+  const auto seen = [&](int64_t row) { return causal ? least(keys, row + 1) : keys; };
   float *turned = scratch, *logits = scratch + width * padded, inverse[QUERIES];
   turn_keys(key, keys, width, turned);
   for (int64_t first = 0, count; first < rows; first += count) {
     int64_t sizes[4], tiles = 0;
     for (count = 0; tiles < 4 && first + count < rows; tiles++) count += sizes[tiles] = panels::next_rows(rows - first - count);
-    for (int64_t c = 0; c < padded; c += COLUMNS) {
+    for (int64_t c = 0; c < seen(first + count - 1); c += COLUMNS) {
       Tile t{query + first * width, width, turned + c * width, COLUMNS, width, logits + c, padded, nullptr, {}};
       for (int64_t i = 0; i < tiles; t.a += sizes[i] * width, t.c += sizes[i] * padded, i++) panels::tile_of<0>(sizes[i], t);
     }
-    for (int64_t r = 0; r < count; r++) inverse[r] = weigh(logits + r * padded, keys, scale);
+    for (int64_t r = 0; r < count; r++) inverse[r] = weigh(logits + r * padded, seen(first + r), scale);
     for (int64_t d = 0; d < width; d += COLUMNS) {
       Tile t{logits, padded, value + d, width, keys, out + first * out_row + d, out_row, nullptr, {}};
-      t.finish.scale = inverse;
-      for (int64_t i = 0; i < tiles; t.a += sizes[i] * padded, t.c += sizes[i] * out_row, t.finish.scale += sizes[i], i++)
+      for (int64_t i = 0, r = 0; i < tiles; t.a += sizes[i] * padded, t.c += sizes[i] * out_row, r += sizes[i], i++) {
+        if (causal) t.depth = seen(first + r);
+        else t.finish.scale = inverse + r;
         panels::tile_of<0>(sizes[i], t);
+        if (causal)
+          add_last_keys(t.a, padded, value + d, width, t.depth, first + r + 1, keys, sizes[i], inverse + r, t.c, out_row);
+      }
     }
   }
+}
+
+// Turns the pairs (k, k + width / 2) of rows [rows, width] by the angles of each.
+void turn(float *x, const float *cos, const float *sin, int64_t rows, int64_t width) {
+  const int64_t half = width / 2;
+  for (int64_t r = 0; r < rows; r++, x += width, cos += width, sin += width)
+    for (int64_t k = 0; k < half; k += LANES) {
+      const V a = load<float, LANES>(x + k), b = load<float, LANES>(x + half + k);
+      store<float, LANES>(x + k, a * load<float, LANES>(cos + k) - b * load<float, LANES>(sin + k));
+      store<float, LANES>(x + half + k, b * load<float, LANES>(cos + half + k) + a * load<float, LANES>(sin + half + k));
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------ the layer
@@ -212,41 +253,48 @@ struct Blocks {
 };
 
 struct Buffers {
-  float *heads;    // queries, keys and values [3 heads][rows][width of a head]
-  float *message;  // [rows, width]
-  float *few;      // [rows, 2 width + hidden], for few rows
+  float *heads;    // queries, keys and values [heads][rows][width of a head]
+  float *message;  // [rows, all heads' width]
+  float *few;      // [rows, 2 width + 2 hidden], for few rows
   float *scratch;  // for each thread
   int64_t scratch_floats;
 };
 
 // What becomes of the output map of attention and of the feed-forward network: bias and residual.
 Finish residual(const float *bias, const float *x, int64_t width) { return {false, bias, 0, x, width, nullptr}; }
-Finish activated(const EncoderLayer &p) { return {false, p.bias[UP], p.activation, nullptr, 0, nullptr}; }
+Finish activated(const EncoderLayer &p) { return {false, p.bias[UP], p.gated ? 0 : p.activation, nullptr, 0, nullptr}; }
+Finish gating(const EncoderLayer &p, const float *hidden, int64_t row) {
+  return {false, p.bias[GATE], p.activation, nullptr, 0, nullptr, hidden, row};
+}
 
-// Queries, keys and values of rows [r, r + n) of a group, panels [p0, p1).
+// Queries, keys and values of rows [r, r + n) of a group, panels [p0, p1) of the three maps.
 void project(const EncoderLayer &p, const float *x, const Buffers &b, int64_t group_rows, int64_t r, int64_t n, int64_t p0, int64_t p1) {
-  const int64_t D = p.head_width(), of_map = p.width / COLUMNS;
-  const Target target{b.heads + r * D, D, D / COLUMNS, group_rows * D};
-  for (int64_t m = p0 / of_map; m * of_map < p1; m++) {
-    const float *bias = p.bias[m] ? p.bias[m] - m * p.width : nullptr;  // columns count from the first of the queries
-    const int64_t from = p0 > m * of_map ? p0 : m * of_map;
-    panels::product(x, p.width, p.qkv(), n, from, least(p1, (m + 1) * of_map), target, {false, bias, 0, nullptr, 0, nullptr});
+  const int64_t D = p.head_width;
+  float *to = b.heads + r * D;
+  for (int m = QUERY; m < OUT; m++) {
+    const Weight weight = p.map(m);
+    const int64_t all = weight.width / COLUMNS, from = p0 > 0 ? p0 : 0, end = least(p1, all);
+    const Target target{to, D, D / COLUMNS, group_rows * D};
+    if (from < end) panels::product(x, p.width, weight, n, from, end, target, {false, p.bias[m], 0, nullptr, 0, nullptr});
+    p0 -= all, p1 -= all, to += weight.width * group_rows;
   }
 }
 
 // Everything behind attention, for n rows: message, x -> y.
 void update(const EncoderLayer &p, const float *message, const float *x, float *y, int64_t n, float *scratch) {
   const int64_t H = p.width, all = H / COLUMNS, depth = p.depth();
-  float *z = scratch, *read = p.pre_norm ? z + n * H : z, *hidden = read + n * H;
-  panels::product(message, H, p.out(), n, 0, all, {z, H}, residual(p.bias[OUT], x, H));
+  float *z = scratch, *read = p.pre_norm ? z + n * H : z, *hidden = read + n * H, *gate = hidden + n * depth;
+  panels::product(message, p.inner(), p.map(OUT), n, 0, all, {z, H}, residual(p.bias[OUT], x, H));
   layer_norm(z, read, n, p, p.pre_norm);
-  const Weight down = p.down();
+  const Weight up = p.map(UP), down = p.map(DOWN), gates = p.map(GATE);
   for (int64_t f = 0; f < p.hidden; f += depth) {  // a slice of hidden columns
-    panels::product(read, H, p.up(), n, f / COLUMNS, (f + depth) / COLUMNS, {hidden - f, depth}, activated(p));
+    const int64_t first = f / COLUMNS, end = (f + depth) / COLUMNS;
+    panels::product(read, H, up, n, first, end, {hidden - f, depth}, activated(p));
+    if (p.gated) panels::product(read, H, gates, n, first, end, {gate - f, depth}, gating(p, hidden - f, depth));
     Finish finish{};
     if (f + depth == p.hidden) finish = residual(p.bias[DOWN], z, H);
     finish.more = f > 0;
-    panels::slice(hidden, depth, down, f, n, 0, all, {y, H}, finish);
+    panels::slice(p.gated ? gate : hidden, depth, down, f, n, 0, all, {y, H}, finish);
   }
   if (!p.pre_norm) layer_norm(y, y, n, p, 1);
 }
@@ -254,23 +302,25 @@ void update(const EncoderLayer &p, const float *message, const float *x, float *
 // The same for all rows of a group, with the columns shared by threads.
 void update_few(const EncoderLayer &p, const Crew &crew, const float *message, const float *x, float *y, int64_t n, float *few) {
   const int64_t H = p.width, members = crew.count;
-  float *z = few, *read = p.pre_norm ? z + n * H : z, *hidden = z + 2 * n * H;
-  const auto columns = [&](const float *a, const Weight &weight, float *to, const Finish &finish) {
+  float *z = few, *read = p.pre_norm ? z + n * H : z, *hidden = z + 2 * n * H, *gate = hidden + n * p.hidden;
+  const auto columns = [&](const float *a, int m, float *to, const Finish &finish) {
+    const Weight weight = p.map(m);
     const int64_t all = weight.width / COLUMNS;
     share(crew, members, [&](int64_t s, int64_t) {
       panels::product(a, weight.depth, weight, n, all * s / members, all * (s + 1) / members, {to, weight.width}, finish);
     });
   };
-  columns(message, p.out(), z, residual(p.bias[OUT], x, H));
+  columns(message, OUT, z, residual(p.bias[OUT], x, H));
   layer_norm(z, read, n, p, p.pre_norm);
-  columns(read, p.up(), hidden, activated(p));
-  columns(hidden, p.down(), y, residual(p.bias[DOWN], z, H));
+  columns(read, UP, hidden, activated(p));
+  if (p.gated) columns(read, GATE, gate, gating(p, hidden, p.hidden));
+  columns(p.gated ? gate : hidden, DOWN, y, residual(p.bias[DOWN], z, H));
   if (!p.pre_norm) layer_norm(y, y, n, p, 1);
 }
 
 // The documents [d0, d1).
 void run_group(const EncoderLayer &p, const Crew &crew, const Buffers &b, int64_t d0, int64_t d1) {
-  const int64_t H = p.width, D = p.head_width(), all = 3 * H / COLUMNS;
+  const int64_t H = p.width, D = p.head_width, I = p.inner(), all = p.all_heads() * D / COLUMNS;
   const int64_t first = p.documents[d0].first, rows = p.documents[d1 - 1].first + p.documents[d1 - 1].rows - first;
   const float *x = p.x + first * H;
   float *y = p.y + first * H;
@@ -286,17 +336,31 @@ void run_group(const EncoderLayer &p, const Crew &crew, const Buffers &b, int64_
     if (!few && p.pre_norm) layer_norm(from, normed, n, p, 0), from = normed;
     project(p, from, b, rows, r, n, all * s / slices, all * (s + 1) / slices);
   });
+  if (p.cos)
+    share(crew, p.heads + p.kv_heads, [&](int64_t h, int64_t) {
+      turn(b.heads + h * rows * D, p.cos + first * D, p.sin + first * D, rows, D);
+    });
   share(crew, (d1 - d0) * p.heads, [&](int64_t i, int64_t member) {
     const Document &document = p.documents[d0 + i / p.heads];
-    const int64_t h = i % p.heads, r = document.first - first, keys = r + document.first_key;
-    const auto head = [&](int m, int64_t row) { return b.heads + ((m * p.heads + h) * rows + row) * D; };
-    attend(head(QUERY, r), head(KEY, keys), head(VALUE, keys), document.rows, document.keys, D, (float)p.scale,
-           b.message + r * H + h * D, H, b.scratch + member * b.scratch_floats);
+    const int64_t h = i % p.heads, shared = p.heads / p.kv_heads, r = document.first - first;
+    const float *query = b.heads + (h * rows + r) * D, *key = b.heads + ((p.heads + h / shared) * rows + r) * D;
+    const float *value = key + p.kv_heads * rows * D;
+    float *out = b.message + r * I + h * D;
+    if (p.keys && h % shared == 0) {
+      const int64_t to = (document.first * p.kv_heads + h / shared * document.rows) * D;
+      __builtin_memcpy(p.keys + to, key, document.rows * D * sizeof(float));
+      __builtin_memcpy(p.values + to, value, document.rows * D * sizeof(float));
+    }
+    const int64_t before = p.causal ? document.first_key : 0, skipped = document.first_key * D;
+    for (int64_t row = 0; row < before; row++)  // which attend to nothing
+      __builtin_memset(out + row * I, 0, D * sizeof(float));
+    attend(query + before * D, key + skipped, value + skipped, document.rows - before, document.keys, D, p.causal,
+           (float)p.scale, out + before * I, I, b.scratch + member * b.scratch_floats);
   });
   if (few) return update_few(p, crew, b.message, x, y, rows, b.few);
   share(crew, blocks.count, [&](int64_t i, int64_t member) {
-    const int64_t r = blocks.first(i) * H;
-    update(p, b.message + r, x + r, y + r, blocks.length(i), b.scratch + member * b.scratch_floats);
+    const int64_t r = blocks.first(i);
+    update(p, b.message + r * I, x + r * H, y + r * H, blocks.length(i), b.scratch + member * b.scratch_floats);
   });
 }
 
@@ -316,14 +380,15 @@ bool run(const EncoderLayer &p, const Crew &crew) {
     if (p.documents[d].keys > keys) keys = p.documents[d].keys;
   }
   const int64_t limit = GROUP * crew.count, group = least(rows, longest > limit ? longest : limit);
-  const int64_t few = crew.count > 1 ? FEW * crew.count * (2 * H + p.hidden) : 0;
-  const int64_t attention = attention_floats(keys, p.head_width()), block = (BLOCK + STEP) * (2 * H + p.depth());
+  const int64_t few = crew.count > 1 ? FEW * crew.count * (2 * H + 2 * p.hidden) : 0;
+  const int64_t in_heads = p.all_heads() * p.head_width;
+  const int64_t attention = attention_floats(keys, p.head_width), block = (BLOCK + STEP) * (2 * H + 2 * p.depth());
   Buffers b;
   b.scratch_floats = divide_up(attention > block ? attention : block, 16) * 16;
-  Memory memory((4 * group * H + few + crew.count * b.scratch_floats) * (int64_t)sizeof(float), 4);
+  Memory memory((group * (in_heads + p.inner()) + few + crew.count * b.scratch_floats) * (int64_t)sizeof(float), 4);
   if (!memory) return false;
-  b.heads = memory.take<float>(3 * group * H);
-  b.message = memory.take<float>(group * H);
+  b.heads = memory.take<float>(group * in_heads);
+  b.message = memory.take<float>(group * p.inner());
   b.few = memory.take<float>(few);
   b.scratch = memory.take<float>(crew.count * b.scratch_floats);
   for (int64_t d0 = 0, d1; d0 < p.count; d0 = d1) {
@@ -340,15 +405,15 @@ extern "C" int64_t encoder_layer_size() { return sizeof(encoder_layer::EncoderLa
 
 // The number of floats of the packed weights; 0 if there is no kernel for these sizes.
 extern "C" int64_t encoder_layer_numbers(const encoder_layer::EncoderLayer *p) {
-  const bool fits = p->heads > 0 && p->width % p->heads == 0 && p->head_width() % encoder_layer::COLUMNS == 0;
-  return fits && p->depth() ? p->numbers() : 0;
+  const bool fits = p->kv_heads > 0 && p->heads % p->kv_heads == 0 && p->head_width > 0;
+  return fits && p->head_width % encoder_layer::COLUMNS == 0 && p->depth() ? p->numbers(p->maps()) : 0;
 }
 
 extern "C" void encoder_layer_pack(const encoder_layer::EncoderLayer *p, void *team, int64_t forks, int64_t threads) {
 #if defined(__linux__)
   // The weights are read in whole from memory: with large pages, fewer addresses are looked up.
   constexpr int64_t PAGE = 4096;
-  const int64_t first = divide_up((int64_t)p->packed, PAGE) * PAGE, end = (int64_t)(p->packed + p->numbers()) / PAGE * PAGE;
+  const int64_t first = divide_up((int64_t)p->packed, PAGE) * PAGE, end = (int64_t)(p->packed + p->numbers(p->maps())) / PAGE * PAGE;
   if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
 #endif
   encoder_layer::pack(*p, {team, forks, threads});

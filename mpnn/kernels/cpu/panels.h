@@ -15,17 +15,17 @@ constexpr int64_t MAX_DEPTH = (24 << 10) / (COLUMNS * sizeof(float));  // of a p
 
 constexpr int64_t LEAST_DEPTH = 64;  // below, to store sums takes too large a share
 
-// The depth of panels for maps between these widths: the largest divisor of both. 0: there is none that is worth it.
-inline int64_t depth_of(int64_t width, int64_t hidden) {
+// The depth of panels for maps between these widths: the largest divisor of all. 0: there is none that is worth it.
+inline int64_t depth_of(int64_t width, int64_t hidden, int64_t inner) {
   for (int64_t depth = MAX_DEPTH; depth >= LEAST_DEPTH; depth -= COLUMNS)
-    if (width % depth == 0 && hidden % depth == 0) return depth;
+    if (width % depth == 0 && hidden % depth == 0 && inner % depth == 0) return depth;
   return 0;
 }
 
 enum Activation { IDENTITY, GELU, GELU_TANH, RELU, QUICK_GELU, SILU };
 
-// What becomes of sums: activation(sums + what is there + bias) + add, in this order. What is large beside the products
-// is added last, or each of them would be rounded to its size.
+// What becomes of sums: activation(sums + what is there + bias) times + add, in this order. What is large beside the
+// products is added last, or each of them would be rounded to its size.
 struct Finish {
   bool more;          // adds what is there
   const float *bias;  // [columns], or null
@@ -33,6 +33,8 @@ struct Finish {
   const float *add;   // [rows, add_row], or null
   int64_t add_row;
   const float *scale;  // a factor of each row, or null
+  const float *times = nullptr;  // [rows, times_row], or null
+  int64_t times_row = 0;
 };
 
 struct Tile {
@@ -81,6 +83,7 @@ template <int ACTIVATION> NOINLINE void store_finished(const float *sums, const 
       if (f.more) s += ::load<float, LANES>(to);
       if (f.bias) s += ::load<float, LANES>(f.bias + n * LANES);
       s = activated<ACTIVATION>(s);
+      if (f.times) s *= ::load<float, LANES>(f.times + r * f.times_row + n * LANES);
       if (f.add) s += ::load<float, LANES>(f.add + r * f.add_row + n * LANES);
       if (f.scale) s *= f.scale[r];
       ::store<float, LANES>(to, s);
@@ -138,7 +141,7 @@ template <int R, int LINES> NOINLINE void tile(const Tile &t) {
     UNROLL for (int g = 0; g < (R + 2) / 3; g++) a[g]++;
   }
   const Finish &f = t.finish;
-  if (f.bias || f.activation || f.add || f.scale) {
+  if (f.bias || f.activation || f.add || f.scale || f.times) {
     float sums[R * COLUMNS];
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int n = 0; n < 2; n++) ::store<float, LANES>(sums + r * COLUMNS + n * LANES, c[r][n]);
@@ -161,36 +164,46 @@ template <int LINES, int R = STEP> INLINE void tile_of(int64_t rows, const Tile 
 // The rows of the next tile, where all are about alike.
 INLINE int64_t next_rows(int64_t left) { return divide_up(left, divide_up(left, STEP)); }
 
-// A weight [width, depth], packed as [depth / panel_depth][width / COLUMNS][panel_depth][COLUMNS].
+// A weight [width, depth] with the number (n, k) at raw[n * row + k * column], one of which is 1; packed as
+// [depth / panel_depth][width / COLUMNS][panel_depth][COLUMNS].
 struct Weight {
   float *data;
   int64_t width, depth, panel_depth;
+  const float *raw;
+  int64_t row, column;
   float *panel(int64_t k, int64_t p) const { return data + k * width + p * panel_depth * COLUMNS; }
 };
 
-// Calls `visit(numbers, packed)` for each vector of eight packed columns of a panel, whose rows [COLUMNS, depth] of the
-// weight are `row` apart.
-template <class F> INLINE void each_vector(const Weight &weight, const float *from, int64_t row, int64_t p, F visit) {
-  for (int64_t k = 0; k < weight.depth; k += 8) {
-    float *to = weight.panel(k / weight.panel_depth * weight.panel_depth, p) + k % weight.panel_depth * COLUMNS;
+// Calls `visit(numbers, offset)` for each vector of eight numbers of a panel, those of columns that begin at p * COLUMNS
+// and of panel_depth rows from k on. `offset` is where they are in the panel.
+template <class F> INLINE void each_vector(const Weight &weight, int64_t k, int64_t p, F visit) {
+  const int64_t row = weight.row, column = weight.column, depth = weight.panel_depth;
+  const float *from = weight.raw + p * COLUMNS * row + k * column;
+  if (row == 1) {
+    for (int64_t i = 0; i < depth; i++, from += column)
+      UNROLL for (int c = 0; c < COLUMNS; c += 8) visit(::load<float, 8>(from + c), i * COLUMNS + c);
+    return;
+  }
+  for (int64_t i = 0; i < depth; i += 8)
     for (int c = 0; c < COLUMNS; c += 8) {
       vec<float, 8> x[8];
-      UNROLL for (int i = 0; i < 8; i++) x[i] = ::load<float, 8>(from + (c + i) * row + k);
+      UNROLL for (int r = 0; r < 8; r++) x[r] = ::load<float, 8>(from + (c + r) * row + i);
       transpose<float>(x);
-      UNROLL for (int i = 0; i < 8; i++) visit(x[i], to + i * COLUMNS + c);
+      UNROLL for (int r = 0; r < 8; r++) visit(x[r], (i + r) * COLUMNS + c);
     }
-  }
 }
 
-inline void pack(const Weight &weight, const float *from, int64_t row, int64_t p) {
-  each_vector(weight, from, row, p, [](vec<float, 8> x, float *to) { ::store<float, 8>(to, x); });
+inline void pack(const Weight &weight, int64_t k, int64_t p) {
+  float *to = weight.panel(k, p);
+  each_vector(weight, k, p, [to](vec<float, 8> x, int64_t offset) { ::store<float, 8>(to + offset, x); });
 }
 
-// Whether the numbers of a panel have the same bits as those of the weight.
-inline bool is_packed(const Weight &weight, const float *from, int64_t row, int64_t p) {
+// Whether the numbers of a packed panel have the same bits as those of the weight.
+inline bool is_packed(const Weight &weight, int64_t k, int64_t p) {
   vec<int32_t, 8> differ{};
-  each_vector(weight, from, row, p, [&](vec<float, 8> x, const float *to) {
-    differ |= (vec<int32_t, 8>)x ^ (vec<int32_t, 8>)::load<float, 8>(to);
+  const float *packed = weight.panel(k, p);
+  each_vector(weight, k, p, [&](vec<float, 8> x, int64_t offset) {
+    differ |= (vec<int32_t, 8>)x ^ (vec<int32_t, 8>)::load<float, 8>(packed + offset);
   });
   int32_t any = 0;
   for (int i = 0; i < 8; i++) any |= differ[i];
@@ -217,6 +230,7 @@ inline void slice(const float *a, int64_t a_row, const Weight &weight, int64_t k
     Tile t{a, a_row, weight.panel(k, p), COLUMNS, depth, target.panel(p), target.row, next, finish};
     if (finish.bias) t.finish.bias += p * COLUMNS;
     if (finish.add) t.finish.add += p * COLUMNS;
+    if (finish.times) t.finish.times += p * COLUMNS;
     int64_t asked = 0;  // lines of the next panel
     for (int64_t left = rows; left > 0;) {
       const int64_t n = next_rows(left);
@@ -231,6 +245,7 @@ inline void slice(const float *a, int64_t a_row, const Weight &weight, int64_t k
       left -= n;
       t.a += n * a_row, t.c += n * t.c_row;
       if (finish.add) t.finish.add += n * finish.add_row;
+      if (finish.times) t.finish.times += n * finish.times_row;
     }
   }
 }
