@@ -29,6 +29,7 @@ from mpnn import graphs, ops
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least
 from mpnn.graph.edge_tables import BiasTable, PerEdge
+from mpnn.graph.modes import uncompiled
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.graphs.jagged import is_jagged, lengths_of, like, values_of
@@ -149,14 +150,14 @@ def _over_sequences(
     outs, sums = [], []
     for k, (q, key, value, mask) in enumerate(zip(*parts, masks, strict=True)):
         mod = None if score_mod is None else _of_sequence(score_mod, k)
-        terms = (x.transpose(0, 1)[None] for x in (q, key, value))
-        out, lse = flex_attention(*terms, mod, mask, return_lse=True, **options)
+        q, key, value = (x.transpose(0, 1)[None] for x in (q, key, value))
+        out, lse = flex_attention(q, key, value, mod, mask, return_lse=True, **options)
         outs.append(out[0].transpose(0, 1))
         sums.append(lse[0].transpose(0, 1))
     return tuple(like(torch.cat(x), qkv[0]).transpose(1, 2) for x in (outs, sums))
 
 
-@torch.compiler.disable
+@uncompiled
 def flex_attention(
     query: Tensor,
     key: Tensor,

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mpnn import engine
 from mpnn.aggregate import Aggregator, Index, Sum
-from mpnn.attention import Attention, parts, whole_layer
+from mpnn.attention import Attention, DotProduct, parts, whole_layer
 from mpnn.decoding.cache import KVCache
 from mpnn.engine.binding import bind
 from mpnn.graph import Graph, html
@@ -55,6 +55,8 @@ class MessagePassing(nn.Module):
     pass (Chen et al. 2016). transformers' `gradient_checkpointing_enable` sets this attribute.
     """
 
+    mixes_values = False
+    """Whether the result also depends on the values of the destinations themselves; see `models.layers.propagation`."""
     gradient_checkpointing: bool = False
     _gradient_checkpointing_func: Callable[..., Any] = staticmethod(partial(checkpoint, use_reentrant=False))
 
@@ -104,21 +106,11 @@ class MessagePassing(nn.Module):
             y [..., N, d_out], or (y, weights), or (y, states [..., E, F] in the caller's edge order).
         """
         if isinstance(x, Tensor) and x.layout == torch.jagged:
-            return self._over_sequences(x, graph, source, edge_attr, return_weights, cache)
+            return jagged.call(self, x, self._graph_or_default(graph), source, edge_attr, return_weights, cache)
         if self.gradient_checkpointing and self.training and cache is None and torch.is_grad_enabled():
             run = partial(self._forward, graph, return_weights, None)
             return self._gradient_checkpointing_func(run, x, source, edge_attr)
         return self._forward(graph, return_weights, cache, x, source, edge_attr)
-
-    @torch.compiler.disable
-    def _over_sequences(self, x: Tensor, graph: Any, source: Any, edge_attr: Any, weights: bool, cache: Any) -> Any:
-        """`forward` of jagged features."""
-        if cache is not None:
-            raise ValueError("a cache holds sequences of one length; x is jagged")
-        graph = jagged.graph_of(self._graph_or_default(graph), x, source if isinstance(source, Tensor) else x)
-        source = jagged.values_of("source", source)
-        found = self(jagged.values_of("x", x), graph, source, edge_attr, weights)
-        return (jagged.like(found[0], x), found[1]) if isinstance(found, tuple) else jagged.like(found, x)
 
     def _forward(self, graph: Any, return_weights: bool, cache: Any, x: Tensor, source: Any, edge_attr: Any) -> Any:
         """`forward` without checkpointing; tensors come last."""
@@ -126,7 +118,8 @@ class MessagePassing(nn.Module):
             if cache is not None or return_weights or self.edge_dropout:
                 raise ValueError("an operator with edges= takes no cache, return_weights or edge_dropout")
             return self._with_states(self.edges, graph, x, source, edge_attr)
-        if (whole := self.whole_layer(x, graph, source, edge_attr, return_weights, cache)) is not None:
+        whole = self.whole_layer(x, graph, source, edge_attr, return_weights, cache)
+        if whole is not None:
             return whole(x)
         rounds = self.rounds(x, graph, source, edge_attr, return_weights, cache)
         y, weights = self._exchanged(x, rounds)
@@ -156,7 +149,8 @@ class MessagePassing(nn.Module):
 
     def whole_layer(self, x: Tensor, graph: Any, *others: Any) -> Callable[[Tensor], Tensor] | None:
         """The function of x that computes a call with these arguments as a whole; None if rounds compute it."""
-        if type(self) is not MessagePassing or others != (None, None, False, None):
+        is_plain = type(self) is MessagePassing and others == (None, None, False, None)
+        if not is_plain or type(self.attention) is not DotProduct:
             return None
         return whole_layer.find(self, self.graph if graph is None else graph, x)
 
@@ -182,11 +176,10 @@ class MessagePassing(nn.Module):
         except RuntimeError:
             parts.check_widths(self.attention, dst, src)
             raise
-        return tuple([self._completed(round, return_weights) for round in rounds])
+        return parts.completed(rounds, self.attention, self.aggregate, return_weights)
 
     def _prepared(self, x: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """The features of destinations and sources that the attention reads."""
-        parts.check_features("x", x)
         dst = parts.prepared(self.update, x)
         if source is None:
             return dst, dst
@@ -217,17 +210,6 @@ class MessagePassing(nn.Module):
         if attention is None:
             return (Round(bound, exchange(src).unsqueeze(-2)),)
         return exchange.rounds(attention, dst, src, bound, edge_attr)
-
-    def _completed(self, round: Round, weights: bool) -> Round:
-        """The round with what the operator decides. The attention's own round stays as it is: it may keep it."""
-        attention = self.attention
-        parts.check_round(round, attention)
-        normalize = "none" if attention is None else attention.normalize
-        dropout = attention.dropout if attention is not None and attention.training else 0.0
-        return round.with_fields(normalize=normalize, dropout=dropout, reduce=self.aggregate, return_weights=weights)
-
-    mixes_values = False
-    """Whether the result also depends on the values of the destinations themselves; see `models.layers.propagation`."""
 
     def _run(self, round: Round) -> tuple[Tensor, Tensor | None]:
         """Runs one round."""

@@ -14,6 +14,7 @@ from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable, PerEdge
 from mpnn.graph.exchange import LOCAL, Given, Layer, Terms
+from mpnn.graph.modes import uncompiled
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
 from mpnn.graphs import jagged
@@ -154,7 +155,7 @@ def attend(
     return (out, more) if return_weights or return_lse or return_state else out
 
 
-@torch.compiler.disable
+@uncompiled
 def _over_sequences(graph: Graph | Topology, features: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Any:
     """`attend` over jagged features: what has a number for each query is jagged, too."""
     query, key, _ = features
@@ -252,7 +253,7 @@ def aggregate(
     return engine.run(round, backend)[0].squeeze(dim)
 
 
-@torch.compiler.disable
+@uncompiled
 def _aggregate_sequences(
     graph: Graph | Topology, x: Tensor, reduce: Any, weight: Tensor | None, backend: str
 ) -> Tensor:

@@ -177,6 +177,18 @@ def test_importing_adds_few_modules_to_those_of_torch_and_no_extra() -> None:
     assert found == [True] * 3, "every name is imported when it is first used"
 
 
+def test_layers_and_functions_run_without_the_compiler_of_torch() -> None:
+    loaded = fresh(
+        "import json, sys; import torch; from mpnn import MessagePassing, attention, flex, graphs, models, ops\n"
+        "x = torch.randn(6, 2, 8)\n"
+        "MessagePassing(graphs.causal(), 'sum', None, attention.DotProduct(8, 2))(x[:, 0]).sum().backward()\n"
+        "ops.attend(graphs.causal().bind(6), x, x, x)\n"
+        "flex.flex_attention(*[x.movedim(1, 0)[None]] * 3)\n"
+        "print(json.dumps('torch._dynamo' in sys.modules))"
+    )
+    assert not loaded, "its import takes as long as that of torch"
+
+
 def test_the_import_is_the_same_whatever_the_arguments_are() -> None:
     first, *others = fresh(
         "import json, os, sys, torch\n"

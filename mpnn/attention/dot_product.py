@@ -101,7 +101,8 @@ class DotProduct(KeyValue):
 
     def merge(self, out: Tensor) -> Tensor:
         message = out.flatten(-2)
-        validation.widened("DotProduct", message.shape[-1], self.heads * self.head_dim)
+        if message.shape[-1] != self.heads * self.head_dim:
+            validation.widened("DotProduct", message.shape[-1], self.heads * self.head_dim)
         return self.to_out(message)
 
 

@@ -133,21 +133,40 @@ def check_features(name: str, x: Any) -> None:
         raise TypeError(f"{name} must be floating point; got {x.dtype}")
 
 
-def check_round(round: Any, attention: Attention | None) -> None:
-    """Raises TypeError or ValueError unless an attention returned a round that leaves to the operator what it sets."""
-    if not isinstance(round, Round):
-        raise TypeError(
-            f"forward of an attention must return a Round; {describe(attention)} returned {describe(round)}"
+def completed(
+    rounds: tuple[Any, ...], attention: Attention | None, aggregate: Any, return_weights: bool
+) -> tuple[Round, ...]:
+    """The rounds of an attention with what the operator decides. The attention's own stay as they are: it may keep
+    them.
+
+    Raises:
+        TypeError, ValueError: they are no rounds, or they have what the operator sets.
+    """
+    normalize = "none" if attention is None else attention.normalize
+    dropout = attention.dropout if attention is not None and attention.training else 0.0
+    found = []
+    for round in rounds:
+        if not isinstance(round, Round):
+            raise TypeError(
+                f"forward of an attention must return a Round; {describe(attention)} returned {describe(round)}"
+            )
+        if round.normalize != "softmax" or round.dropout or round.reduce is not SUM or round.return_weights:
+            raise ValueError(
+                f"{describe(attention)} set normalize, dropout, reduce or return_weights of its round, which the "
+                "operator sets: give the attention the attributes `normalize` and `dropout`, and the operator its "
+                "aggregate"
+            )
+        found.append(
+            round.with_fields(normalize=normalize, dropout=dropout, reduce=aggregate, return_weights=return_weights)
         )
-    if round.normalize != "softmax" or round.dropout or round.reduce is not SUM or round.return_weights:
-        raise ValueError(
-            f"{describe(attention)} set normalize, dropout, reduce or return_weights of its round, which the operator "
-            "sets: give the attention the attributes `normalize` and `dropout`, and the operator its aggregate"
-        )
+    return tuple(found)
 
 
 def prepared(update: Update, x: Tensor) -> Tensor:
-    """`update.prepare(x)`; if torch fails, whose message names no argument, the update says what does not fit."""
+    """`update.prepare(x)` of valid features. If torch fails, whose message names no argument, the update says what does
+    not fit."""
+    if type(x) is not Tensor or x.is_nested or x.dim() < 2 or not x.is_floating_point():
+        check_features("x", x)
     try:
         return update.prepare(x)
     except RuntimeError:

@@ -105,5 +105,6 @@ def join_heads(out: Tensor, concat: bool, bias: Tensor | None) -> Tensor:
     out = out.flatten(-2) if concat else out.mean(-2)
     if bias is None:
         return out
-    validation.widened("attention with a bias", out.shape[-1], len(bias))
+    if out.shape[-1] != len(bias):
+        validation.widened("attention with a bias", out.shape[-1], len(bias))
     return out + bias

@@ -180,7 +180,7 @@ _LAYERS: weakref.WeakKeyDictionary[nn.Module, _Layer] = weakref.WeakKeyDictionar
 """The packed weights of operators. A copy of an operator packs its own, and a saved one holds none."""
 
 
-_METHODS = {"project", "round", "merge", "prepare", "forward", "rounds", "_run", "_attend", "_completed", "_exchanged"}
+_METHODS = {"project", "round", "merge", "prepare", "forward", "rounds", "_run", "_attend", "_exchanged"}
 
 
 def find(operator: Any, graph: Topology | Graph | None, x: Tensor) -> Callable[[Tensor], Tensor] | None:

@@ -19,6 +19,8 @@ class Backend(Protocol):
     once, and only if all needs are served; `run` is called each time. None of them modifies the round.
 
     Optional members:
+        prepare(round): returns the function that the engine calls in place of `run` for all rounds of this form over
+            this graph. What depends on the form alone is computed once in it. It keeps neither the round nor the graph.
         serves(round): returns (SERVES, REASONS), for a backend that serves other needs on other devices. It depends on
             the round's signature only; conditions on graphs belong in `refusal`.
         direct(round): returns a function of (query, key, value, scale) that computes all rounds of this form, or

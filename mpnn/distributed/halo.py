@@ -193,7 +193,7 @@ class HaloExchange(Transport):
         ):
             rounds: tuple[Round, ...] = (attention.round(*self.projected(attention, dst, src), graph, edge_attr),)
         else:
-            rounds = super().rounds(attention, dst, src, graph, edge_attr)
+            rounds = (attention(dst, self(src), graph, edge_attr),)
         if attention.training and attention.dropout and rounds[0].graph.node_ids is None:
             raise ValueError(
                 "this attention computes over a graph of its own, whose weights the processes do not drop alike: set "

@@ -7,7 +7,7 @@ from mpnn import engine
 from mpnn.graph import Graph
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.exchange import LOCAL, Layer
-from mpnn.graph.sharding import active
+from mpnn.graph.sharding import ACTIVE, active
 from mpnn.graph.topology import Topology
 from mpnn.round import validation
 
@@ -24,15 +24,18 @@ def bind(graph: Topology | Graph, x: Tensor, source: Tensor, layer: Layer) -> Gr
     Raises:
         ValueError: the graph has other sizes or lies on another device, or it cannot be divided.
     """
-    compiles, sharding = torch.compiler.is_compiling(), active()
-    if sharding is not None:
+    compiles = torch.compiler.is_compiling()
+    if ACTIVE and active() is not None:
         graph = _part(graph, x, source, layer, compiles)
     num_dst, num_src = x.shape[-2], source.shape[-2]
     if isinstance(graph, Topology):
+        # A traced program binds when it runs: sizes may be symbols while it is traced.
         if compiles:
             return engine.outline(graph, num_dst, num_src, x.device)
         return graph.bind(num_dst, num_src).to(x.device)
-    validation.device(graph, x)
+    # The comparison stands here to save a call on the way that every layer takes.
+    if x.device != graph.device:
+        validation.device(graph, x)
     is_part = not compiles and graph.exchange is not LOCAL  # a program checks when it runs that its graph is whole
     expected = graph.exchange.rows if is_part else (graph.num_dst, graph.num_src)
     if expected != (num_dst, num_src):

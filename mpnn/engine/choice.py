@@ -56,6 +56,13 @@ class Choice(NamedTuple):
         """Such as "mean as sum (csr)"."""
         return f"{self.by.NAME} ({', '.join(map(str, self.steps))})" if self.steps else str(self.by.NAME)
 
+    def prepare(self, round: Round) -> Callable[[Round], Result]:
+        """The function that runs all rounds of this form over this graph: that of the backend if it has one."""
+        prepare = getattr(self.by, "prepare", None)
+        # A `run` that somebody put in the place of a module's own runs as well.
+        is_own = prepare is not None and getattr(self.by.run, "__module__", None) == prepare.__module__
+        return prepare(round) if prepare is not None and is_own and not self.steps else self.run
+
     def run(self, round: Round) -> Result:
         if not self.steps:
             result = self.by.run(round)
@@ -127,6 +134,7 @@ def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) 
     backends, equalities = _candidates(round)
     able = [b for b in backends if b.refusal(round) is None]
     able = [b for b in able if getattr(b, "TRACED", False)] if transformed else able
+    # A single candidate is not priced: prices take longer than a small round, and nothing depends on them.
     if len(able) == 1 and not equalities:
         return _leaf(able[0], round, estimated)
     kind = able if transformed else _of_kind(round, able, bool(equalities))
@@ -141,6 +149,7 @@ def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) 
     if not options:  # no rewrite could run
         options = [_leaf(b, round, estimated=True) for b in able]
     if options:
+        # The first of equal prices wins, so the order of BACKENDS decides ties, the same on each machine.
         return min(options, key=_seconds)
     specification = next(b for b in registered() if b.NAME == "edge_list")
     return refusal(specification, round) or "all backends that could were replaced"
@@ -169,6 +178,7 @@ def _of_kind(round: Round, able: list[Backend], has_rewrites: bool) -> list[Back
         last = (edge_list,) if dense.runs_by_cliques(round) else (edge_list, dense)
     else:
         return able
+    # Backends that users registered always compete: they know what their own promise about bits is.
     own = [b for b in able if b not in BACKENDS]
     best = next((b for b in order if b in able), None)
     if best is not None:
@@ -183,6 +193,7 @@ def _is_packed(graph: Graph) -> bool:
 
 
 def _find_packed(graph: Graph) -> bool:
+    # A stacked graph is folded first, and the folded graph passes here.
     if graph.stack or graph.num_dst != graph.num_src:
         return False
     if graph.clique_sizes is not None:
@@ -236,6 +247,7 @@ class _Planner:
         found = self._choose(round)
         if not isinstance(found, Choice):
             raise _Unable(found)
+        # Steps are numbered by the order of these calls, in which `_Steps` takes them when the rewrite runs.
         self.steps.append(found)
         self.estimates += [found.estimate] if found.estimate is not None else []
         return _stand_in(round)
@@ -255,12 +267,14 @@ def _through(rewrite: Rewrite, round: Round, choose: Callable[[Round], Choice | 
     reason = rewrite.refusal(round)
     if reason is not None:
         return reason
+    # The rewrite is applied once to tensors without memory, which shows the rounds that it will run.
     planner = _Planner(choose)
     try:
         last, _ = rewrite.apply(round, planner)
         planner(last)
     except _Unable as unable:
         return str(unable)
+    # Steps run one after the other: their times add up, and the largest of them needs the most memory.
     own = rewrite.estimate(round)
     seconds = own.seconds + sum(estimate.seconds for estimate in planner.estimates)
     size = own.bytes + max((estimate.bytes for estimate in planner.estimates), default=0.0)
@@ -271,6 +285,7 @@ def _stand_in(round: Round) -> Result:
     """Results of the shapes of a round's, each a view of one number."""
     graph, heads, needs_grad = round.graph, round.heads, round.needs_grad
 
+    # A number expanded to a shape has strides of 0 and takes no memory, however large the graph is.
     def of(dtype: torch.dtype, *shape: int) -> Tensor:
         with torch.no_grad():
             number = round.value.new_zeros((), dtype=dtype)
@@ -297,6 +312,7 @@ def _candidates(round: Round) -> tuple[tuple[Backend, ...], tuple[tuple[Rewrite,
     form = registered(), rewrites.REWRITES, facts, round.signature
     candidates = _candidates_by_form.get(form)
     if candidates is None:
+        # Forms hold sizes of batches, of which a long run may meet any number.
         if len(_candidates_by_form) >= _MAX_CANDIDATES:
             _candidates_by_form.clear()
         needs = round.needs

@@ -61,7 +61,7 @@ class Exchange:
 
     def rounds(self, attention: Any, dst: Tensor, src: Tensor, graph: Any, edge_attr: Tensor | None) -> tuple[Any, ...]:
         """The rounds of an attention that this process runs, for features of the own nodes."""
-        return (attention(dst, self(src), graph, edge_attr),)
+        return (attention(dst, src, graph, edge_attr),)
 
     def terms(self, terms: Terms, round: Callable[..., Any], graph: Any) -> tuple[Any, ...]:
         """The rounds of this process, for terms of its own nodes. `round(query, key, value, graph)` builds one."""

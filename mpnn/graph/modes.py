@@ -5,15 +5,32 @@ training, one made in a transform of `torch.func` (grad, jvp, vmap) is a wrapper
 in a `FakeTensorMode` has no numbers, and one made under `torch.device("meta")` or a default device lies there.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TypeVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def uncompiled(function: F) -> F:
+    """Decorates a function that compiled programs do not trace, as `torch.compiler.disable` does. That one imports
+    torch's compiler, which takes about as long as torch itself; this one waits until somebody compiles."""
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*arguments, **options)
+        # A program that is traced breaks at this line.
+        return torch.compiler.disable(function)(*arguments, **options)
+
+    return cast(F, call)
 
 
 def outside_modes(build: Callable[[], T]) -> T:

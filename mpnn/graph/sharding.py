@@ -57,23 +57,24 @@ class Sharding(Protocol):
         ...
 
 
-_active: list[Sharding | None] = []
+ACTIVE: list[Sharding | None] = []
+"""The shardings that are in use, the innermost last."""
 
 
 def active() -> Sharding | None:
     """The sharding of the innermost `mpnn.distributed.sharded`, or None."""
-    return _active[-1] if _active else None
+    return ACTIVE[-1] if ACTIVE else None
 
 
 @contextmanager
 def use(sharding: Sharding | None) -> Iterator[None]:
     """Makes a sharding, or none, the active one, of the process and not of a thread: the backward pass may run in
     threads of its own."""
-    _active.append(sharding)
+    ACTIVE.append(sharding)
     try:
         yield
     finally:
-        _active.pop()
+        ACTIVE.pop()
 
 
 def bind(graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:

@@ -10,8 +10,21 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.graph.modes import uncompiled
 from mpnn.graph.topology import Topology
 from mpnn.graphs.sequence import documents
+
+
+@uncompiled
+def call(
+    operator: Any, x: Tensor, graph: Topology | Graph, source: Any, edge_attr: Tensor | None, weights: bool, cache: Any
+) -> Any:
+    """The call of an operator with jagged features. Arguments as for `MessagePassing.forward`."""
+    if cache is not None:
+        raise ValueError("a cache holds sequences of one length; x is jagged")
+    graph = graph_of(graph, x, source if isinstance(source, Tensor) else x)
+    found = operator(values_of("x", x), graph, values_of("source", source), edge_attr, weights)
+    return (like(found[0], x), found[1]) if isinstance(found, tuple) else like(found, x)
 
 
 def is_jagged(x: Any) -> bool:

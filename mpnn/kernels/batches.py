@@ -22,12 +22,18 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 _MANY_ROWS = 12  # from which on products have the bits of any larger one, measured with MKL on one thread and on two
-_NARROW = 8  # columns up to which products depend on where rows lie
+NARROW = 8  # columns up to which products depend on where rows lie
 _STEP = 4  # fewer rows, and the lengths of rows of narrow products, are padded to a multiple
 _VECTORS = 32  # numbers that torch computes at once, or a multiple
 _MOST_THREADS = 8  # among which torch's loops are divided here
 
-_STATE = threading.local()
+
+class _State(threading.local):
+    padding: TorchFunctionMode | None = None
+
+
+STATE = _State()
+"""`STATE.padding` is this thread's mode that pads, None where the switch is off."""
 
 
 class deterministic_batches:
@@ -59,21 +65,21 @@ class deterministic_batches:
 
 
 def is_on() -> bool:
-    return getattr(_STATE, "padding", None) is not None
+    return STATE.padding is not None
 
 
 def _switch(mode: bool) -> None:
     if mode == is_on():
         return
     if mode:
-        _STATE.padding = _Padding()
-        _STATE.padding.__enter__()
+        STATE.padding = _Padding()
+        STATE.padding.__enter__()
     else:
         # Modes of torch are a stack: to leave another one than the last would leave that one instead.
-        if _get_current_function_mode() is not _STATE.padding:
+        if STATE.padding is None or _get_current_function_mode() is not STATE.padding:
             raise RuntimeError("deterministic_batches ends where it began: leave the other modes of torch first")
-        _STATE.padding.__exit__(None, None, None)
-        _STATE.padding = None
+        STATE.padding.__exit__(None, None, None)
+        STATE.padding = None
 
 
 class _Padding(TorchFunctionMode):
@@ -92,7 +98,7 @@ def _is_on_cpu(*tensors: Any) -> bool:
 
 def needs_padding(x: Tensor, weight: Any) -> bool:
     """Whether products of many rows with a plain weight [N, K] do not keep their bits on a CPU."""
-    if type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2 or weight.shape[0] > _NARROW:
+    if type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2 or weight.shape[0] > NARROW:
         return False
     if not _is_on_cpu(x, weight):
         return False
@@ -100,7 +106,7 @@ def needs_padding(x: Tensor, weight: Any) -> bool:
     if type(x) is not Tensor or x.shape[-1:] != weight.shape[1:] or torch._C._len_torch_dispatch_stack():
         return False
     width, depth = weight.shape
-    return width == 1 or (width <= _NARROW and depth % _STEP > 0)
+    return width == 1 or (width <= NARROW and depth % _STEP > 0)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, least: int = _MANY_ROWS) -> Tensor:
@@ -111,7 +117,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, least: int = _
         weight = F.pad(weight, (0, 0, 0, 1))
         # The second column is computed for its loop alone, and is cut off at the end.
         bias = None if bias is None else F.pad(bias, (0, 1))
-    if width <= _NARROW and depth % _STEP:
+    if width <= NARROW and depth % _STEP:
         weight = F.pad(weight, (0, -depth % _STEP))
         x = F.pad(x, (0, -depth % _STEP))
     rows = x.shape[:-1].numel()

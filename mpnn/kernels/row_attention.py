@@ -171,7 +171,7 @@ def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor | None, Tensor 
         out, weights, lse = _RowAttention.apply(spec, *tensors)
         return out, weights, lse
     out, stats, weights = _forward(spec, _readable(spec, *tensors))
-    return out, weights, _lse(spec, stats)
+    return out, weights, _lse(stats) if spec.return_lse else None
 
 
 class _RowAttention(torch.autograd.Function):
@@ -181,7 +181,7 @@ class _RowAttention(torch.autograd.Function):
         ctx.spec = spec
         ctx.save_for_backward(out, stats, weights, *tensors)
         ctx.set_materialize_grads(False)
-        return out, weights, _lse(spec, stats)
+        return out, weights, _lse(stats) if spec.return_lse else None
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
@@ -203,10 +203,8 @@ class _RowAttention(torch.autograd.Function):
         return None, *_Backward(ctx.spec, inputs, saved, ctx.needs_input_grad[1:]).gradients()
 
 
-def _lse(spec: Spec, stats: Tensor) -> Tensor | None:
-    """The log-sum-exp of the logits of each row, of its maximum and inverse sum; None unless returned."""
-    if not spec.return_lse:
-        return None
+def _lse(stats: Tensor) -> Tensor:
+    """The log-sum-exp of the logits of each row, of its maximum and inverse sum."""
     row_max, inverse_sum = stats.unbind(-2)  # 0 without edges
     return row_max - inverse_sum.log()
 
@@ -236,9 +234,10 @@ def _readable(spec: Spec, *tensors: Tensor | None) -> Tensors:
     in_place = _QUERY_AND_KEY if is_additive else _KEY_AND_VALUE if few else ()
     found: list[Any] = list(tensors)
     for k, x in enumerate(tensors):
-        if x is not None:
-            stays = k in in_place and x.dim() <= 4 - is_additive and x.stride(-1) == 1
-            found[k] = x.detach().resolve_neg() if stays else memory.plain(x)
+        if x is None or (x.is_contiguous() and not (x.requires_grad or x.is_neg())):
+            continue
+        stays = k in in_place and x.dim() <= 4 - is_additive and x.stride(-1) == 1
+        found[k] = x.detach().resolve_neg() if stays else memory.plain(x)
     return Tensors(*found)
 
 
@@ -246,8 +245,9 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None
     """out; the row maximum and inverse row sum [..., N_dst, 2, H]; and the weights, if they are returned."""
     value, heads, rows = inputs.value, spec.heads, spec.rows
     batch, width = value.shape[:-3], value.shape[-1]
-    count, parts = batch.numel(), parts_of(rows, heads * width)
-    pieces = len(parts)
+    count = batch.numel()
+    parts = rows.parts(heads * width, _MAX_PARTS, _MIN_COMPONENTS)
+    pieces = parts.count
     out = _by_rows(value, parts, 3, (*batch, rows.num_rows, heads, width))
     stats = _by_rows(value, parts, 3, (*batch, rows.num_rows, 2, heads))
     weights = memory.empty(value, *batch, rows.num_edges, heads) if spec.return_weights else None
@@ -255,7 +255,10 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None
         return out, stats, weights
     p = _parameters(spec, inputs, parts)
     p.shared = spec.score == DOT and _shared(spec, inputs, SHARED_FORWARD)
-    p.out, p.stats, p.weights = address(out), address(stats), address(weights)
+    p.out = address(out)
+    p.stats = address(stats)
+    if weights is not None:
+        p.weights = address(weights)
     if pieces > 1:
         partial = _Partial(value, count, pieces, heads * (2 + width))
         p.partial, p.partial_row = partial.addresses
@@ -276,8 +279,10 @@ def _parameters(spec: Spec, inputs: Tensors, parts: Parts, *, by_source: bool = 
     p.scale, p.softcap, p.slope = spec.scale, spec.softcap, spec.slope
     p.value = node_tensor(inputs.value, 3)
     if inputs.query is not None and inputs.key is not None:
-        p.query, p.key = node_tensor(inputs.query, nodes), node_tensor(inputs.key, nodes)
-    p.vector = address(inputs.vector)
+        p.query = node_tensor(inputs.query, nodes)
+        p.key = node_tensor(inputs.key, nodes)
+    if inputs.vector is not None:
+        p.vector = address(inputs.vector)
     for name, trailing in _TRAILING.items():
         if (x := getattr(inputs, name)) is not None:
             ids = spec.types[name].ids if name in spec.types else None

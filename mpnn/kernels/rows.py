@@ -40,13 +40,14 @@ class Parts:
     last one's end. `struct`: the parameters of the kernels, which point into the tensors of the rows."""
 
     def __init__(self, rows: "Rows", cuts: NDArray[np.int64]) -> None:
-        self.rows, self.cuts = rows, np.ascontiguousarray(cuts, np.int64)
-        tensors = (rows.ptr, rows.col, rows.edge, rows.slot, rows.node)
-        count = len(cuts) - 1
-        self.struct = RowsStruct(rows.num_rows, rows.num_edges, *map(address, tensors), count, self.cuts.ctypes.data)
+        self.rows = rows
+        self.cuts = np.ascontiguousarray(cuts, np.int64)
+        self.count = len(cuts) - 1
+        of_rows = map(address, (rows.ptr, rows.col, rows.edge, rows.slot, rows.node))
+        self.struct = RowsStruct(rows.num_rows, rows.num_edges, *of_rows, self.count, self.cuts.ctypes.data)
 
     def __len__(self) -> int:
-        return len(self.cuts) - 1
+        return self.count
 
     @cached_property
     def unwritten(self) -> Tensor:

@@ -35,7 +35,7 @@ from mpnn.aggregate import SUM, Aggregator, Composed
 from mpnn.graph import Graph, rng
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, total
 from mpnn.round.needs import has_own, needs_of
-from mpnn.scores import PARAMETER, Role, Score, slope_of
+from mpnn.scores import PARAMETER, LeakyReLU, Role, Score, slope_of
 
 Visit = Callable[[Tensor, str, Role], Tensor]
 NORMALIZERS = ("softmax", "softmax_dst", "sigmoid", "none", "sparsemax", "entmax15")
@@ -176,19 +176,24 @@ class Round:
 
     @property
     def heads(self) -> int:
-        score, heads = self.score, [self.value.shape[-2]]
-        if self.recurrent:  # in which heads may share queries, too
-            held = [(self.log_gate, 2), (self.beta, 1), (self.state, 3)]
-            held += [] if score is None else [(getattr(score, "query", None), 2), (getattr(score, "key", None), 2)]
-            return max([*heads, *(x.shape[-k] for x, k in held if x is not None)])
-        if not self.weighted:
-            return heads[0]
-        for name, role in () if score is None else score.roles.items():
-            if role.of == "dst":
-                return int(getattr(score, name).shape[-role.trailing])
-            if (data := getattr(score, name)) is not None:
-                heads.append(numbers(data).shape[-role.trailing])
-        return max([*heads, *(numbers(b).shape[-1] for b in self.biases)])
+        """The number of heads of the result.
+
+        A score's features of destinations have them all. Without any, and in a recurrence, it is the largest number
+        that an operand has: heads may share values, keys and numbers of edges, and in a recurrence queries."""
+        value, score = self.value, self.score
+        if not (self.weighted or self.recurrent):
+            return value.shape[-2]
+        of_score = [] if score is None else [(getattr(score, name), role) for name, role in score.roles.items()]
+        if not self.recurrent:
+            for x, role in of_score:
+                if role.of == "dst":
+                    return int(x.shape[-role.trailing])
+        counts = [value.shape[-2]]
+        counts += [numbers(x).shape[-role.trailing] for x, role in of_score if x is not None]
+        counts += [numbers(x).shape[-1] for x in self.biases]
+        gates = ((self.log_gate, 2), (self.beta, 1), (self.state, 3))
+        counts += [x.shape[-dimension] for x, dimension in gates if x is not None]
+        return max(counts)
 
     @property
     def batch(self) -> torch.Size:
@@ -363,7 +368,8 @@ def _score_defaults(kind: Any) -> tuple[Any, ...]:
 def _score_form(score: Any) -> tuple[Hashable, ...]:
     kind: Any = type(score)
     values = list(map(partial(getattr, score), _field_names(kind)))
-    return kind, has_own(score, "logits"), *_plain_forms(values, _score_defaults(kind))
+    has_own_logits = "logits" in getattr(score, "__dict__", ())
+    return kind, has_own_logits, *_plain_forms(values, _score_defaults(kind))
 
 
 def _plain_forms(values: Sequence[Any], defaults: Sequence[Any]) -> list[Hashable]:
@@ -378,13 +384,18 @@ def _plain_forms(values: Sequence[Any], defaults: Sequence[Any]) -> list[Hashabl
 
 
 def _forms(values: Iterable[Any]) -> list[Hashable]:
-    """The forms of values, most of which are tensors or absent."""
-    return [
-        x if x is None
-        else (x.shape, x.dtype, x.device, x.layout, x.requires_grad) if type(x) is Tensor
-        else _form(x)
-        for x in values
-    ]  # fmt: skip
+    """The forms of values. Each call of an operator passes here, so the usual ones take no call of their own."""
+    forms: list[Hashable] = []
+    for x in values:
+        if type(x) is Tensor:
+            forms.append((x.shape, x.dtype, x.device, x.layout, x.requires_grad))
+        elif x is None or type(x) in _ATOMS or (type(x) is tuple and not x):
+            forms.append(x)
+        elif type(x) is LeakyReLU:
+            forms.append((LeakyReLU, x.slope))
+        else:
+            forms.append(_form(x))
+    return forms
 
 
 def _form(x: Any) -> Any:

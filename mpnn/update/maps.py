@@ -33,7 +33,7 @@ def is_candidate(x: Tensor, depth: int) -> bool:
     decoding is as quick as with torch alone."""
     return (
         not torch.compiler.is_compiling()
-        and not batches.is_on()
+        and batches.STATE.padding is None
         and _is_useful(torch.get_num_threads())
         and type(x) is Tensor
         and not torch._C._get_tracing_state()
@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out = by_onednn(x, weight, bias) if isinstance(weight, Tensor) and is_candidate(x, weight.shape[-1]) else None
     if out is not None:
         return out
-    if not torch.compiler.is_compiling() and batches.needs_padding(x, weight):
+    if weight.shape[0] <= batches.NARROW and not torch.compiler.is_compiling() and batches.needs_padding(x, weight):
         return batches.linear(x, weight, bias, least=0)
     return F.linear(x, weight, bias)
 

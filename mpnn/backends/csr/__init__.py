@@ -1,5 +1,6 @@
 """Fused row kernels for sparse graphs, on CPU and GPU: one pass along each row, without an E x D tensor."""
 
+from collections.abc import Callable
 from types import ModuleType
 
 from mpnn.backends.cost_model import Estimate
@@ -35,6 +36,11 @@ def counts(round: Round) -> dict[str, float]:
 
 def estimate(round: Round) -> Estimate:
     return _half(round).estimate(round)
+
+
+def prepare(round: Round) -> Callable[[Round], Result]:
+    half = _half(round)
+    return half.prepare(round) if hasattr(half, "prepare") else half.run
 
 
 def run(round: Round) -> Result:

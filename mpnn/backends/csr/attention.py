@@ -4,8 +4,9 @@ supports are supported on GPUs too (`mpnn.backends.csr.cuda_attention`).
 Torch operations pad widths to whole vectors and cast 16-bit features to float32, so autograd differentiates both.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, EdgeTypes, Spec, Tensors, shares_keys
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
+from mpnn.kernels.rows import Rows
 from mpnn.round import Result, Round
 from mpnn.round.needs import FLOATS, NORMALIZED, on_edges
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot
@@ -101,20 +103,50 @@ def estimate(round: Round) -> Estimate:
     return priced("csr", counts(round), size * torch.finfo(round.accumulate_dtype).bits / 8)
 
 
+class _Shared(NamedTuple):
+    """What all rounds of one form over a graph share. It holds no graph, since the graph keeps it."""
+
+    rows: Rows
+    heads: int
+    kind: int
+    normalize: int
+    dtype: torch.dtype
+    result_dtype: torch.dtype
+    is_padded: bool  # values have the width and dtype that kernels read
+
+
+def prepare(round: Round) -> Callable[[Round], Result]:
+    """The function that runs all rounds of this form over this graph."""
+    shared = _Shared(
+        edges.by_destination(round.graph),
+        round.heads,
+        KINDS[type(round.score)],
+        operands.normalizer(round),
+        round.accumulate_dtype,
+        round.result_dtype,
+        round.value.dtype == round.accumulate_dtype and _is_whole(round.value.shape[-1]),
+    )
+    return partial(_run, shared)
+
+
 def run(round: Round) -> Result:
-    graph, dtype, own = round.graph, round.accumulate_dtype, operands.of(round)
+    return prepare(round)(round)
+
+
+def _run(shared: _Shared, round: Round) -> Result:
+    graph, kind, dtype = round.graph, shared.kind, shared.dtype
+    own = operands.of(round)
     on_edges: dict[str, Tensor] = {}
     types: dict[str, EdgeTypes] = {}
     if round.bias or own.edge is not None or round.edge_value is not None:
         on_edges, types = _on_edges(round, own)
-    kind = KINDS[type(round.score)]
     spec = Spec(
-        edges.by_destination(graph),
+        shared.rows,
         partial(edges.by_source_with_slots, graph),
         types,
-        round.heads,
+        shared.heads,
         kind,
-        operands.normalizer(round),
+        shared.normalize,
         own.scale,
         own.softcap,
         own.slope,
@@ -131,16 +163,16 @@ def run(round: Round) -> Result:
         query, key = query.to(dtype), key.to(dtype)  # type: ignore[union-attr]
     elif kind != CONSTANT:
         query, key, vector = _pad(query, dtype), _pad(key, dtype), _pad(vector, dtype)
-    tensors = Tensors(_pad(round.value, dtype), query, key, vector, **on_edges)
+    value = round.value if shared.is_padded else _pad(round.value, dtype)
+    tensors = Tensors(value, query, key, vector, **on_edges)
     if round.dst_bias is not None or round.src_bias is not None:
         dst_bias, src_bias = round.node_biases()
         tensors = tensors._replace(dst_bias=dst_bias, src_bias=src_bias)
     out, weights, lse = row_attention.attend(spec, tensors)
-    width, dtype = round.value.shape[-1], round.result_dtype
-    out = out if out.shape[-1] == width else out[..., :width]
+    out = out if shared.is_padded else out[..., : round.value.shape[-1]]
     return Result(
-        out.to(dtype),
-        None if weights is None else weights.to(dtype),
+        out.to(shared.result_dtype),
+        None if weights is None else weights.to(shared.result_dtype),
         None if lse is None else lse.nan_to_num(torch.nan, -torch.inf, -torch.inf),
     )
 
@@ -202,6 +234,11 @@ def _again(
     )
     out, weights, lse, _ = again.run(round, batched)
     return out, weights, lse
+
+
+def _is_whole(width: int) -> bool:
+    """Whether features of this width are whole vectors, one or more."""
+    return width > 0 and width % LANES == 0
 
 
 def _pad(x: Any, dtype: torch.dtype) -> Any:

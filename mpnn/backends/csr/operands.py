@@ -7,7 +7,7 @@ from torch import Tensor
 from mpnn.graph.edge_tables import PerEdge
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.round import Round
-from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, Score, slope_of
+from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score, slope_of
 
 KINDS: dict[type, int] = {type(None): CONSTANT, Dot: DOT, AdditiveScore: ADDITIVE, AdditiveV2Score: ACTIVATED}
 
@@ -36,14 +36,12 @@ def of(round: Round) -> Operands:
         case Dot(query, key, scale, edge, softcap):
             return Operands(query, key, None, edge, scale, softcap or 0.0)
         case AdditiveScore(dst, src, activation, edge):
-            return _activated(dst, src, None, edge, activation)
+            vector = None
         case AdditiveV2Score(dst, src, vector, activation, edge):
-            return _activated(dst, src, vector, edge, activation)
-    return Operands(scale=0.0 if round.weighted else 1.0)
-
-
-def _activated(dst: Tensor, src: Tensor, vector: Tensor | None, edge: PerEdge | None, activation: Any) -> Operands:
-    slope: Any = slope_of(activation)
+            pass
+        case _:
+            return Operands(scale=0.0 if round.weighted else 1.0)
+    slope: Any = activation.slope if type(activation) is LeakyReLU else slope_of(activation)
     tanh = slope == "tanh"
     return Operands(dst, src, vector, edge, slope=1.0 if tanh else slope, tanh=tanh, activation=activation)
 
