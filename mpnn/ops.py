@@ -319,7 +319,9 @@ def standard_operators(program: "torch.export.ExportedProgram") -> "torch.export
 
 def _traced(graph: Graph, x: Tensor) -> Graph:
     """The graph, or its stand-in while a program is traced."""
-    return engine.outline(graph, graph.num_dst, graph.num_src, x.device) if torch.compiler.is_compiling() else graph
+    return (
+        engine.traced_graph(graph, graph.num_dst, graph.num_src, x.device) if torch.compiler.is_compiling() else graph
+    )
 
 
 def _aggregator(reduce: str | Any | Callable[..., Tensor]) -> Any:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mpnn.distributed.groups import every
+from mpnn.distributed.groups import all_gather
 from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer
 from mpnn.graph.runs import Runs
@@ -25,7 +25,7 @@ def gather(facts: str, group: dist.ProcessGroup, numbers: Sequence[int] = ()) ->
     Raises:
         ValueError: on every process, unless all of them state the same facts.
     """
-    hashes, *rest = every(torch.tensor([crc32(facts.encode()), *numbers]), group).T.tolist()
+    hashes, *rest = all_gather(torch.tensor([crc32(facts.encode()), *numbers]), group).T.tolist()
     if len(set(hashes)) > 1:
         raise ValueError(
             f"the processes disagree. This one has {facts}; all must call the same layers in the same order, over the "

@@ -9,7 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def along(run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor, group: dist.ProcessGroup) -> Tensor:
+def run_in_rank_order(
+    run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor, group: dist.ProcessGroup
+) -> Tensor:
     """The output of `run(state) -> (output, state after it)` on this process.
 
     Args:

@@ -67,7 +67,7 @@ class _Trip:
         return out.to(self._device)
 
 
-def every(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x of every process, of one shape and dtype, [ranks, *x.shape], without gradient. It travels as bytes."""
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     mine = x.detach().contiguous().flatten().view(torch.uint8).to(device)
@@ -79,7 +79,7 @@ def every(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def ask(numbers: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
     """Sends each process so many of the numbers, one process after the other. Returns those that others send to this
     one, and how many each sends."""
-    arriving = every(torch.tensor(sizes), group)[:, dist.get_rank(group)].tolist()
+    arriving = all_gather(torch.tensor(sizes), group)[:, dist.get_rank(group)].tolist()
     return all_to_all(numbers, arriving, sizes, group), arriving
 
 

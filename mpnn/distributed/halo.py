@@ -149,7 +149,7 @@ class Transport(Exchange):
         self.received += flying.nbytes // max(len(flying), 1) * (len(flying) - here)
         return arrive
 
-    def travel(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
+    def all_to_all(self, rows: Tensor, arriving: list[int], leaving: list[int]) -> Tensor:
         """Sends rows, as `depart`, and waits for those that arrive."""
         return self.depart(rows, arriving, leaving)()
 

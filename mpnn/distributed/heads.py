@@ -97,7 +97,7 @@ class HeadsExchange(OwnExchange):
 
     def run(self, rounds: tuple[Round, ...], run: Callable[[Round], Any]) -> tuple[Tensor, None]:
         out, size = run(rounds[0])[0], self.rows[0]  # the own heads of all destinations, [..., N_dst, H / ranks, D]
-        arrived = self.travel(self._dst.by_owner(out.movedim(-3, 0)), [size] * self.ranks, self._dst.sizes)
+        arrived = self.all_to_all(self._dst.by_owner(out.movedim(-3, 0)), [size] * self.ranks, self._dst.sizes)
         heads = arrived.unflatten(0, (self.ranks, size)).movedim(0, -3)  # [own, batch..., ranks, H / ranks, D]
         return heads.flatten(-3, -2).movedim(0, -3), None
 
@@ -106,5 +106,5 @@ class HeadsExchange(OwnExchange):
         nodes = self._dst if of == "dst" else self._src
         shares = [x[..., share(x.shape[-2], nodes.ranks, rank), :] for rank in range(nodes.ranks)]
         leaving = torch.cat([heads.movedim(-3, 0) for heads in shares])
-        arrived = self.travel(leaving, nodes.sizes, [x.shape[-3]] * nodes.ranks)
+        arrived = self.all_to_all(leaving, nodes.sizes, [x.shape[-3]] * nodes.ranks)
         return nodes.in_order(arrived).movedim(0, -3)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpnn.distributed.groups import every
+from mpnn.distributed.groups import all_gather
 
 
 class Owners:
@@ -87,7 +87,7 @@ class Owners:
         """The rows along `dim` of all processes in the order of nodes, of those of this process. It has no gradient."""
         rows = x.movedim(dim, 0)
         padded = torch.cat([rows, rows.new_zeros(max(self.sizes) - len(rows), *rows.shape[1:])])
-        parts = [part[:size] for part, size in zip(every(padded, group), self.sizes, strict=True)]
+        parts = [part[:size] for part, size in zip(all_gather(padded, group), self.sizes, strict=True)]
         return self.in_order(torch.cat(parts)).movedim(0, dim)
 
     def by_owner(self, x: Tensor) -> Tensor:

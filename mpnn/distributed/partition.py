@@ -291,7 +291,7 @@ class Partition:
         return [self._query_bytes(rank, width, num_heads, head_dim) for rank in range(self.ranks)]
 
     def _query_bytes(self, rank: int, width: int, num_heads: int, head_dim: int) -> int:
-        asked, results = queries.travelling(self._hubs, self.dst)[rank]
+        asked, results = queries.hub_traffic(self._hubs, self.dst)[rank]
         sources = queries.fetched(self.graph, self._hubs, self.dst, self.src, rank)
         # results travel with their lse
         return 4 * (sources * width + asked * num_heads * head_dim + results * num_heads * (head_dim + 1))

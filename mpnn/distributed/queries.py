@@ -45,7 +45,7 @@ def choose_hubs(graph: Graph, ranks: int, most: Callable[[Tensor], int]) -> Tens
 
 def received(graph: Graph, hubs: Tensor, rank: int, dst: Owners, src: Owners) -> int:
     """The sources, queries and partial results that a rank receives in a layer, one as large as the other."""
-    return fetched(graph, hubs, dst, src, rank) + sum(travelling(hubs, dst)[rank])
+    return fetched(graph, hubs, dst, src, rank) + sum(hub_traffic(hubs, dst)[rank])
 
 
 def fetched(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, rank: int) -> int:
@@ -53,7 +53,7 @@ def fetched(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, rank: int) -> 
     return sum(Part.of(subgraphs.without_rows(graph, hubs), rank, dst, src).fetched)
 
 
-def travelling(hubs: Tensor, dst: Owners) -> list[tuple[int, int]]:
+def hub_traffic(hubs: Tensor, dst: Owners) -> list[tuple[int, int]]:
     """The queries, and the partial results, that each rank receives from others."""
     own = torch.bincount(dst.of(hubs.nonzero().squeeze(1)), minlength=dst.ranks).tolist()
     return [(sum(own) - mine, mine * (dst.ranks - 1)) for mine in own]
@@ -107,7 +107,9 @@ class QueriesExchange(HaloExchange):
         self, query: Tensor, key: Tensor, value: Tensor, round: Callable[..., Round], graph: Graph
     ) -> tuple[Round, ...]:
         mine = query.index_select(-3, self._mine).movedim(-3, 0)
-        arrived = self.travel(mine.repeat(self.ranks, *[1] * (mine.dim() - 1)), self._owners.sizes, self._own_counts)
+        arrived = self.all_to_all(
+            mine.repeat(self.ranks, *[1] * (mine.dim() - 1)), self._owners.sizes, self._own_counts
+        )
         queries = self._owners.in_order(arrived).movedim(0, -3)
         own_key, own_value = (x.index_select(-3, self.own) for x in (key, value))
         hubs = round(queries, own_key, own_value, self._hubs)
@@ -121,7 +123,7 @@ class QueriesExchange(HaloExchange):
         (out, _), (part, lse) = map(run, rounds)
         assert lse is not None
         rows = self._owners.by_owner(torch.cat([part.to(lse.dtype), lse[..., None]], -1).movedim(-3, 0))
-        arrived = self.travel(rows, self._own_counts, self._owners.sizes)
+        arrived = self.all_to_all(rows, self._own_counts, self._owners.sizes)
         results = arrived.unflatten(0, (self.ranks, len(self._mine))).movedim(1, -3)  # [ranks, ..., hubs, H, D + 1]
         merged, _ = ops.merge((partial[..., :-1], partial[..., -1]) for partial in results)
         return out.index_copy(-3, self._mine, merged.to(out.dtype)), None

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mpnn.distributed import agreement, chain
-from mpnn.distributed.groups import Mesh, every, group_of
+from mpnn.distributed.groups import Mesh, all_gather, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.distributed.partition import Partition, check_transport
 from mpnn.graph import Graph, sharding
@@ -120,21 +120,21 @@ class _Sharding:
             raise ValueError(f"{total} tokens, and owners of {owners.num_nodes}: take sharded() without owners")
         return list(map(owners.nodes, range(owners.ranks)))
 
-    def every(self, x: Tensor) -> Tensor:
-        return every(x, self._group)
+    def all_gather(self, x: Tensor) -> Tensor:
+        return all_gather(x, self._group)
 
-    def of(self, x: Tensor, rank: int) -> Tensor:
+    def broadcast(self, x: Tensor, rank: int) -> Tensor:
         received = x.detach().clone(memory_format=torch.contiguous_format)
         dist.broadcast(received, group=self._group, group_src=rank)
         return received
 
-    def along(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
+    def run_in_rank_order(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
         if (self._owners(count, count)[0].owner.diff() < 0).any():
             raise ValueError(
                 "a recurrence passes its state from rank to rank, so each has one block of the nodes in the order of "
                 'ranks: take balance="nodes" or "edges"'
             )
-        return chain.along(run, first, self._group)
+        return chain.run_in_rank_order(run, first, self._group)
 
     def check(self, module: nn.Module) -> None:
         agreement.weights(module, self._group)

@@ -45,16 +45,16 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     return out, weights if lse is None and state is None else lse if state is None else state
 
 
-def outline(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
+def traced_graph(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
     """A stand-in for a graph of this size in a program that `torch.compile` traces."""
-    from mpnn.engine.compile.outline import outline
+    from mpnn.engine.compile.traced_graph import traced_graph
 
-    return outline(graph, num_dst, num_src, device)
+    return traced_graph(graph, num_dst, num_src, device)
 
 
 def listed(edges: Tensor, num_dst: int, num_src: int, edge_attr: Tensor | None) -> Any:
     """A stand-in for a graph whose edges are an input of a program that `torch.export` traces."""
-    from mpnn.engine.compile.outline import Listed
+    from mpnn.engine.compile.traced_graph import Listed
 
     return Listed(edges, num_dst, num_src, edge_attr)
 
@@ -66,7 +66,7 @@ def build_once(build: Callable[..., T], *arguments: Any) -> T:
     """`build(*arguments)`, as a constant of the program that `torch.compile` traces. A model uses this to build
     topologies that depend on the size of its input."""
     if torch.compiler.is_compiling():
-        from mpnn.engine.compile.outline import build_once
+        from mpnn.engine.compile.traced_graph import build_once
 
         return build_once(build, *arguments)
     return build(*arguments)

@@ -31,7 +31,7 @@ def bind(graph: Topology | Graph, x: Tensor, source: Tensor, layer: Layer) -> Gr
     if isinstance(graph, Topology):
         # A traced program binds when it runs: sizes may be symbols while it is traced.
         if compiles:
-            return engine.outline(graph, num_dst, num_src, x.device)
+            return engine.traced_graph(graph, num_dst, num_src, x.device)
         return graph.bind(num_dst, num_src).to(x.device)
     # The comparison stands here to save a call on the way that every layer takes.
     if x.device != graph.device:
@@ -44,7 +44,7 @@ def bind(graph: Topology | Graph, x: Tensor, source: Tensor, layer: Layer) -> Gr
             f"{whose} {expected[0]} destinations and {expected[1]} sources, but the features have "
             f"{num_dst} and {num_src} (shapes {list(x.shape)} and {list(source.shape)})"
         )
-    return engine.outline(graph, num_dst, num_src, x.device) if compiles else graph
+    return engine.traced_graph(graph, num_dst, num_src, x.device) if compiles else graph
 
 
 def _part(graph: Topology | Graph, x: Tensor, source: Tensor, layer: Layer, compiles: bool) -> Topology | Graph:

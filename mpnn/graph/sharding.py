@@ -39,15 +39,15 @@ class Sharding(Protocol):
         """The numbers of each process's nodes, of so many in all: int64, ascending."""
         ...
 
-    def every(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         """x of every process, of the same shape and dtype, [ranks, *x.shape], without gradient."""
         ...
 
-    def of(self, x: Tensor, rank: int) -> Tensor:
+    def broadcast(self, x: Tensor, rank: int) -> Tensor:
         """x of one process, which has the same shape and dtype on all, without gradient."""
         ...
 
-    def along(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
+    def run_in_rank_order(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
         """The output of a recurrence `run(state) -> (output, state)` over this process's `count` nodes, from the state
         that the process before it ends with, or `first`."""
         ...

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from mpnn import Graph, MessagePassing, aggregate, graphs, ops
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Kernel, Typed
 from mpnn.engine.compile.form import flatten
-from mpnn.engine.compile.operator import _TICKETS
-from mpnn.engine.compile.outline import outline
+from mpnn.engine.compile.operator import _RECORDS
+from mpnn.engine.compile.traced_graph import traced_graph
 from mpnn.graph.handles import resolve
 from mpnn.graph.relations import GridOffset
 from mpnn.models.layers.propagation import Propagation
@@ -305,7 +305,7 @@ def arguments(dropout: float = 0.25) -> tuple[Any, ...]:
     graph = arguments.graph = graphs.window(2).bind(6)  # type: ignore[attr-defined]  # held as long as its number is
     query, key, value = (torch.randn(3, 6, 2, 4, requires_grad=True) for _ in range(3))
     round = Round(graph, value, Dot(query, key, 0.5), dropout=dropout, seed=torch.tensor(5))
-    return flatten(replace(round, graph=outline(graph, 6, 6, value.device)), "auto")
+    return flatten(replace(round, graph=traced_graph(graph, 6, 6, value.device)), "auto")
 
 
 def test_torch_approves_of_the_operator() -> None:
@@ -317,30 +317,30 @@ def test_memory_that_was_written_over_is_not_differentiated() -> None:
     token, sizes, tensors, *rest = arguments()
     tensors = [t.detach() for t in tensors]
     copies = [t.clone() for t in tensors]
-    out, weights, ticket = torch.ops.mpnn.run(token, sizes, tensors, *rest)
-    recorded = [torch.ones_like(out), weights], [out, weights], ticket
+    out, weights, record_key = torch.ops.mpnn.run(token, sizes, tensors, *rest)
+    recorded = [torch.ones_like(out), weights], [out, weights], record_key
     expected = torch.ops.mpnn.run_backward(*recorded, token, sizes, tensors, *rest)
     for t in tensors:
         t.zero_()
     torch.testing.assert_close(torch.ops.mpnn.run_backward(*recorded, token, sizes, copies, *rest), expected)
 
 
-def test_a_ticket_that_was_copied_is_worth_as_much() -> None:
+def test_a_key_that_was_copied_is_worth_as_much() -> None:
     token, sizes, tensors, *rest = arguments()
-    out, weights, ticket = torch.ops.mpnn.run(token, sizes, [t.detach() for t in tensors], *rest)
+    out, weights, record_key = torch.ops.mpnn.run(token, sizes, [t.detach() for t in tensors], *rest)
     total = torch.ops.mpnn.run(token, sizes, tensors, *rest)[0].sum()
     expected = torch.autograd.grad(total, [tensors[0], *tensors[2:]])
-    given = [torch.ones_like(out), weights], [out, weights], ticket.clone()
+    given = [torch.ones_like(out), weights], [out, weights], record_key.clone()
     found = torch.ops.mpnn.run_backward(*given, token, sizes, [t.detach() for t in tensors], *rest)
     torch.testing.assert_close(tuple(found), expected)
 
 
-def test_what_a_forward_keeps_goes_with_its_ticket() -> None:
-    before = len(_TICKETS)
-    out, weights, ticket = torch.ops.mpnn.run(*arguments())
-    assert len(_TICKETS) == before + 1
-    del out, weights, ticket
-    assert len(_TICKETS) == before
+def test_what_a_forward_keeps_goes_with_its_key() -> None:
+    before = len(_RECORDS)
+    out, weights, record_key = torch.ops.mpnn.run(*arguments())
+    assert len(_RECORDS) == before + 1
+    del out, weights, record_key
+    assert len(_RECORDS) == before
 
 
 # ---------------------------------------------------------------------------------------------------- numbers of graphs

@@ -31,8 +31,8 @@ def _deferred(name: str) -> Callable[..., Any]:
     return call
 
 
-torch.library.define("mpnn::run", f"({CALL}) -> (Tensor out, Tensor weights, Tensor ticket)")
-torch.library.define("mpnn::run_backward", f"(Tensor[] grads, Tensor[] outputs, Tensor ticket, {CALL}) -> Tensor[]")
+torch.library.define("mpnn::run", f"({CALL}) -> (Tensor out, Tensor weights, Tensor record_key)")
+torch.library.define("mpnn::run_backward", f"(Tensor[] grads, Tensor[] outputs, Tensor record_key, {CALL}) -> Tensor[]")
 torch.library.impl("mpnn::run", "default", _deferred("forward"))
 torch.library.register_fake("mpnn::run", _deferred("forward_fake"))
 torch.library.register_torch_dispatch("mpnn::run", ProxyTorchDispatchMode, _deferred("run_in_trace"))

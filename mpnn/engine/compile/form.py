@@ -21,7 +21,7 @@ from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggre
 from mpnn.engine import dispatch
 from mpnn.engine.compile.graph_tensor import ADVICE, graph_to_tensor
 from mpnn.engine.compile.names import describe, restore
-from mpnn.engine.compile.outline import Built, Outline, constant
+from mpnn.engine.compile.traced_graph import Built, TracedGraph, constant
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import TABLES, EmbeddingTable
 from mpnn.graph.relations import Offset, Relation
@@ -79,7 +79,7 @@ def flatten(round: Round, backend: str) -> Call:
         raise TypeError(
             f"torch.compile traces a Round, and not its subclass {type(round).__name__}; leave it uncompiled"
         )
-    graph, score, flat = cast(Outline, round.graph), round.score, _Flat()
+    graph, score, flat = cast(TracedGraph, round.graph), round.score, _Flat()
     # These three are no data: the graph becomes the token, the score has fields of its own, the aggregator a name.
     flat.add(round, "", ("graph", "score", "reduce"))
     if score is not None:

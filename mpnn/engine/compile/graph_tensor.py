@@ -19,7 +19,7 @@ from torch._guards import tracing
 from torch.fx.experimental.symbolic_shapes import has_static_value
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mpnn.engine.compile.outline import Outline, bound, constant
+from mpnn.engine.compile.traced_graph import TracedGraph, bound, constant
 from mpnn.graph import Graph
 from mpnn.graph.handles import resolve
 from mpnn.graph.topology import Topology
@@ -28,7 +28,7 @@ from mpnn.graphs.parse import text_of
 ADVICE = "torch.compile, which saves nothing, supports it"
 
 
-def graph_to_tensor(graph: Outline) -> Tensor:
+def graph_to_tensor(graph: TracedGraph) -> Tensor:
     """The token of an exported program: the serialized graph, uint8 [bytes] on the CPU.
 
     Raises:

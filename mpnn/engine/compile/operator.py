@@ -2,8 +2,8 @@
 
 Backends differentiate with torch's autograd. The operator therefore runs them with gradients enabled and stores the
 recorded graph for its own backward, `torch.ops.mpnn.run_backward`. The record lives as long as the memory of one of the
-operator's results, the ticket, which the compiled program saves for its backward like any other tensor. A compiler may
-overwrite tensors that it considers unused and recompute them for the backward. If it did, or if the ticket was copied,
+operator's results, its key, which the compiled program saves for its backward like any other tensor. A compiler may
+overwrite tensors that it considers unused and recompute them for the backward. If it did, or if the key was copied,
 the forward runs a second time on the current tensors.
 """
 
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, result
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
-from mpnn.engine.compile.outline import bound
 from mpnn.engine.compile.shapes import forward_fake as forward_fake
 from mpnn.engine.compile.standard import run_in_trace as run_in_trace
+from mpnn.engine.compile.traced_graph import bound
 from mpnn.engine.rewrites.prepare import prepared
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
@@ -37,19 +37,19 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Out, the weights (empty unless returned) and the ticket."""
+    """Out, the weights (empty unless returned) and the key of the record."""
     call = Call(*arguments)
     graph = _graph(call)
     # Inference tensors cannot require gradients, so in inference mode there is nothing to record.
     if any(call.needs) and not torch.is_inference_mode_enabled():
         recorded = _record(call, graph)
-        outputs, ticket = [x.detach() for x in recorded.outputs], _ticket(recorded)
+        outputs, record_key = [x.detach() for x in recorded.outputs], _keep(recorded)
     else:
-        # No record lies at this ticket's address. A backward that comes all the same runs the forward again.
-        outputs, ticket = result(call, graph), torch.zeros((), dtype=torch.int64)
+        # No record has this key. A backward that comes all the same runs the forward again.
+        outputs, record_key = result(call, graph), torch.zeros((), dtype=torch.int64)
     out, *weights = (_unaliased(x, call.tensors) for x in outputs)
     # The schema of an operator has a fixed number of results.
-    return out, weights[0] if weights else out.new_empty(0), ticket
+    return out, weights[0] if weights else out.new_empty(0), record_key
 
 
 def _graph(call: Call) -> Graph:
@@ -72,21 +72,21 @@ class _Recorded(NamedTuple):
 
 
 class _Memory(np.ndarray):
-    """The memory of a ticket, which owns the record."""
+    """The memory of a key, which owns the record."""
 
     recorded: _Recorded
 
 
-_TICKETS: WeakValueDictionary[int, _Memory] = WeakValueDictionary()
+_RECORDS: WeakValueDictionary[int, _Memory] = WeakValueDictionary()
 
 
-def _ticket(recorded: _Recorded) -> Tensor:
+def _keep(recorded: _Recorded) -> Tensor:
     # torch keeps the array alive while any tensor shares its storage, and the array keeps the record.
     memory = np.zeros((), np.int64).view(_Memory)
     memory.recorded = recorded
-    ticket = torch.from_numpy(memory)
-    _TICKETS[ticket.data_ptr()] = memory
-    return ticket
+    record_key = torch.from_numpy(memory)
+    _RECORDS[record_key.data_ptr()] = memory
+    return record_key
 
 
 def _record(call: Call, graph: Graph) -> _Recorded:
@@ -146,12 +146,14 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 # ---------------------------------------------------------------------------------------------------- backward
 
 
-def run_backward(grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Tensor, *arguments: Any) -> list[Tensor]:
+def run_backward(
+    grads: Sequence[Tensor], outputs: Sequence[Tensor], record_key: Tensor, *arguments: Any
+) -> list[Tensor]:
     """The gradients of the tensors that need one. `outputs` are not read. They are arguments because backends may have
     saved them, and the compiler does not overwrite arguments."""
     call = Call(*arguments)
-    memory = _TICKETS.get(ticket.data_ptr())
-    # A copied ticket lies at another address, and its record may be gone.
+    memory = _RECORDS.get(record_key.data_ptr())
+    # A copied key lies at another address, and its record may be gone.
     if memory is None:
         recorded = _record(call, _graph(call))
     # If an input was overwritten and computed again elsewhere, the record holds numbers that are no longer its own.
@@ -174,7 +176,7 @@ def run_backward(grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Ten
 
 
 def run_backward_fake(
-    grads: Sequence[Tensor], outputs: Sequence[Tensor], ticket: Tensor, *arguments: Any
+    grads: Sequence[Tensor], outputs: Sequence[Tensor], record_key: Tensor, *arguments: Any
 ) -> list[Tensor]:
     call = Call(*arguments)
     return [t.new_empty(t.shape) for t, needed in zip(call.tensors, call.needs, strict=True) if needed]
@@ -187,7 +189,7 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
 
 
 def backward(ctx: Any, grad_out: Tensor, grad_weights: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    out, weights, ticket, token, *tensors = ctx.saved_tensors
+    out, weights, record_key, token, *tensors = ctx.saved_tensors
     call = Call(token, ctx.sizes, tensors, *ctx.rest)
-    grads = iter(torch.ops.mpnn.run_backward([grad_out, grad_weights], [out, weights], ticket, *call))
+    grads = iter(torch.ops.mpnn.run_backward([grad_out, grad_weights], [out, weights], record_key, *call))
     return None, None, [next(grads) if needed else None for needed in call.needs], None, None, None

@@ -75,7 +75,7 @@ class Shares(DynamicCache):
             self.parts[part] = graph.columns(self.mine[len(self.mine) - key.shape[-3] :])
         with use(None):
             out, lse = ops.attend(self.parts[part], query, key, value, return_lse=True, **options)
-        every = self.sharding.every(torch.cat([out.to(lse.dtype), lse[..., None]], -1))
+        every = self.sharding.all_gather(torch.cat([out.to(lse.dtype), lse[..., None]], -1))
         results = [(each[..., :-1], each[..., -1]) for each in every]
         if sinks is not None:
             results.append((torch.zeros_like(results[0][0]), sinks.to(lse.dtype).expand_as(lse)))
@@ -173,7 +173,7 @@ def _cached(model: Any, sharding: Sharding, options: dict[str, Any], x: Tensor) 
     before = cache.tokens if isinstance(cache, Shares) else 0
     _check_cached(model, options, before, count)
     bits = crc32(x.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    facts = sharding.every(torch.tensor([before, count, bits]))
+    facts = sharding.all_gather(torch.tensor([before, count, bits]))
     if bool((facts != facts[0]).any()):
         raise ValueError("with a cache, all processes are given the same tokens, those of the whole sequence")
     if isinstance(cache, Shares):
@@ -182,7 +182,7 @@ def _cached(model: Any, sharding: Sharding, options: dict[str, Any], x: Tensor) 
         cache = Shares(DynamicCache(config=model.config) if cache is None else cache, sharding, count)
         numbers = cache.mine
         generator: Any = torch.cuda if x.is_cuda else torch
-        generator.set_rng_state(sharding.every(generator.get_rng_state())[0])  # so that all draw the same tokens
+        generator.set_rng_state(sharding.all_gather(generator.get_rng_state())[0])  # so that all draw the same tokens
     _CURRENT.set(Whole(cache.tokens, count, None, cache))
     mine = x[:, (numbers - before).to(x.device)]
     return {
@@ -203,7 +203,7 @@ def _leave(model: nn.Module, args: Any, output: Any) -> Any:
     _CURRENT.set(None)
     if output is not None and whole is not None and whole.shares is not None and "logits" in output:
         logits = output.logits if whole.new < whole.tokens else output.logits[:, -1:]
-        output["logits"] = whole.shares.sharding.of(logits, whole.shares.last)
+        output["logits"] = whole.shares.sharding.broadcast(logits, whole.shares.last)
     return output
 
 

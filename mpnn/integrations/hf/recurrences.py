@@ -88,7 +88,7 @@ def mamba2_chunk_scan(
     if (sharding := active()) is not None:
         zeros = x.new_zeros(len(value), value.shape[2], B.shape[-1], value.shape[-1])
         first = zeros + 0 * value[:, 0, :, :1, None]  # which needs a gradient if the values do
-        out, last = sharding.along(value.shape[1], lambda state: run(state=state), first), first
+        out, last = sharding.run_in_rank_order(value.shape[1], lambda state: run(state=state), first), first
     else:
         out, last = run(state=state)
     out = out.view(x.shape)

@@ -47,7 +47,7 @@ def graph(
     mask: Mask, topology: tuple[str | None, bool], batch: int, keys: int, device: torch.device
 ) -> tuple[Graph, bool]:
     """As `Mask.graph`, for a mask that is a band, and the text of a topology that replaces it."""
-    from mpnn.engine.compile.outline import Built  # imports torch's compiler
+    from mpnn.engine.compile.traced_graph import Built  # imports torch's compiler
 
     is_flat = mask.padding is not None
     sizes = [batch if is_flat else 1, *mask.sizes._replace(keys=keys)]

@@ -191,7 +191,7 @@ def weight_matrices(weights: Tensor, graph: Topology | Graph, target: Packing, s
     zeros where there is no edge."""
     (sentences, rows), columns = target.token_mask.shape, source.token_mask.shape[1]
     if isinstance(graph, Topology):
-        graph = engine.outline(graph, rows, columns, weights.device)
+        graph = engine.traced_graph(graph, rows, columns, weights.device)
     src, dst = graph.edge_index
     dst_index, src_index = (packing.token_index() for packing in (target, source))
     if weights.dim() == 2:  # one graph over the nodes of all sentences

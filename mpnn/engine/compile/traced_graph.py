@@ -29,7 +29,7 @@ def constant(function: F) -> F:
     return cast(F, torch.compiler.assume_constant_result(run))
 
 
-class Outline:
+class TracedGraph:
     """The properties of a graph that are known while a program is traced: its sizes, which may be symbols, and its
     number.
 
@@ -98,9 +98,9 @@ class Outline:
 
     def derive(
         self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
-    ) -> "Outline":
+    ) -> "TracedGraph":
         """As `Graph.derive`; runs when sizes are known."""
-        graph = Outline(self.original, num_dst, self.num_src if num_src is None else num_src, self.device)
+        graph = TracedGraph(self.original, num_dst, self.num_src if num_src is None else num_src, self.device)
         graph.base, graph.recipe = (self.num_dst, self.num_src), (build, *arguments)
         return graph
 
@@ -116,11 +116,11 @@ class Outline:
         )
 
 
-class Built(Outline):
+class Built(TracedGraph):
     """A graph that the program builds when it runs. `token`, a tensor of the program, is its number."""
 
     def __init__(self, token: Tensor, num_dst: int, num_src: int, device: torch.device) -> None:
-        # `Outline.__init__` would read the attributes of an original, and there is none.
+        # `TracedGraph.__init__` would read the attributes of an original, and there is none.
         self.token, self.num_dst, self.num_src, self.device = token, num_dst, num_src, device
         self.base, self.recipe, self.shift, self.stack = (num_dst, num_src), (), 0, ()
         self.positions = self.edge_attr = self.degrees = None
@@ -144,15 +144,15 @@ class Listed(Built):
 
     def derive(
         self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
-    ) -> "Outline":
+    ) -> "TracedGraph":
         graph = Listed(self.token, num_dst, self.num_src if num_src is None else num_src)
         graph.base, graph.recipe = (self.num_dst, self.num_src), (build, *arguments)
         return graph
 
 
-def outline(graph: Topology | Graph | Outline, num_dst: int, num_src: int, device: torch.device) -> Graph:
+def traced_graph(graph: Topology | Graph | TracedGraph, num_dst: int, num_src: int, device: torch.device) -> Graph:
     """A stand-in for a graph of this size in a traced program."""
-    return cast(Graph, graph if isinstance(graph, Outline) else Outline(graph, num_dst, num_src, device))
+    return cast(Graph, graph if isinstance(graph, TracedGraph) else TracedGraph(graph, num_dst, num_src, device))
 
 
 def bound(graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
