@@ -28,6 +28,7 @@ def prefix_variances(x: Tensor) -> Tensor:
     centered = wide - wide[:1].detach()
     mean = prefix_means(centered)
     variance = prefix_means(centered.square()) - mean.square()
+    # Rounding may leave a variance below 0, whose root would be NaN.
     return variance.clamp(min=0.0).to(x.dtype)
 
 

@@ -99,6 +99,7 @@ def by_python(
     for t, node in enumerate(targets):
         count, size = int(ptr[t + 1] - ptr[t]), int(degree[t])
         chosen = draw(count, size, mix64((seed & _WORD) ^ mix64(int(node)))) if count < size else range(size)
+        # In the order of the graph, as the kernel finds them, so that nodes get the same numbers.
         for k in sorted(chosen):
             at = int(first[t]) + k
             if not 0 <= columns[at] < num_src:

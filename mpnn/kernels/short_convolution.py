@@ -65,6 +65,7 @@ def _by_torch(inside: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
     """The convolution by operations that are differentiable again."""
     y = x * weight[0]
     for o, mask in _shifts(x, weight, inside):
+        # Nothing is written in place: these operations are recorded, to be differentiated again.
         before = _rows(x, 0, -o) if mask is None else _rows(x, 0, -o) * mask
         y = y + F.pad(before * weight[o], (0, 0, o, 0))
     return y
