@@ -19,8 +19,9 @@ class Backend(Protocol):
     once, and only if all needs are served; `run` is called each time. None of them modifies the round.
 
     Optional members:
-        prepare(round): returns the function that the engine calls in place of `run` for all rounds of this form over
-            this graph. What depends on the form alone is computed once in it. It keeps neither the round nor the graph.
+        prepare(round): returns the function, of a round and to a `Result`, that the engine calls in place of `run` for
+            all rounds of this form over this graph, so that what the form decides is computed once. It must keep
+            neither the round nor the graph, which keeps the function.
         serves(round): returns (SERVES, REASONS), for a backend that serves other needs on other devices. It depends on
             the round's signature only; conditions on graphs belong in `refusal`.
         direct(round): returns a function of (query, key, value, scale) that computes all rounds of this form, or

@@ -1,5 +1,6 @@
 """A backend from outside of the library: one object, known by name, by the plan and by compiled programs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import mpnn
 from mpnn import MessagePassing, backends, graphs, ops
 from mpnn.backends import BACKENDS, Estimate, register, registered
 from mpnn.engine.plan import Refused, plan
-from mpnn.round import Round
+from mpnn.round import Result, Round
 
 
 class Ones:
@@ -52,6 +53,25 @@ def test_a_registered_backend_runs_by_name() -> None:
     torch.testing.assert_close(out, ops.aggregate(graph, x, backend="edge_list"))
     assert MessagePassing(graphs.complete(), "sum", None, backend="ones")(x).equal(out)
     assert ours.calls == 2
+
+
+def test_a_backend_prepares_once_what_rounds_of_a_form_share() -> None:
+    class Prepared(Ones):
+        NAME = "prepared"
+        prepared = 0
+
+        def prepare(self, round: Round) -> Callable[[Round], Result]:
+            self.prepared += 1
+            return lambda round: Result(self.run(round)[0])
+
+    ours = register(Prepared())
+    graph = graphs.complete().bind(5)
+    for width, forms in ((3, 1), (3, 1), (4, 2)):
+        x = torch.randn(2, 5, width)
+        out = ops.aggregate(graph, x, backend="prepared")
+        torch.testing.assert_close(out, ops.aggregate(graph, x, backend="edge_list"))
+        assert ours.prepared == forms
+    assert ours.calls == 3
 
 
 def test_a_named_backend_that_refuses_says_why() -> None:

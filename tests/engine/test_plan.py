@@ -1,6 +1,9 @@
 """The plan: what is chosen, why not the others, and what is printed."""
 
+import sys
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.topology import Topology
 from mpnn.round import Round
 from mpnn.scores import Dot
+from mpnn.update import Activate
 
 
 def request(topology: Topology, n: int, heads: int = 4, width: int = 32, grad: bool = False) -> Round:
@@ -88,6 +92,31 @@ def test_what_is_explained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None
     for topology, n in cases:
         engine.run(request(topology, n))
     assert ran == [plan(request(topology, n)).backend for topology, n in cases]
+
+
+def test_a_warm_call_takes_few_calls_of_this_library() -> None:
+    """What a small graph waits for. A check that is added to each call should be a comparison where it can."""
+    graph = graphs.from_edges(torch.randint(20, (2, 40), generator=torch.Generator().manual_seed(0)), 20)
+    layer = MessagePassing(graph, "sum", Activate(torch.nn.functional.elu), Additive(64, 8, 8)).eval()
+    x = torch.randn(20, 64)
+    calls: list[str] = []
+    root = str(Path(mpnn.__file__).parent)
+
+    def count(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            calls.append(frame.f_code.co_name)
+
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            layer(x)
+        finally:
+            sys.setprofile(before)
+    assert "_forward" in calls
+    assert len(calls) <= 60, calls
 
 
 @pytest.mark.parametrize("grad", [False, True])
