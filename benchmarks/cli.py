@@ -274,7 +274,7 @@ def of_encoders(
     with _processor_time():
         options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small, f"--seconds {seconds:g}"]
         lead = {"command": " ".join(["python -m benchmarks encoders", *options]), "note": note}
-        lead |= {"peak": encoders.peak(), **about(["onnxruntime", "openvino"])}
+        lead |= {"peak": encoders.peak(), "memory": encoders.memory(small), **about(["onnxruntime", "openvino"])}
         default = HERE / "results" / f"encoders-{torch.backends.cpu.get_cpu_capability().lower()}.json"
         _measure(_chosen(encoders.cases(small), only), seconds, lead, out or default, False)
 

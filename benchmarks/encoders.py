@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks import report
+from benchmarks import measure, report
 from benchmarks.contest import FORWARD, OURS, Bar, Case, Contest, Entry, Missing
 from benchmarks.machine import multiply_in_cache
 from benchmarks.truth import Agreement
@@ -108,6 +108,75 @@ def peak() -> float:
     return work / least
 
 
+def memory(small: bool) -> list[dict[str, Any]]:
+    """How far a call raises the memory of this process, over what it must hold; the least of two calls.
+
+    forward: of the model, over its output. layer: of one layer, its input counted, over its input and its output. step:
+    of a forward and a backward pass, over the output, the gradients of the weights, and all that the forward saves.
+    """
+    import mpnn.hf
+
+    rows = []
+    for texts, tokens in ((2, 8),) if small else ((8, 128), (8, 512)):
+        ids = torch.randint(5, 1000, (texts, tokens))
+        for name in (OURS, TRANSFORMERS):
+            model = copy.deepcopy(_model(small))
+            if name == OURS:
+                mpnn.hf.use(model)
+            x = torch.randn(texts, tokens, model.config.hidden_size)
+            forward, layer = partial(model, input_ids=ids), partial(model.encoder.layer[0], x)
+            with torch.no_grad():
+                raised = [_raised(call) for call in (forward, layer)]
+            shares = {"forward": raised[0] / x.nbytes, "layer": (raised[1] + x.nbytes) / (2 * x.nbytes)}
+            if texts * tokens <= 1024:
+                must = x.nbytes + sum(weight.nbytes for weight in model.parameters()) + _saved(model, forward)
+                shares["step"] = _raised(partial(_step, model, forward)) / must
+            rows.append({"texts": texts, "tokens": tokens, "entry": name} | shares)
+    return rows
+
+
+def _raised(call: Callable[[], object]) -> float:
+    call()
+    return min(measure.peak(call) or float("nan") for _ in range(2))
+
+
+def _step(model: nn.Module, forward: Callable[[], Any]) -> None:
+    forward().last_hidden_state.square().sum().backward()
+    model.zero_grad()
+
+
+def _saved(model: nn.Module, forward: Callable[[], Any]) -> int:
+    """The bytes that a forward pass saves for the backward pass, but for the weights."""
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        saved[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        forward()
+    return sum(x.untyped_storage().nbytes() for place, x in saved.items() if place not in weights)
+
+
+def _table_of_memory(rows: Sequence[dict[str, Any]]) -> list[str]:
+    lines = [
+        "",
+        "Peak of memory over what a call must hold: a forward pass over its output; a layer with its input over its "
+        "input and its output; a training step over its output, the gradients, and what the forward pass saves. A "
+        "layer holds queries, keys and values of 512 tokens beside (of a text, if it is longer), 3 MB here: much over "
+        "small batches, little over large ones. A forward pass of any program holds a layer's input and its output, so "
+        "2.",
+        "",
+        "| texts x tokens | | forward | layer | step |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        shares = [f"{row[name]:.2f}" if name in row else "" for name in ("forward", "layer", "step")]
+        lines.append(f"| {row['texts']} x {row['tokens']} | {row['entry']} | {' | '.join(shares)} |")
+    return lines
+
+
 def work(texts: int, tokens: int) -> float:
     """The multiplications and additions of all layers, over texts of full length."""
     width, layers = 384, 6
@@ -148,6 +217,7 @@ def section(runs: Sequence[dict[str, Any]]) -> list[str]:
             texts, tokens = (int(x) for x in title.split(" tokens")[0].split(" x "))
             share = "" if padded else f"{work(texts, tokens) / ours / run['peak']:.2f}"
             lines.append(f"| {' | '.join([title.replace(' tokens', ''), *shown, faster, share])} |")
+        lines += _table_of_memory(run["memory"]) if run.get("memory") else []
     return lines
 
 

@@ -205,6 +205,7 @@ def test_encoders_run_beside_their_peers(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "## Encoders on a CPU" in page.read_text()
     assert "| 2 x 8, padded | " in page.read_text()
+    assert "| 2 x 8 | mpnn | " in page.read_text()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

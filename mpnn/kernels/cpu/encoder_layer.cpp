@@ -254,7 +254,7 @@ struct Blocks {
 
 struct Buffers {
   float *heads;    // queries, keys and values [heads][rows][width of a head]
-  float *message;  // [rows, all heads' width]
+  float *message;  // [rows, all heads' width]; null: they lie where the states of the rows will be
   float *few;      // [rows, 2 width + 2 hidden], for few rows
   float *scratch;  // for each thread
   int64_t scratch_floats;
@@ -323,7 +323,7 @@ void run_group(const EncoderLayer &p, const Crew &crew, const Buffers &b, int64_
   const int64_t H = p.width, D = p.head_width, I = p.inner(), all = p.all_heads() * D / COLUMNS;
   const int64_t first = p.documents[d0].first, rows = p.documents[d1 - 1].first + p.documents[d1 - 1].rows - first;
   const float *x = p.x + first * H;
-  float *y = p.y + first * H;
+  float *y = p.y + first * H, *message = b.message ? b.message : y;
   const bool few = crew.count > 1 && rows < FEW * crew.count;
   const Blocks blocks(rows, few ? 1 : crew.count);
   const int64_t slices = few ? crew.count : 1;
@@ -345,7 +345,7 @@ void run_group(const EncoderLayer &p, const Crew &crew, const Buffers &b, int64_
     const int64_t h = i % p.heads, shared = p.heads / p.kv_heads, r = document.first - first;
     const float *query = b.heads + (h * rows + r) * D, *key = b.heads + ((p.heads + h / shared) * rows + r) * D;
     const float *value = key + p.kv_heads * rows * D;
-    float *out = b.message + r * I + h * D;
+    float *out = message + r * I + h * D;
     if (p.keys && h % shared == 0) {
       const int64_t to = (document.first * p.kv_heads + h / shared * document.rows) * D;
       __builtin_memcpy(p.keys + to, key, document.rows * D * sizeof(float));
@@ -357,10 +357,10 @@ void run_group(const EncoderLayer &p, const Crew &crew, const Buffers &b, int64_
     attend(query + before * D, key + skipped, value + skipped, document.rows - before, document.keys, D, p.causal,
            (float)p.scale, out + before * I, I, b.scratch + member * b.scratch_floats);
   });
-  if (few) return update_few(p, crew, b.message, x, y, rows, b.few);
+  if (few) return update_few(p, crew, message, x, y, rows, b.few);
   share(crew, blocks.count, [&](int64_t i, int64_t member) {
     const int64_t r = blocks.first(i);
-    update(p, b.message + r * I, x + r * H, y + r * H, blocks.length(i), b.scratch + member * b.scratch_floats);
+    update(p, message + r * I, x + r * H, y + r * H, blocks.length(i), b.scratch + member * b.scratch_floats);
   });
 }
 
@@ -381,14 +381,14 @@ bool run(const EncoderLayer &p, const Crew &crew) {
   }
   const int64_t limit = GROUP * crew.count, group = least(rows, longest > limit ? longest : limit);
   const int64_t few = crew.count > 1 ? FEW * crew.count * (2 * H + 2 * p.hidden) : 0;
-  const int64_t in_heads = p.all_heads() * p.head_width;
+  const int64_t in_heads = p.all_heads() * p.head_width, apart = p.inner() == H ? 0 : p.inner();
   const int64_t attention = attention_floats(keys, p.head_width), block = (BLOCK + STEP) * (2 * H + 2 * p.depth());
   Buffers b;
   b.scratch_floats = divide_up(attention > block ? attention : block, 16) * 16;
-  Memory memory((group * (in_heads + p.inner()) + few + crew.count * b.scratch_floats) * (int64_t)sizeof(float), 4);
+  Memory memory((group * (in_heads + apart) + few + crew.count * b.scratch_floats) * (int64_t)sizeof(float), 4);
   if (!memory) return false;
   b.heads = memory.take<float>(group * in_heads);
-  b.message = memory.take<float>(group * p.inner());
+  b.message = apart ? memory.take<float>(group * apart) : nullptr;
   b.few = memory.take<float>(few);
   b.scratch = memory.take<float>(crew.count * b.scratch_floats);
   for (int64_t d0 = 0, d1; d0 < p.count; d0 = d1) {
