@@ -3,6 +3,9 @@
 Seeds are fixed, so every bound here either holds always or never; five standard deviations are allowed.
 """
 
+import itertools
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,9 +13,11 @@ from torch import Tensor
 from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import Additive, Attention, DotProduct
 from mpnn.graph import rng
+from mpnn.kernels.dropout_threshold import threshold
 
 SEED = torch.tensor(123456789012345678)
 SIDE = 512
+MASK = 0xFFFFFFFF
 
 
 def kept(p: float = 0.5, seed: Tensor = SEED, stream: int = 0) -> Tensor:
@@ -107,25 +112,28 @@ def test_the_mean_over_many_masks_is_the_output_without(backend: str) -> None:
 def mixed(x: int) -> int:
     """lowbias32, in Python's integers."""
     x ^= x >> 16
-    x = x * 0x7FEB352D & 0xFFFFFFFF
+    x = x * 0x7FEB352D & MASK
     x ^= x >> 15
-    x = x * 0x846CA68B & 0xFFFFFFFF
+    x = x * 0x846CA68B & MASK
     return x ^ x >> 16
 
 
 def test_mixing_is_lowbias32() -> None:
     words = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xDEADBEEF, 0xFFFFFFFF]
     found = rng.mix(torch.tensor(words).int()).tolist()
-    assert [x & 0xFFFFFFFF for x in found] == [mixed(x) for x in words]
+    assert [x & MASK for x in found] == [mixed(x) for x in words]
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5])
-def test_the_fate_of_an_edge_by_hand(p: float) -> None:
-    seed, stream, i, j = 0x0123456789ABCDEF, 3, 70_000, 5
-    key = (seed & 0xFFFFFFFF) ^ mixed(seed >> 32)
-    word = mixed(mixed(mixed(key ^ stream) ^ i) ^ j)
-    found = rng.keep(torch.tensor(seed), torch.tensor(stream), torch.tensor(i), torch.tensor(j), p)
-    assert bool(found) == ((word >> 8) / 2**24 >= p)
+def test_the_fate_of_edges_by_hand(p: float) -> None:
+    low, high, nodes = 0x89ABCDEF, 0x01234567, [0, 5, 70_000, 2**31 - 1]
+    key = mixed(low) ^ high
+    for stream, i, j in itertools.product(range(3), nodes, nodes):
+        ends = (mixed(mixed(key) ^ i) | 1) * (mixed(mixed(~key & MASK) ^ j) | 1)
+        word = (mixed(low ^ mixed(high) ^ stream) | 1) * ends
+        signed = (word & MASK) - (word & 1 << 31) * 2
+        found = rng.keep(torch.tensor(high << 32 | low), *map(torch.tensor, (stream, i, j)), p)
+        assert bool(found) == (signed / 2**32 + 0.5 >= p)
 
 
 @pytest.mark.parametrize("shift", [1, 2, 3, 7, 64, 128])
@@ -142,3 +150,65 @@ def test_no_correlation_between_streams_or_seeds() -> None:
     keep = kept()
     for other in (*(kept(stream=s) for s in (1, 2, 3, 64)), *(kept(seed=SEED + d) for d in (1, 2, 1 << 32, 1 << 40))):
         assert abs(correlation(keep, other)) <= 5 / SIDE
+
+
+# What a product of words could do wrong: be a matrix of low rank in disguise. Words joined by ^ are one, and fail.
+
+
+def centered(keep: Tensor, p: float) -> Tensor:
+    """Mean 0 and variance 1."""
+    return (keep.float() - (1 - p)) / (p * (1 - p)) ** 0.5
+
+
+def excess_of_pairs(rows: Tensor) -> float:
+    """How far correlations of pairs of rows scatter beyond chance, in standard errors."""
+    pairs = torch.triu_indices(len(rows), len(rows), 1)
+    squares = (rows @ rows.T / rows.shape[1] ** 0.5)[pairs[0], pairs[1]].double() ** 2
+    return float((squares.mean() - 1) / squares.std() * len(squares) ** 0.5)
+
+
+def joined_by_xor(p: float) -> Tensor:
+    node = torch.arange(SIDE)
+    return (rng.words(SEED.int(), node)[:, None] ^ rng.words(~SEED.int(), node)) >= threshold(p)
+
+
+def deviations(keep: Callable[[float], Tensor], p: float) -> list[float]:
+    """Of pairs of rows and of columns, and of products over 2 x 2 blocks: rows a apart and columns b."""
+    x = centered(keep(p), p)
+    found = [excess_of_pairs(x), excess_of_pairs(x.T)]
+    for a, b in itertools.product((1, 7, 64), repeat=2):
+        block = x[a:, b:] * x[a:, :-b] * x[:-a, b:] * x[:-a, :-b]
+        found.append(float(block.sum() / block.norm()))
+    return [abs(z) for z in found]
+
+
+@pytest.mark.parametrize("p", [0.5, 0.1, 0.02])
+def test_pairs_of_rows_and_blocks_of_edges_are_independent(p: float) -> None:
+    assert max(deviations(kept, p)) <= 5
+    assert max(deviations(joined_by_xor, p)) > 20
+
+
+@pytest.mark.parametrize("p", [0.5, 0.1])
+def test_streams_and_seeds_are_independent_in_pairs(p: float) -> None:
+    streams = [kept(p, stream=s)[:128, :128] for s in range(48)]
+    seeds = [kept(p, seed=SEED + d)[:128, :128] for s in range(24) for d in (s + 1, (s + 1) << 32)]
+    rows = centered(torch.stack(streams + seeds), p).flatten(1)
+    rows = rows - rows.mean(1, keepdim=True)
+    assert abs(excess_of_pairs(rows)) <= 5
+    pairs = torch.triu_indices(len(rows), len(rows), 1)
+    assert float((rows @ rows.T / 128)[pairs[0], pairs[1]].abs().max()) <= 5.5
+
+
+def test_each_row_and_column_drops_its_share() -> None:
+    for p in (0.02, 0.1, 0.5, 0.9):
+        x = centered(kept(p), p)
+        for sums in (x.sum(0), x.sum(1)):
+            assert float(sums.abs().max()) <= 6 * SIDE**0.5
+            assert abs(float((sums**2).mean() / SIDE - 1)) <= 5 * (2 / SIDE) ** 0.5
+
+
+def test_numbers_far_apart_are_words_as_well() -> None:
+    """Node ids of a part of a graph: multiples, and up to 2^31."""
+    for node in (torch.arange(SIDE) << 16, torch.arange(SIDE) * 4096 + 2**30, 2**31 - 1 - torch.arange(SIDE)):
+        keep = rng.keep(SEED, torch.tensor(0), node[:, None], node[None, :], 0.5)
+        assert max(deviations(lambda _p, keep=keep: keep, 0.5)) <= 5

@@ -1,8 +1,6 @@
-"""The threshold of counter-based dropout, which all kernels compare hashes with; see `mpnn.graph.rng`."""
-
-BITS = 24
+"""The threshold of counter-based dropout, which all kernels compare words with; see `mpnn.graph.rng`."""
 
 
 def threshold(p: float) -> int:
-    """The least hash of `BITS` bits that keeps an edge, so that it is dropped with probability `p`."""
-    return round(p * (1 << BITS))
+    """The least signed word of 32 bits that keeps an edge, so that it is dropped with probability `p`."""
+    return min(round(p * (1 << 32)), (1 << 32) - 1) - (1 << 31)

@@ -1,4 +1,4 @@
-"""Dropout of features as a differentiable function, on CPU. Only a key is stored for the backward pass.
+"""Dropout of features as a differentiable function, on CPU. Only keys are stored for the backward pass.
 
 `mpnn/kernels/cpu/feature_dropout.cpp` states the formula.
 """
@@ -21,30 +21,31 @@ class _Parameters(Structure):
     """`struct FeatureDropout` of feature_dropout.cpp."""
 
     _fields_ = (
-        *library.fields(c_void_p, "x out"),
-        *library.fields(c_int64, "rows width key threshold"),
+        *library.fields(c_void_p, "x out keys"),
+        *library.fields(c_int64, "rows width threshold"),
         ("growth", c_double),
     )
 
 
 class FeatureDropout(torch.autograd.Function):
-    """`FeatureDropout.apply(x, key, p)`: x [..., width], float32 or float64; `key` from `mpnn.graph.rng.keys`."""
+    """`FeatureDropout.apply(x, keys, p)`: x [..., width], float32 or float64; `keys` int32 [3]: `mpnn.graph.rng.keys`
+    of one stream."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, key: int, p: float) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.key, ctx.p = key, p
-        return _drop(x, key, p)
+    def forward(ctx, x: Tensor, keys: Tensor, p: float) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.keys, ctx.p = keys, p
+        return _drop(x, keys, p)
 
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
         # The map is linear and its own adjoint, so that all derivatives are this function again.
-        return FeatureDropout.apply(d_out, ctx.key, ctx.p), None, None
+        return FeatureDropout.apply(d_out, ctx.keys, ctx.p), None, None
 
 
-def _drop(x: Tensor, key: int, p: float) -> Tensor:
+def _drop(x: Tensor, keys: Tensor, p: float) -> Tensor:
     out, rows, width = empty(x, *x.shape), x.shape[:-1].numel(), x.shape[-1]
     x = x.resolve_neg().contiguous()
-    parameters = _Parameters(address(x), address(out), rows, width, key & 0xFFFFFFFF, threshold(p), 1 / (1 - p))
+    parameters = _Parameters(address(x), address(out), address(keys), rows, width, threshold(p), 1 / (1 - p))
     parts = max(1, min(rows, x.numel() // _MIN_COMPONENTS, 4 * torch.get_num_threads()))
     library.run("feature_dropout", x.dtype, parameters, parts=parts)
     return out

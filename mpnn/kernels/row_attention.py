@@ -76,7 +76,7 @@ _QUERY_AND_KEY = {Tensors._fields.index("query"), Tensors._fields.index("key")}
 
 class Spec(NamedTuple):
     """All other arguments. `rows`: the edges by destination. `by_source`: returns the edges by source. `types`: for
-    tensors of `Tensors` with a row for each edge type. `dropout_keys`, int32 [batch * H], None without dropout;
+    tensors of `Tensors` with a row for each edge type. `dropout_keys`, int32 [2 + batch * H], None without dropout;
     `dropout_ids`: what it hashes in place of the numbers of destinations and sources, int32, or None. `again`: an equal
     function of the spec and the tensors, made of operations that are differentiable again; None if there is none."""
 

@@ -116,8 +116,8 @@ def _reach(tiles: Arrays) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Dropout:
-    """`keys` [B * H] int32 from `mpnn.graph.rng.keys`; `p` is the probability. `ids`: what is hashed in place of the
-    numbers of destinations and sources, int32 [num_dst] and [num_src], or None."""
+    """`keys` int32 [2 + B * H] from `mpnn.graph.rng.keys`; `p` is the probability. `ids`: what is hashed in place of
+    the numbers of destinations and sources, int32 [num_dst] and [num_src], or None."""
 
     keys: Tensor
     p: float

@@ -290,8 +290,7 @@ class Round:
         )
 
     def dropout_keys(self) -> Tensor | None:
-        """What dropout hashes with the ends of edges, for each batch entry and head, int32 [B * H] (`mpnn.graph.rng`).
-        None if no weight is dropped."""
+        """`mpnn.graph.rng.keys` of all batch entries and heads, int32 [2 + B * H]. None if no weight is dropped."""
         if not self.dropout or not self.weighted:
             return None
         assert self.seed is not None

@@ -1,7 +1,7 @@
 """Dropout of features, at the cost of one memory pass.
 
 On CPU, torch draws random numbers sequentially on one thread, which often takes longer than the surrounding layers.
-Here a counter-based hash decides which elements are dropped (`mpnn.graph.rng`, as for attention weights), eight
+Here a counter-based hash decides which elements are dropped (`mpnn.graph.rng`, as for attention weights), a vector of
 elements at a time on all threads.
 """
 
@@ -48,8 +48,8 @@ class Dropout(nn.Dropout):
         if torch.compiler.is_compiling() or self.inplace or x.numel() < _MIN_ELEMENTS or not _has_kernel(x):
             return super().forward(x)
         seed = rng.new_seed(x.device)
-        key = int(rng.keys(seed, torch.zeros((), dtype=torch.int64)))
-        out: Tensor = FeatureDropout.apply(x, key, self.p)
+        keys = rng.keys(seed, torch.zeros(1, dtype=torch.int64))
+        out: Tensor = FeatureDropout.apply(x, keys, self.p)
         return out
 
 

@@ -416,6 +416,6 @@ def test_every_kernel_compiles_for_a_gpu(target: str, dtype: str, options: str, 
     )
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = {"attend", "join", "deltas", "by_query", "by_key", "add_parts"}
-    kernels |= {"by_offset", "add_diagonals"} if options else set()
+    kernels |= {"by_offset", "add_diagonals", "fill_words"} if options else set()
     kernels |= {"split"} if dtype == "float32" else set()
     assert set(json.loads(done.stdout)) == kernels

@@ -12,6 +12,7 @@ from mpnn.graph import rng
 from mpnn.graph.topology import Topology
 from mpnn.kernels.tile_attention import ROWS, Dropout, TileAttention
 
+SEED, STREAMS = torch.tensor(7), torch.arange(8)
 OPTIONS = ["plain", "softcap", "table", "bias", "shared bias", "dropout", "all"]
 
 
@@ -30,8 +31,7 @@ def naive(graph: Graph, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, b
         logits = logits + torch.zeros(*bias.shape[:2], *edges.shape, dtype=q.dtype).masked_scatter(edges, bias)
     weights = logits.masked_fill(~edges, -torch.inf).softmax(-1).masked_fill(~edges.any(1, keepdim=True), 0)
     if dropout:
-        hashes = rng.mix(rng.mix(dropout.keys.view(*weights.shape[:2], 1, 1) ^ i.int()) ^ j.int())
-        keep = (hashes.long() & 0xFFFFFFFF) >> 8 >= round(dropout.p * (1 << 24))
+        keep = rng.keep(SEED, STREAMS.view(*weights.shape[:2], 1, 1), i, j, dropout.p)
         weights = weights * keep / (1 - dropout.p)
     return torch.einsum("bhij,bjhd->bihd", weights, v)
 
@@ -68,7 +68,7 @@ def test_it_computes_what_its_twin_does(
     graph = topology.bind(*nodes)
     inputs = leaves(graph, dtype, option)
     softcap = 1.5 if option in ("softcap", "all") else None
-    keys = rng.keys(torch.tensor(7), torch.arange(8))
+    keys = rng.keys(SEED, STREAMS)
     dropout = Dropout(keys, 0.3) if option in ("dropout", "all") else None
     out, _ = TileAttention.apply(*inputs, None, None, 0.2, softcap, dropout, _layout(graph))
     expected = naive(graph, *inputs, 0.2, softcap, dropout)
@@ -105,7 +105,7 @@ def test_16_bits_are_added_up_in_float32_and_rounded_once(option: str, dtype: to
     query, key, value, table, bias = leaves(graph, torch.float32, option)
     narrow = [x.detach().to(dtype).requires_grad_() for x in (query, key, value) if x is not None]
     softcap = 1.5 if option == "softcap" else None
-    dropout = Dropout(rng.keys(torch.tensor(7), torch.arange(8)), 0.3) if option == "dropout" else None
+    dropout = Dropout(rng.keys(SEED, STREAMS), 0.3) if option == "dropout" else None
     out, lse = TileAttention.apply(*narrow, table, bias, None, None, scale, softcap, dropout, _layout(graph))
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     wide = [x.detach().double().requires_grad_() for x in narrow]

@@ -113,8 +113,13 @@ def _count_tiles(graph: Graph, tile: Launch) -> tuple[int, int]:
 def _options(round: Round, kernels: Any) -> Any:
     graph, score = round.graph, round.score
     assert isinstance(score, Dot)
-    keys = round.dropout_keys()
-    dropout = None if keys is None else kernels.Dropout(keys, round.dropout, graph.node_ids)
+    dropout = None
+    if round.dropout:
+        assert round.seed is not None
+        first_stream, streams = round.head_ids or (0, round.heads)
+        dropout = kernels.Dropout(
+            round.seed.to(round.value.device), round.dropout, first_stream, streams, graph.node_ids
+        )
     graphs = graph.cached("tiles on CUDA", lambda: kernels.TileGraphs(graph.runs, graph.device))
     again = partial(cpu.attend_again, graph, round.dropout, round.seed, round.head_ids)
     return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, graphs, _config(round), again)

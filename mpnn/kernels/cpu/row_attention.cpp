@@ -41,7 +41,7 @@ template <class T> struct RowAttention {
   EdgeTensor<const T> edge_term, bias, table; // numbers added under the activation, and to logits
   const T *row_bias, *col_bias;               // added to logits, [batch, rows, heads], [batch, num_cols, heads]; or both null
   int64_t num_cols;
-  const uint32_t *dropout_keys;                       // dropout's, [batch, heads]; null: no dropout
+  const uint32_t *dropout_keys;               // dropout's, [2 + batch * heads], see simd.h; null: no dropout
   const uint32_t *row_ids, *col_ids;          // what dropout hashes in place of node numbers; null: the numbers
   int64_t threshold;
   double keep_scale;
@@ -344,22 +344,23 @@ template <class T> INLINE void multiply(T *x, const T *y, int64_t count) {
   for (int64_t c = 0; c < count; c++) x[c] *= y[c];
 }
 
-// What dropout multiplies the weights of a block by. The hash takes the destination first.
+// What dropout multiplies the weights of a block by.
 template <class T> static void draw(const RowAttention<T> &p, const Block<T> &block, int64_t b, int64_t first, bool by_source) {
   int64_t heads = p.heads;
+  const uint32_t row_key = p.dropout_keys[by_source], col_key = p.dropout_keys[!by_source];
   by_heads(heads, [&](auto wide, int64_t h) {
     constexpr int N = decltype(wide)::count;
-    vec<uint32_t, N> keys = load<uint32_t, N>(p.dropout_keys + b * heads + h);
+    const auto streams = load<uint32_t, N>(p.dropout_keys + 2 + b * heads + h);
     for (int64_t k = 0; k < block.segments.count; k++) {
       uint32_t row = (uint32_t)p.rows.node_of(block.segments.row[k]);
       if (p.row_ids) row = p.row_ids[row];
-      vec<uint32_t, N> row_keys = mix(keys ^ row);
+      const vec<uint32_t, N> words = streams * dropout_word(row_key, row);
       for (int64_t e = block.segments.first[k]; e < block.segments.first[k + 1]; e++) {
         uint32_t col = (uint32_t)p.rows.col[first + e];
         if (p.col_ids) col = p.col_ids[col];
-        vec<uint32_t, N> bits = by_source ? mix(mix(keys ^ col) ^ row) : mix(row_keys ^ col);
-        vec<T, N> drawn = __builtin_convertvector(bits >> 8, vec<T, N>);  // 24 bits: exact in float32
-        store<T, N>(block.kept + e * heads + h, drawn >= (T)p.threshold ? splat<T, N>((T)p.keep_scale) : vec<T, N>{});
+        const auto drawn = (vec<int32_t, N>)(words * dropout_word(col_key, col)) >= (int32_t)p.threshold;
+        const auto kept = __builtin_convertvector(drawn, vec<typename bits_of<T>::type, N>);
+        store<T, N>(block.kept + e * heads + h, kept ? splat<T, N>((T)p.keep_scale) : vec<T, N>{});
       }
     }
   });

@@ -234,13 +234,16 @@ template <class T> INLINE T exp1(T x) { return exp<T, 1>(splat<T, 1>(x))[0]; }
 // The largest, where NaN is passed over.
 template <class V> INLINE V larger(V x, V best) { return x > best ? x : best; }
 
-// Dropout. `mpnn/rng.py` is the specification: element (row, column) of a stream is kept if
-// mix(mix(key ^ row) ^ column) >> 8 reaches the threshold p * 2^24.
+// Dropout. `mpnn/graph/rng.py` is the specification: element (row, column) of a stream is kept if the product of their
+// three words is, as a signed number, at least the threshold. `dropout_keys` hold the keys of rows and of columns, then
+// the words of streams.
 template <class U> INLINE U mix(U x) {
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
   x = (x ^ (x >> 15)) * 0x846CA68Bu;
   return x ^ (x >> 16);
 }
+
+INLINE uint32_t dropout_word(uint32_t key, uint32_t number) { return mix(key ^ number) | 1; }
 
 // Asks for the cache lines of `count` numbers ahead of their use.
 template <class T> INLINE void prefetch(const T *from, int64_t count) {

@@ -80,7 +80,7 @@ template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has
   const T *table, *bias;  // [H, num_dst + num_src - 1 + ROWS] by i - j + num_src - 1; [B or 1, H, edges]; or null
   int64_t edges, bias_batch;
   const T *dst_bias, *src_bias;  // [B, H, num_dst], [B, H, num_src]; or both null
-  const uint32_t *dropout_keys;  // [B, H], or null
+  const uint32_t *dropout_keys;  // [2 + B * H], see simd.h, or null
   const uint32_t *dst_ids, *src_ids;  // what dropout hashes in place of node numbers, [num_dst], [num_src]; or null
   int64_t dropout_threshold;
   double dropout_growth;
@@ -287,21 +287,24 @@ template <class T> void softmax_gradient(T *s, T *g, int64_t columns, const T *l
     }
 }
 
-// s = drop(s), for weights or their gradients: the hash of (head, i, j) says which are dropped.
+// s = drop(s), for weights or their gradients: the words of head, i and j say which are dropped.
 template <class T> void drop_weights(T *s, const TileAttention<T> &p, const Tile &t) {
   if (!p.dropout_keys) return;
   using Ints = vec<typename bits_of<T>::type, LANES<T>>;
+  const uint32_t dst_key = p.dropout_keys[0], src_key = p.dropout_keys[1];
+  const uint32_t stream = p.dropout_keys[2 + t.b * p.heads + t.h];
   uint32_t row[ROWS];
   for (int64_t r = 0; r < ROWS; r++) {
     const uint32_t i = !p.dst_ids ? uint32_t(t.i + r) : r < t.rows ? p.dst_ids[t.i + r] : 0;
-    row[r] = mix(p.dropout_keys[t.b * p.heads + t.h] ^ i);
+    row[r] = stream * dropout_word(dst_key, i);
   }
   for (int64_t c = 0; c < t.columns; c++) {
     const uint32_t j = !p.src_ids ? uint32_t(t.j + c) : c < t.keys ? p.src_ids[t.j + c] : 0;
+    const uint32_t column = dropout_word(src_key, j);
     for (int r = 0; r < ROWS; r += LANES<T>) {
       T *at = s + c * ROWS + r;
-      const auto hash = mix(::load<uint32_t, LANES<T>>(row + r) ^ j) >> 8;
-      const auto keep = __builtin_convertvector(hash >= uint32_t(p.dropout_threshold), Ints);
+      const auto drawn = (vec<int32_t, LANES<T>>)(::load<uint32_t, LANES<T>>(row + r) * column);
+      const auto keep = __builtin_convertvector(drawn >= int32_t(p.dropout_threshold), Ints);
       store(at, keep ? load(at) * T(p.dropout_growth) : Vector<T>{});
     }
   }

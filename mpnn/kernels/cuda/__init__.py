@@ -17,7 +17,8 @@ The layout, and the sources of its ideas:
   ten to spare, and rows of such graphs share few neighbors. Graphs whose rows share many are structured; the backends
   `dense` and `tiles` run them.
 
-Files: `tensors` (loads and stores of tiles), `logits` (what happens at an edge), `forward` and `backward` (attention),
+Files: `tensors` (loads and stores of tiles), `logits` (what happens at an edge), `dropout` (which edges are kept),
+`forward` and `backward` (attention),
 `reduce` (aggregation), `schedule` (which program takes which rows, and how many at once), `launch` (later calls of the
 same shapes start what the first compiled), `row_attention` and `row_reduce` (differentiable functions of tensors).
 

@@ -19,16 +19,14 @@ edges of a type share.
 import triton
 import triton.language as tl
 
+from mpnn.kernels.cuda.dropout import role_keys, word
 from mpnn.kernels.cuda.logits import (
     ACTIVATED,
     ADDITIVE,
     CONSTANT,
     SOFTMAX,
     activation,
-    dropout_keys,
     end_gradients,
-    hashed_seed,
-    keep,
     logit_gradients,
     logits,
     weights,
@@ -126,8 +124,9 @@ def gradients(
             key, key_at, value, value_at, b, row, h, exists, KIND, WIDTH, VALUE_WIDTH, REAL
         )
     if DROPOUT:
-        hashed = hashed_seed(seed)
-        dropout_key = dropout_keys(hashed, b * streams + first_stream + h)
+        dst_key, src_key, stream_key = role_keys(seed)
+        first_stream = b * streams + first_stream
+        of_streams = word(stream_key, first_stream + h)
     keep_scale, scale = tl.full([], keep_scale, REAL), tl.full([], scale, REAL)
     softcap, slope = tl.full([], softcap, REAL), tl.full([], slope, REAL)
     sums = tl.zeros([R, E, BH, WIDTH], REAL)
@@ -144,6 +143,8 @@ def gradients(
         if ROWS == TYPES:
             edge_id = other
             i, j = tl.load(end_dst + edge_id).to(row.dtype), tl.load(end_src + edge_id).to(row.dtype)
+        if DROPOUT:
+            of_edges = (word(dst_key, i) * word(src_key, j))[:, :, None]
         for g in range(GROUP if ROWS == SOURCES else 1):
             head = h * GROUP + g if ROWS == SOURCES else h
             if ROWS != DESTINATIONS:
@@ -165,8 +166,8 @@ def gradients(
             dropped = w
             if DROPOUT:
                 if ROWS == SOURCES and GROUP > 1:
-                    dropout_key = dropout_keys(hashed, b * streams + first_stream + head)
-                kept = keep(dropout_key, i, j, threshold)
+                    of_streams = word(stream_key, first_stream + head)
+                kept = of_edges * of_streams >= threshold
                 dropped = tl.where(kept, w * keep_scale, 0.0)
             if ROWS == DESTINATIONS or d_rows is not None:
                 if edge_value is not None:

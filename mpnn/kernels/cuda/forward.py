@@ -15,7 +15,8 @@ Called by `row_attention.py`.
 import triton
 import triton.language as tl
 
-from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, dropout_keys, hashed_seed, keep, logits, weights
+from mpnn.kernels.cuda.dropout import role_keys, word
+from mpnn.kernels.cuda.logits import ACTIVATED, CONSTANT, SOFTMAX, logits, weights
 from mpnn.kernels.cuda.tensors import (
     load_numbers,
     load_parameter,
@@ -51,7 +52,8 @@ def attend(
     if KIND == ACTIVATED:
         v = load_parameter(vector, h, heads, query_at.width, WIDTH, REAL)
     if DROPOUT:
-        dropout_key = dropout_keys(hashed_seed(seed), b * streams + first_stream + h)
+        dst_key, src_key, stream_key = role_keys(seed)
+        of_streams = word(stream_key, b * streams + first_stream + h)
         keep_scale = tl.full([], keep_scale, REAL)
     scale, softcap, slope = tl.full([], scale, REAL), tl.full([], softcap, REAL), tl.full([], slope, REAL)
     # an online softmax for each entry of the tile, joined after the loop, so that no iteration waits for other warps
@@ -84,7 +86,8 @@ def attend(
             if edge_out is not None:
                 store_numbers(edge_out, edge_out_at, b, edge_id, h, mask, w)
         if DROPOUT:
-            w = tl.where(keep(dropout_key, row, j, threshold), w * keep_scale, 0.0)
+            of_edges = (word(dst_key, row) * word(src_key, j))[:, :, None]
+            w = tl.where(of_edges * of_streams >= threshold, w * keep_scale, 0.0)
         messages = load_vectors(value, value_at, b, j, h // GROUP, mask, VALUE_WIDTH, REAL)
         if edge_value is not None:
             table_row = table_rows(value_types, edge_id)

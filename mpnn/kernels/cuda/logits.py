@@ -24,37 +24,6 @@ SOFTMAX, SIGMOID, NONE = (tl.constexpr(row_spec.NORMALIZERS[name]) for name in (
 
 
 @triton.jit
-def mix(x):
-    """`mpnn.graph.rng.mix` on uint32, whose shifts move zeros in."""
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def hashed_seed(seed):
-    """What all streams share of `mpnn.graph.rng.keys`, uint32."""
-    seed = tl.load(seed)
-    low = seed.to(tl.int32).to(tl.uint32, bitcast=True)
-    high = (seed >> 32).to(tl.int32).to(tl.uint32, bitcast=True)
-    return low ^ mix(high)
-
-
-@triton.jit
-def dropout_keys(hashed, stream):
-    """`mpnn.graph.rng.keys` of stream numbers [BH], uint32."""
-    return mix(hashed ^ stream.to(tl.uint32))
-
-
-@triton.jit
-def keep(keys, dst, src, threshold):
-    """Whether dropout keeps each edge, `mpnn.graph.rng.keep`: bool [R, E, BH] of keys [BH] and node numbers dst and src
-    [R, E] or [R, 1]."""
-    row = mix(keys ^ dst.to(tl.uint32)[:, :, None])
-    return (mix(row ^ src.to(tl.uint32)[:, :, None]) >> 8) >= tl.cast(threshold, tl.uint32)
-
-
-@triton.jit
 def tanh(x):
     """Triton's language has no tanh that its interpreter supports."""
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0

@@ -1,7 +1,7 @@
 """Attention over the tiles of a graph as a differentiable function of tensors: launches the kernels of `tile_forward`
 and `tile_backward`, which state the formulas. The counterpart of `mpnn.kernels.tile_attention` for GPUs.
 
-    forward:   float32 only: split query, key and value; attend; join the parts of divided rows
+    forward:   for dropout: fill_words; float32 only: split query, key and value; attend; join the parts of divided rows
     backward:  deltas; float32 only: split; by_query, add_parts; by_key, add_parts; for a table by_offset, add_diagonals
 
 Called by `mpnn/backends/tiles/cuda.py`. Nothing waits for the device or copies from it, so that calls can be captured
@@ -18,6 +18,7 @@ import triton
 from torch import Tensor
 
 from mpnn.kernels.cuda import tile_backward, tile_forward
+from mpnn.kernels.cuda.dropout import fill_words
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
@@ -27,17 +28,21 @@ from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 
 _MIN_WIDTH = 16  # of a head, the least operand of a tensor core
+_WORDS = 1024  # of each kind that one program computes
 _ROWS = 32  # whose deltas one program computes
 _STEP = 16  # rows of a divided row of tiles that one program joins
 _SMALL = Launch(0, 0, _STEP, 4, 3)  # of kernels that read each number once
 
 
 class Dropout(NamedTuple):
-    """`keys` int32 [B * H] from `rng.keys`, the probability `p`, and what is hashed in place of the numbers of
+    """The seed, int64 on the device, and the probability `p`. Head h of batch entry b has stream
+    `b * streams + first_stream + h`, see `mpnn.graph.rng`. `ids`: what is hashed in place of the numbers of
     destinations and sources, int32 [N_dst] and [N_src], or None."""
 
-    keys: Tensor
+    seed: Tensor
     p: float
+    first_stream: int
+    streams: int
     ids: tuple[Tensor, Tensor] | None = None
 
 
@@ -69,6 +74,14 @@ class _Inputs(NamedTuple):
     src_bias: Tensor | None
 
 
+class _Words(NamedTuple):
+    """The words of nodes [N_dst] and [N_src] and of streams [B * H], int32; None without dropout."""
+
+    dst: Tensor | None = None
+    src: Tensor | None = None
+    streams: Tensor | None = None
+
+
 class TileAttention(torch.autograd.Function):
     """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, options)`
 
@@ -85,10 +98,11 @@ class TileAttention(torch.autograd.Function):
         inputs = _readable(tensors)
         key = _key(inputs, options)
         with on_device(inputs.query):
-            out, lse, norm = _forward(inputs, options, key)
+            words = _words(inputs, options.dropout, options.graphs, key)
+            out, lse, norm = _forward(inputs, options, words, key)
         # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
         ctx.save_for_backward(*tensors, out, norm)
-        ctx.options, ctx.key = options, key
+        ctx.options, ctx.words, ctx.key = options, words, key
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -109,7 +123,7 @@ class TileAttention(torch.autograd.Function):
         d_lse = _contiguous(d_lse)
         key = ctx.key, layout(d_out), d_lse if d_lse is None else layout(d_lse), ctx.needs_input_grad
         with on_device(out):
-            return *_backward(inputs, out, norm, d_out, d_lse, ctx.options, ctx.needs_input_grad, key), None
+            return *_backward(inputs, out, norm, d_out, d_lse, ctx.options, ctx.words, ctx.needs_input_grad, key), None
 
 
 def _readable(tensors: Sequence[Any]) -> _Inputs:
@@ -125,7 +139,7 @@ def _key(inputs: _Inputs, options: Options) -> Hashable:
     dropout = options.dropout
     of_dropout = None
     if dropout is not None:
-        of_dropout = dropout.p, dropout.ids and tuple(map(layout, dropout.ids))
+        of_dropout = dropout.p, *dropout[2:4], dropout.ids and tuple(map(layout, dropout.ids))
     return options.scale, options.softcap, of_dropout, options.config, *(x if x is None else layout(x) for x in inputs)
 
 
@@ -142,7 +156,21 @@ def _start(
     graphs.launches.start((kernel.__name__, key), kernel, tensors, prepare)
 
 
-def _forward(inputs: _Inputs, options: Options, key: Hashable) -> tuple[Tensor, Tensor, Tensor]:
+def _words(inputs: _Inputs, dropout: Dropout | None, graphs: TileGraphs, key: Hashable) -> _Words:
+    if dropout is None:
+        return _Words()
+    batch, num_dst, heads, _ = inputs.query.shape
+    counts = num_dst, inputs.value.shape[1], batch * heads
+    sizes = [triton.cdiv(count, 4) * 4 for count in counts]  # so that addresses are multiples of 16 bytes
+    words = _Words(*inputs.query.new_empty(sum(sizes), dtype=torch.int32).split(sizes))
+    tensors = dropout.seed, *(dropout.ids or (None, None)), *words
+    _start(graphs, key, fill_words, tensors, _SMALL, lambda: (
+        triton.cdiv(max(sizes), _WORDS), (*counts, heads, *dropout[2:4]), {"SIZE": _WORDS}
+    ))  # fmt: skip
+    return words
+
+
+def _forward(inputs: _Inputs, options: Options, words: _Words, key: Hashable) -> tuple[Tensor, Tensor, Tensor]:
     """out, lse and norm."""
     query, value, launch = inputs.query, inputs.value, options.config.forward
     graph = options.graph(launch)
@@ -158,7 +186,7 @@ def _forward(inputs: _Inputs, options: Options, key: Hashable) -> tuple[Tensor, 
     features = _features(inputs)
     tensors = (
         *features.tensors, out, lse, norm, part, part_norm,
-        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, options, graph),
+        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, words, graph),
     )  # fmt: skip
     _start(options.graphs, key, tile_forward.attend, tensors, launch, lambda: (
         len(visits.units) * copies,
@@ -176,8 +204,8 @@ def _forward(inputs: _Inputs, options: Options, key: Hashable) -> tuple[Tensor, 
 
 
 def _backward(
-    inputs: _Inputs, out: Tensor, norm: Tensor, d_out: Tensor, d_lse: Tensor | None, options: Options, needed: Any,
-    key: Hashable,
+    inputs: _Inputs, out: Tensor, norm: Tensor, d_out: Tensor, d_lse: Tensor | None, options: Options, words: _Words,
+    needed: Any, key: Hashable,
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the inputs, None where they are not needed."""
     query, value = inputs.query, inputs.value
@@ -192,16 +220,13 @@ def _backward(
     batch, num_dst, heads, _ = query.shape
     copies, width = batch * heads, value.shape[-1]
     stats = norm.new_empty(*norm.shape, 2)
-    of_dropout = _of_dropout(options)
-    hashes = None if of_dropout[0] is None else torch.empty_like(norm, dtype=torch.int32)
-    read = out, d_out, norm, d_lse, stats, *of_dropout[:2], hashes
-    _start(options.graphs, key, tile_backward.deltas, read, _SMALL, lambda: (
+    _start(options.graphs, key, tile_backward.deltas, (out, d_out, norm, d_lse, stats), _SMALL, lambda: (
         triton.cdiv(num_dst, _ROWS) * copies,
         (copies, heads, num_dst, *d_out.stride()[:3]),
         {"D": width, "WIDTH": _room(width), "ROWS": _ROWS},
     ))  # fmt: skip
     features = _features(inputs, d_out)
-    call = _Call(inputs, options, features, stats, hashes, key)
+    call = _Call(inputs, options, features, stats, words, key)
     if grads.query is not None or grads.bias is not None:
         d_bias = _by_query(call, grads)
         grads = grads._replace(bias=d_bias)
@@ -227,7 +252,7 @@ class _Call(NamedTuple):
     options: Options
     features: _Features
     stats: Tensor
-    hashes: Tensor | None
+    words: _Words
     key: Hashable
 
     @property
@@ -256,7 +281,7 @@ def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
     part = call.stats.new_empty(visits.slots, copies, graph.rows, _room(width))
     tensors = (
         *call.features.tensors, call.stats, d_query, d_bias, part,
-        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, call.options, graph),
+        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, call.words, graph),
     )  # fmt: skip
     _start(call.options.graphs, call.key, tile_backward.by_query, tensors, launch, lambda: (
         len(visits.units) * copies, (*call.numbers(copies), edges), _constants(inputs, launch)
@@ -282,11 +307,9 @@ def _by_key(call: _Call, grads: _Inputs) -> None:
     shape = visits.slots, copies, graph.columns
     part, part_value = call.stats.new_empty(*shape, _room(width)), call.stats.new_empty(*shape, _room(value_width))
     part_src = None if grads.src_bias is None else call.stats.new_empty(visits.slots, batch * heads, graph.columns)
-    *read, _dst_ids, src_ids = _read(inputs, call.options, graph)
-    read += call.hashes, src_ids
     tensors = (
         *call.features.tensors, call.stats, d_key, d_value, grads.src_bias, part, part_value, part_src,
-        visits.units, visits.row, visits.pattern, visits.number, *read,
+        visits.units, visits.row, visits.pattern, visits.number, *_read(inputs, call.words, graph),
     )  # fmt: skip
     _start(call.options.graphs, call.key, tile_backward.by_key, tensors, launch, lambda: (
         len(visits.units) * copies, call.numbers(copies), _constants(inputs, launch)
@@ -308,7 +331,7 @@ def _by_offset(call: _Call, d_table: Tensor) -> None:
     sums = call.stats.new_empty(visits.slots, heads, graph.rows, graph.columns)
     tensors = (
         *call.features.tensors, call.stats, sums,
-        visits.units, visits.row, visits.column, visits.pattern, visits.number, *_read(inputs, call.options, graph),
+        visits.units, visits.row, visits.column, visits.pattern, visits.number, *_read(inputs, call.words, graph),
     )  # fmt: skip
     _start(call.options.graphs, call.key, tile_backward.by_offset, tensors, launch, lambda: (
         len(visits.units) * heads * steps, call.numbers(copies), _constants(inputs, launch)
@@ -335,18 +358,10 @@ def _add_parts(call: _Call, part: Tensor, out: Tensor, visits: Schedule, rows: i
     ))  # fmt: skip
 
 
-def _read(inputs: _Inputs, options: Options, graph: TileGraph) -> tuple[Tensor | None, ...]:
-    """The tensors that all kernels read, from `words` to `src_ids`."""
+def _read(inputs: _Inputs, words: _Words, graph: TileGraph) -> tuple[Tensor | None, ...]:
+    """The tensors that all kernels read, from `words` to `stream_words`."""
     edges_before = None if inputs.bias is None else graph.edges_before
-    return graph.words, edges_before, *inputs[3:], *_of_dropout(options)
-
-
-def _of_dropout(options: Options) -> tuple[Tensor | None, ...]:
-    """The keys of heads, and the ids of destinations and sources; None where there are none."""
-    dropout = options.dropout
-    if dropout is None or not threshold(dropout.p):
-        return None, None, None
-    return dropout.keys, *(dropout.ids or (None, None))
+    return graph.words, edges_before, *inputs[3:], *words
 
 
 def _numbers(options: Options) -> tuple[Any, ...]:

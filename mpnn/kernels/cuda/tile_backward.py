@@ -24,12 +24,11 @@ from mpnn.kernels.cuda.tile_pairs import (
     INTEGERS,
     add_dot,
     gradients,
-    hash_key,
-    hash_query,
     load_nodes,
     load_planes,
     load_rows,
     load_unit,
+    load_words,
     planes_of,
     store_rows,
 )
@@ -37,11 +36,10 @@ from mpnn.kernels.cuda.tile_pairs import (
 
 @triton.jit(do_not_specialize=INTEGERS)
 def deltas(
-    out, d_out, norm, d_lse, stats, dropout_keys, dst_ids, hashes, copies, heads, num_dst, d_out_b, d_out_n, d_out_h,
+    out, d_out, norm, d_lse, stats, copies, heads, num_dst, d_out_b, d_out_n, d_out_h,
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """stats [B, H, N_dst, 2]: the log-sum-exp of each row (base 2), and delta. hashes [B, H, N_dst]: those of queries,
-    with dropout."""
+    """stats [B, H, N_dst, 2]: the log-sum-exp of each row (base 2), and delta."""
     copy, first = tl.program_id(0) % copies, tl.program_id(0) // copies * ROWS
     b, h = tl.cast(copy // heads, tl.int64), tl.cast(copy % heads, tl.int64)
     o = load_rows(out + (b * num_dst * heads + h) * D, first, heads * D, num_dst, ROWS, D, WIDTH, True)
@@ -53,15 +51,12 @@ def deltas(
         delta -= tl.load(d_lse + at, mask=i < num_dst, other=0.0)
     tl.store(stats + at * 2, tl.load(norm + at, mask=i < num_dst, other=0.0), mask=i < num_dst)
     tl.store(stats + at * 2 + 1, delta, mask=i < num_dst)
-    if dropout_keys is not None:
-        of_query = hash_query(tl.load(dropout_keys + copy), dst_ids, i, num_dst)
-        tl.store(hashes + at, of_query.to(tl.int32, bitcast=True), mask=i < num_dst)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def by_query(
     query, key, value, d_out, stats, d_query, d_bias, part, units, columns, patterns, numbers, words, edges_before,
-    table, bias, dst_bias, src_bias, dropout_keys, dst_ids, src_ids, threshold, keep_scale, scale, softcap,
+    table, bias, dst_bias, src_bias, dst_words, src_words, stream_words, threshold, keep_scale, scale, softcap,
     copies, heads, num_dst, num_src, query_b, query_n, query_h, query_p, key_b, key_n, key_h, key_p,
     value_b, value_n, value_h, value_p, d_out_b, d_out_n, d_out_h, d_out_p, bias_b, bias_h, d_bias_h,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
@@ -85,8 +80,8 @@ def by_query(
     if dst_bias is not None:
         dst = load_nodes(dst_bias + tl.cast(copy, tl.int64) * num_dst, i, num_dst)
         src_bias += tl.cast(copy, tl.int64) * num_src
-    if dropout_keys is not None:
-        of_query = hash_query(tl.load(dropout_keys + copy), dst_ids, i, num_dst)
+    if dst_words is not None:
+        of_query = load_words(dst_words, i, num_dst, True) * tl.load(stream_words + copy)
     q, q1, q2 = load_planes(query, query_p, top * ROWS, query_n, num_dst, ROWS, D, WIDTH, True, PLANES)
     g, g1, g2 = load_planes(d_out, d_out_p, top * ROWS, d_out_n, num_dst, ROWS, DV, WIDTH_V, True, PLANES)
     stats += (tl.cast(copy, tl.int64) * num_dst + i) * 2
@@ -107,12 +102,12 @@ def by_query(
             src, of_key = j.to(tl.float32), j
             if dst_bias is not None:
                 src = load_nodes(src_bias, j, num_src)
-            if dropout_keys is not None:
-                of_key = hash_key(src_ids, j, left, num_src)
+            if dst_words is not None:
+                of_key = load_words(src_words, j, num_src, partial)
             _, dx, ds, is_edge, edge = gradients(
                 q, q1, q2, k, k1, k2, g, g1, g2, v, v1, v2, i[:, None], j[None, :], dst[:, None], src[None, :],
                 of_query[:, None], of_key[None, :], norm[:, None], delta[:, None], pattern, numbers + t // STEPS,
-                0, offset, words, edges_before, table, bias, dst_bias, dropout_keys, threshold, keep_scale, scale,
+                0, offset, words, edges_before, table, bias, dst_bias, dst_words, threshold, keep_scale, scale,
                 softcap, num_dst, num_src, ROWS, COLUMNS, ROWS, STEP, partial, False, PLANES,
             )  # fmt: skip
             if partial:
@@ -133,8 +128,8 @@ def by_query(
 @triton.jit(do_not_specialize=INTEGERS)
 def by_key(
     query, key, value, d_out, stats, d_key, d_value, d_src, part, part_value, part_src, units, rows, patterns, numbers,
-    words, edges_before, table, bias, dst_bias, src_bias, dropout_keys, hashes, src_ids, threshold, keep_scale, scale,
-    softcap, copies, heads, num_dst, num_src, query_b, query_n, query_h, query_p, key_b, key_n, key_h, key_p,
+    words, edges_before, table, bias, dst_bias, src_bias, dst_words, src_words, stream_words, threshold, keep_scale,
+    scale, softcap, copies, heads, num_dst, num_src, query_b, query_n, query_h, query_p, key_b, key_n, key_h, key_p,
     value_b, value_n, value_h, value_p, d_out_b, d_out_n, d_out_h, d_out_p, bias_b, bias_h,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     PLANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
@@ -150,9 +145,6 @@ def by_key(
     j = left * COLUMNS + tl.arange(0, COLUMNS)
     k, k1, k2 = load_planes(key, key_p, left * COLUMNS, key_n, num_src, COLUMNS, D, WIDTH, True, PLANES)
     v, v1, v2 = load_planes(value, value_p, left * COLUMNS, value_n, num_src, COLUMNS, DV, WIDTH_V, True, PLANES)
-    of_key = j
-    if dropout_keys is not None:
-        of_key = hash_key(src_ids, j, left * COLUMNS, num_src)
     acc = tl.zeros([COLUMNS, WIDTH], tl.float32)
     acc_value = tl.zeros([COLUMNS, WIDTH_V], tl.float32)
     for member in range(GROUP):
@@ -160,7 +152,7 @@ def by_key(
         of_head = b * heads + h
         queries, upstream = query + b * query_b + h * query_h, d_out + b * d_out_b + h * d_out_h
         of_row = stats + of_head * num_dst * 2
-        head_table, head_bias, dst_at = table, bias, dst_bias
+        head_table, head_bias, dst_at, of_key = table, bias, dst_bias, j
         src = tl.zeros([COLUMNS], tl.float32)
         acc_src = tl.zeros([COLUMNS], tl.float32)
         if table is not None:
@@ -170,6 +162,8 @@ def by_key(
         if dst_bias is not None:
             src = load_nodes(src_bias + of_head * num_src, j, num_src)
             dst_at = dst_bias + of_head * num_dst
+        if dst_words is not None:
+            of_key = load_words(src_words, j, num_src, True) * tl.load(stream_words + of_head)
         for partial in tl.static_range(2):
             begin, end, row, pattern = first, middle, place, middle_pattern
             if partial:
@@ -189,13 +183,12 @@ def by_key(
                 dst, of_query = i.to(tl.float32), i
                 if dst_bias is not None:
                     dst = load_nodes(dst_at, i, num_dst)
-                if dropout_keys is not None:
-                    of_query = tl.load(hashes + of_head * num_dst + i, mask=i < num_dst, other=0)
-                    of_query = of_query.to(tl.uint32, bitcast=True)
+                if dst_words is not None:
+                    of_query = load_words(dst_words, i, num_dst, partial)
                 w, dx, ds, _, _ = gradients(
                     k, k1, k2, q, q1, q2, v, v1, v2, g, g1, g2, i[None, :], j[:, None], dst[None, :], src[:, None],
                     of_query[None, :], of_key[:, None], norm[None, :], delta[None, :], pattern, numbers + t // STEPS,
-                    offset, 0, words, edges_before, head_table, head_bias, dst_bias, dropout_keys, threshold,
+                    offset, 0, words, edges_before, head_table, head_bias, dst_bias, dst_words, threshold,
                     keep_scale, scale, softcap, num_dst, num_src, ROWS, COLUMNS, STEP, COLUMNS, partial, True, PLANES,
                 )  # fmt: skip
                 if partial:
@@ -228,7 +221,7 @@ def by_key(
 @triton.jit(do_not_specialize=INTEGERS)
 def by_offset(
     query, key, value, d_out, stats, sums, units, rows, columns, patterns, numbers, words, edges_before,
-    table, bias, dst_bias, src_bias, dropout_keys, dst_ids, src_ids, threshold, keep_scale, scale, softcap,
+    table, bias, dst_bias, src_bias, dst_words, src_words, stream_words, threshold, keep_scale, scale, softcap,
     copies, heads, num_dst, num_src, query_b, query_n, query_h, query_p, key_b, key_n, key_h, key_p,
     value_b, value_n, value_h, value_p, d_out_b, d_out_n, d_out_h, d_out_p, bias_b, bias_h,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
@@ -247,11 +240,9 @@ def by_offset(
         of_head = b * heads + h
         queries, upstream = query + b * query_b + h * query_h, d_out + b * d_out_b + h * d_out_h
         keys, values = key + b * key_b + h // GROUP * key_h, value + b * value_b + h // GROUP * value_h
-        head_bias, dropout_key = bias, 0
+        head_bias = bias
         if bias is not None:
             head_bias = bias + b * bias_b + h * bias_h
-        if dropout_keys is not None:
-            dropout_key = tl.load(dropout_keys + of_head)
         for partial in tl.static_range(2):
             begin, end = first, middle
             if partial:
@@ -270,13 +261,13 @@ def by_offset(
                 if dst_bias is not None:
                     dst = load_nodes(dst_bias + of_head * num_dst, i, num_dst)
                     src = load_nodes(src_bias + of_head * num_src, j, num_src)
-                if dropout_keys is not None:
-                    of_query = hash_query(dropout_key, dst_ids, i, num_dst)
-                    of_key = hash_key(src_ids, j, left, num_src)
+                if dst_words is not None:
+                    of_query = load_words(dst_words, i, num_dst, partial) * tl.load(stream_words + of_head)
+                    of_key = load_words(src_words, j, num_src, partial)
                 _, dx, _, _, _ = gradients(
                     q, q1, q2, k, k1, k2, g, g1, g2, v, v1, v2, i[:, None], j[None, :], dst[:, None], src[None, :],
                     of_query[:, None], of_key[None, :], norm[:, None], delta[:, None], tl.load(patterns + t),
-                    numbers + t, 0, offset, words, edges_before, table, head_bias, dst_bias, dropout_keys, threshold,
+                    numbers + t, 0, offset, words, edges_before, table, head_bias, dst_bias, dst_words, threshold,
                     keep_scale, scale, softcap, num_dst, num_src, ROWS, COLUMNS, ROWS, STEP, partial, False, PLANES,
                 )  # fmt: skip
                 acc += dx

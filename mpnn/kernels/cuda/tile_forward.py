@@ -21,13 +21,12 @@ from mpnn.kernels.cuda.tile_pairs import (
     LOWEST,
     add_dot,
     factor,
-    hash_key,
-    hash_query,
     kept,
     load_nodes,
     load_planes,
     load_rows,
     load_unit,
+    load_words,
     logits,
     planes_of,
     store_rows,
@@ -38,7 +37,7 @@ from mpnn.kernels.cuda.tile_pairs import (
 @triton.jit(do_not_specialize=INTEGERS)
 def attend(
     query, key, value, out, lse, norm, part, part_norm, units, columns, patterns, numbers, words, edges_before,
-    table, bias, dst_bias, src_bias, dropout_keys, dst_ids, src_ids, threshold, keep_scale, scale, softcap,
+    table, bias, dst_bias, src_bias, dst_words, src_words, stream_words, threshold, keep_scale, scale, softcap,
     copies, heads, num_dst, num_src, query_b, query_n, query_h, query_p, key_b, key_n, key_h, key_p,
     value_b, value_n, value_h, value_p, bias_b, bias_h,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
@@ -63,8 +62,8 @@ def attend(
     if dst_bias is not None:
         dst = load_nodes(dst_bias + tl.cast(copy, tl.int64) * num_dst, i, num_dst)
         src_bias += tl.cast(copy, tl.int64) * num_src
-    if dropout_keys is not None:
-        of_query = hash_query(tl.load(dropout_keys + copy), dst_ids, i, num_dst)
+    if dst_words is not None:
+        of_query = load_words(dst_words, i, num_dst, True) * tl.load(stream_words + copy)
     to_base_2 = factor(table, bias, dst_bias, scale, softcap)
     q, q1, q2 = load_planes(query, query_p, top * ROWS, query_n, num_dst, ROWS, D, WIDTH, True, PLANES)
     acc = tl.zeros([ROWS, WIDTH_V], tl.float32)
@@ -96,16 +95,15 @@ def attend(
             p = tl.exp2(x * to_base_2 - now[:, None])
             fade = tl.exp2(most - now)
             total = total * fade + tl.sum(p, 1)
-            if dropout_keys is not None:
-                # In large tiles, `left` in the hash would take registers that are short there.
-                of_key = hash_key(src_ids, j, left if ROWS <= 64 else None, num_src)
+            if dst_words is not None:
+                of_key = load_words(src_words, j, num_src, partial)
                 p = unless_dropped(kept(of_query[:, None], of_key[None, :], threshold), p, keep_scale)
             v, v1, v2 = load_planes(value, value_p, left, value_n, num_src, STEP, DV, WIDTH_V, partial, PLANES)
             p, p1, p2 = planes_of(p, v, PLANES)
             acc = add_dot(acc * fade[:, None], p, p1, p2, v, v1, v2, PLANES)
             most = now
             column = next_column
-    if dropout_keys is not None:
+    if dst_words is not None:
         acc *= keep_scale
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
     sums = tl.where(total > 0, most + tl.log2(total), float("inf"))

@@ -138,57 +138,16 @@ def tanh(x):
 
 
 @triton.jit
-def mix(x):
-    """`mpnn.graph.rng.mix` on uint32, whose shifts move zeros in."""
-    x = mix_between(x ^ (x >> 16))
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def mix_between(x):
-    """`mix` without its first step, which is linear (of row ^ column it is the step of each, joined by ^), and without
-    its last."""
-    x = x * 0x7FEB352D
-    return (x ^ (x >> 15)) * 0x846CA68B
-
-
-@triton.jit
-def node_numbers(ids, n, count):
-    """What dropout hashes for the nodes n, uint32: their ids, or their numbers."""
-    x = n
-    if ids is not None:
-        x = tl.load(ids + n, mask=n < count, other=0)
-    return x.to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def hash_key(ids, n, first, count):
-    """The first step of `mix` of the keys n. `first`: a multiple of their number, whose upper half is that of all n
-    [W] from there on; or None."""
-    x = node_numbers(ids, n, count)
-    if (ids is None) and (first is not None):
-        x ^= (first >> 16).to(tl.uint32)
-    else:
-        x ^= x >> 16
-    return x
-
-
-@triton.jit
-def hash_query(dropout_key, ids, n, count):
-    """The first step of `mix` of queries, each mixed with the dropout key of its head and batch entry."""
-    x = mix(dropout_key.to(tl.uint32, bitcast=True) ^ node_numbers(ids, n, count))
-    return x ^ (x >> 16)
+def load_words(words, n, count, CHECK: tl.constexpr):
+    """The words of nodes n for dropout; without CHECK all n are below the count."""
+    return tl.load(words + n, mask=n < count if CHECK else None, other=0 if CHECK else None)
 
 
 @triton.jit
 def kept(of_query, of_key, threshold):
-    """Whether dropout keeps the pairs, `mpnn.graph.rng.keep`; threshold is from 1 to 2**24.
-
-    The last step of `mix` joins the upper half of x to the lower one, which a comparison reads only if the upper halves
-    are equal. So the limit's upper half is joined instead.
-    """
-    limit = (tl.cast(threshold, tl.uint32) << 8) - 1
-    return (mix_between(of_query ^ of_key) ^ (limit >> 16)) > limit
+    """Whether dropout keeps the pairs, `mpnn.graph.rng.keep`, by the words of both ends. One of them is times that of
+    the stream."""
+    return of_query * of_key >= threshold
 
 
 @triton.jit
@@ -271,7 +230,7 @@ def load_nodes(x, n, count):
 @triton.jit
 def gradients(
     a, a1, a2, b, b1, b2, c, c1, c2, d, d1, d2, i, j, dst, src, of_query, of_key, norm, delta, pattern, number,
-    first_row, first_column, words, edges_before, table, bias, dst_bias, dropout_keys, threshold, keep_scale, scale,
+    first_row, first_column, words, edges_before, table, bias, dst_bias, dst_words, threshold, keep_scale, scale,
     softcap, num_dst, num_src, ROWS: tl.constexpr, COLUMNS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PARTIAL: tl.constexpr, KEYS_DOWN: tl.constexpr, PLANES: tl.constexpr,
 ):  # fmt: skip
@@ -290,7 +249,7 @@ def gradients(
     zero = tl.zeros([c.shape[0], d.shape[0]], tl.float32)
     dw = dot(c, c1, c2, tl.trans(d), tl.trans(d1), tl.trans(d2), zero, PLANES)
     w = p
-    if dropout_keys is not None:
+    if dst_words is not None:
         kept_scale = tl.where(kept(of_query, of_key, threshold), keep_scale, 0.0)
         w = p * kept_scale
         dw = dw * kept_scale
