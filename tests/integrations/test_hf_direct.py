@@ -272,6 +272,35 @@ def test_a_padded_batch_is_read_once_and_makes_no_mask(monkeypatch: pytest.Monke
     assert not LOOKS & set(waits.seen)
 
 
+class Operations(TorchDispatchMode):
+    """Counts operations that launch something: views do not."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.count += func.overloadpacket.__name__ != "view" and not func.is_view
+        return out
+
+
+def test_a_batch_without_its_padding_launches_no_more_than_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: torch's kernel for packed texts is one operation, and stands here for one that returns its queries."""
+    monkeypatch.setattr(direct.varlen, "runs_here", lambda *_: True)
+    monkeypatch.setattr(direct.varlen, "packed", lambda query, *_: query.clone())
+    counts = []
+    for in_place in (False, True):
+        model = hf.BertModel(hf.BertConfig(**SMALL)).eval()
+        if in_place:
+            mpnn.hf.use(model, unpad=True)
+        with torch.no_grad():
+            model(IDS, attention_mask=LEFT)
+            with Operations() as operations:
+                model(IDS, attention_mask=LEFT)
+        counts.append(operations.count)
+    theirs, ours = counts
+    assert ours <= theirs
+
+
 def test_packed_sequences_of_known_lengths_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value = (x[:1] for x in features(9, 9))
     ends = torch.tensor([0, 4, 9], dtype=torch.int32)

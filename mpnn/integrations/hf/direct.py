@@ -70,7 +70,7 @@ def attend_packed(
         return _text_by_text(query, key, value, is_causal, _scale(query, scale), texts)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     ends = texts.cu_seqlens(query.device).to(torch.int32)
-    longest = max(texts.lengths) if longest is None else int(longest)
+    longest = texts.longest if longest is None else int(longest)
     return varlen.packed(q, k, v, ends, ends, longest, longest, _scale(query, scale), is_causal)[None]
 
 

@@ -470,11 +470,16 @@ def must_be_causal(module: nn.Module) -> bool:
 
 def graph_of(module: nn.Module) -> Any:
     """`config.mpnn_graph` of an attention layer, or None."""
+    return _setting(module, "mpnn_graph")
+
+
+def _setting(module: nn.Module, name: str) -> Any:
+    """What the configuration of an attention layer says, or None."""
     config = getattr(module, "config", None)
     if config is None or torch.compiler.is_compiling():
-        return getattr(config, "mpnn_graph", None)
+        return getattr(config, name, None)
     # A configuration looks attributes up in Python code, which takes as long as an operation of torch.
-    return object.__getattribute__(config, "__dict__").get("mpnn_graph")
+    return object.__getattribute__(config, "__dict__").get(name)
 
 
 def text_of(module: nn.Module) -> str | None:
@@ -548,9 +553,9 @@ def _of_blocks(module: nn.Module, chosen: Tensor, mask: Mask, instead: Instead |
 
 def refusal(module: nn.Module, chooses: bool = False) -> str:
     """Why a layer would compute numbers from the whole row of packed texts, or an empty string."""
-    does = "chooses sources" if chooses or hasattr(module, "indexer") else ""
-    scales = getattr(getattr(module, "config", None), "log_scaling_n_floor", None) is not None
-    if scales and not getattr(module, "is_sliding", False):
+    # `hasattr` makes an exception of each module that is missing.
+    does = "chooses sources" if chooses or "indexer" in module._modules else ""
+    if _setting(module, "log_scaling_n_floor") is not None and not getattr(module, "is_sliding", False):
         does = "scales logits by positions"  # Inkling
     if not does:
         return ""

@@ -398,6 +398,10 @@ class Mask:
 
     def is_causal_or_complete(self) -> bool | None:
         """True for a causal mask over a whole text, False for a complete one, None for another or with padding."""
+        return self._is_causal_or_complete
+
+    @cached_property
+    def _is_causal_or_complete(self) -> bool | None:
         if self.batch != 1 or self.padding is not None or self._band is None or self._is_on_device():
             return None
         pairs = _of_all_tokens(self._band, self.sizes)

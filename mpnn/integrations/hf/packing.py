@@ -72,6 +72,10 @@ class Packing:
             self._lengths = _lengths_of(self._cu_seqlens, self.shape)
         return self._lengths
 
+    @cached_property
+    def longest(self) -> int:
+        return max(self.lengths)
+
     def cu_seqlens(self, device: torch.device) -> Tensor:
         if self._cu_seqlens is None:
             ends = np.append(0, np.cumsum(self.lengths)).astype(np.int32)
