@@ -15,7 +15,7 @@ row of N edges hides what is below 1 / sqrt(N). Joined by ^, words of two rows a
 
 Measured over 8,192 nodes with p = .1: rates, 26 lags along rows, columns and diagonals, products over 2 x 2 blocks,
 bytes along rows and columns, nine other streams and seeds, pairs of rows and columns, spectra and singular values vary
-as random numbers do, by at most 2.3 standard errors. With lowbias32 of each pair a lag deviates by 4.6 and bytes by 7.6.
+as random numbers do, by at most 2.3 standard errors. With lowbias32 of each pair a lag varies by 4.6 and bytes by 7.6.
 Over 1,024 nodes, 40 seeds and p of .01, .1 and .9, squared correlations of all pairs of rows, in one head and between
 two, have the mean that chance gives within 2.5 standard errors. Joined by ^, pairs deviate by 109 standard errors over
 2,048 nodes. `tests/test_rng.py` repeats these in small.
