@@ -121,6 +121,8 @@ class MessagePassing(nn.Module):
         whole = self.whole_layer(x, graph, source, edge_attr, return_weights, cache)
         if whole is not None:
             return whole(x)
+        if (message := self._message(x, graph, source, edge_attr, return_weights, cache)) is not None:
+            return parts.updated(self.update, x, message)
         rounds = self.rounds(x, graph, source, edge_attr, return_weights, cache)
         y, weights = self._exchanged(x, rounds)
         if cache is not None and weights is not None and rounds[0].return_state:
@@ -146,6 +148,12 @@ class MessagePassing(nn.Module):
         if sums is not None and self.attention is None and type(self.aggregate) is Sum and self.backend == "auto":
             return self.update(x, sums), states  # the kernel has summed them already
         return self._exchanged(x, self.rounds(x, graph, source, states))[0], states
+
+    def _message(self, x: Tensor, graph: Any, *others: Any) -> Tensor | None:
+        """The messages of a call that needs no plan, such as a sum over molecules; None if rounds compute them."""
+        if self.attention is not None or type(self) is not MessagePassing or others != (None, None, False, None):
+            return None
+        return None if torch.compiler.is_compiling() else engine.message(self, graph, x)
 
     def whole_layer(self, x: Tensor, graph: Any, *others: Any) -> Callable[[Tensor], Tensor] | None:
         """The function of x that computes a call with these arguments as a whole; None if rounds compute it."""

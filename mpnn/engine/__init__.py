@@ -45,6 +45,13 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     return out, weights if lse is None and state is None else lse if state is None else state
 
 
+def message(operator: Any, graph: Any, x: Tensor) -> Tensor | None:
+    """The messages of an operator without attention, if they need no plan (`mpnn/engine/direct.py`)."""
+    if "dispatch" not in globals():
+        import_module("mpnn.engine.dispatch")
+    return dispatch.message(operator, graph, x)
+
+
 def traced_graph(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
     """A stand-in for a graph of this size in a program that `torch.compile` traces."""
     from mpnn.engine.compile.traced_graph import traced_graph

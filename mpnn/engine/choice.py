@@ -168,8 +168,7 @@ def _of_kind(round: Round, able: list[Backend], has_rewrites: bool) -> list[Back
     if not round.value.is_cpu:
         return able
     if graph.is_explicit:
-        is_matrix = graph.num_dst >= _MANY_NODES and 2 * graph.num_edges > graph.num_dst * graph.num_src
-        if is_matrix and not batches.is_on():
+        if is_matrix(graph) and not batches.is_on():
             return able
         order: tuple[Backend, ...] = (csr,)
         last: tuple[Backend, ...] = (edge_list, dense)
@@ -185,6 +184,11 @@ def _of_kind(round: Round, able: list[Backend], has_rewrites: bool) -> list[Back
         return [best, *own]
     others = [b for b in able if b not in last]
     return others if others or has_rewrites else able
+
+
+def is_matrix(graph: Graph) -> bool:
+    """Whether a list of edges has so many of all pairs that a matrix of pairs may run it."""
+    return graph.num_dst >= _MANY_NODES and 2 * graph.num_edges > graph.num_dst * graph.num_src
 
 
 def _is_packed(graph: Graph) -> bool:

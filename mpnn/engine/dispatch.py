@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mpnn import backends
-from mpnn.engine import slowness
+from mpnn.engine import direct, slowness
 from mpnn.engine.choice import TRANSFORMED, choose
 from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
 from mpnn.graph import Graph
@@ -23,6 +23,9 @@ from mpnn.scores import BUILT_IN, Dot
 
 Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """A function of query, key, value and scale that returns out [..., N_dst, H, D]."""
+
+
+message = direct.message
 
 
 class Planned(NamedTuple):
@@ -48,6 +51,8 @@ def run(round: Round, backend: str = "auto") -> Result:
     if backend == "auto" and is_transformed():
         # Kernels read addresses, and a transform of torch.func wraps tensors that have none.
         backend = TRANSFORMED
+    if backend == "auto" and (out := direct.result(round)) is not None:
+        return Result(out)
     if round.score is not None and type(round.score) not in BUILT_IN:
         round = lower_score(round, backend)
     try:

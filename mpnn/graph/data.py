@@ -31,6 +31,15 @@ T = TypeVar("T")
 class GraphData(BoundGraph):
     """The data of a `Graph`, and what follows from them alone. `Graph` adds the methods that make other graphs."""
 
+    _given_runs: Runs | Strips | None
+    _labels: Ints | None
+    _edges: Tensor | None
+    _edge_type: Tensor | None
+    _moved_from: "weakref.ref[Any] | None"  # weak, so that a copy does not keep the original alive
+    edge_ids: Tensor | None
+    order: Tensor | None
+    batch_sizes: tuple[int, ...] | None
+
     def __init__(
         self,
         num_dst: int,
@@ -47,19 +56,29 @@ class GraphData(BoundGraph):
         name: str = "",
         device: torch.device | str = "cpu",
     ) -> None:
-        self.num_dst, self.num_src = num_dst, num_src
-        self.edge_attr = edge_attr
-        self.relation, self.shift, self.positions, self.name = relation, shift, positions, name
-        self.device = torch.device(device)
-        self._given_runs, self._labels, self._edges, self._edge_type = runs, labels, edges, edge_type
-        self._moved = {}
-        self._moved_from: weakref.ref[Any] | None = None  # weak, so that a copy does not keep the original alive
-        self._memo, self._of_users = {}, {}
-        self.edge_ids: Tensor | None = None
-        self.degrees = None
-        self.order: Tensor | None = None
-        self.node_ids = None
-        self.batch_sizes: tuple[int, ...] | None = None
+        vars(self).update(  # in one step: a loader makes a graph for each batch
+            num_dst=num_dst,
+            num_src=num_src,
+            edge_attr=edge_attr,
+            relation=relation,
+            shift=shift,
+            positions=positions,
+            name=name,
+            device=torch.device(device),
+            _given_runs=runs,
+            _labels=labels,
+            _edges=edges,
+            _edge_type=edge_type,
+            _moved={},
+            _moved_from=None,
+            _memo={},
+            _of_users={},
+            edge_ids=None,
+            degrees=None,
+            order=None,
+            node_ids=None,
+            batch_sizes=None,
+        )
 
     @classmethod
     def from_runs(cls: type[G], runs: Runs | Strips, *, relation: Relation | None = None, shift: int = 0) -> G:
@@ -131,13 +150,13 @@ class GraphData(BoundGraph):
         if self._edges is None:
             ptr = torch.from_numpy(np.append(0, np.cumsum(self.runs.degree())))
             return CSR(ptr.to(self.device), self.ends[0], None)
-        src, dst = self._edges
+        src, dst = self._edges.unbind()
         return sorted_by(dst, src, self.num_dst, self.num_src)
 
     @graph_property
     def csc(self) -> CSR:
         """Edges by source: the transposed graph. Its rows are sources and its columns are destinations."""
-        src, dst = self.stored_edges
+        src, dst = self.stored_edges.unbind()
         return sorted_by(src, dst, self.num_src, self.num_dst)
 
     @graph_property

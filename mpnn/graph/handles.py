@@ -4,6 +4,7 @@
 neither a constant nor a size of the program. The same program therefore runs other graphs without recompilation.
 """
 
+from functools import partial
 from itertools import count
 from os import urandom
 from typing import Any
@@ -39,7 +40,7 @@ class Handled:
 
 def _scalar(number: int) -> Tensor:
     """An int64 scalar on the CPU, usable in every mode; `torch.tensor` takes three times as long."""
-    return outside_modes(lambda: torch.scalar_tensor(number, dtype=torch.int64, device="cpu"))
+    return outside_modes(partial(torch.scalar_tensor, number, dtype=torch.int64, device="cpu"))
 
 
 def resolve(token: Tensor) -> Any:

@@ -216,6 +216,8 @@ def _join(name: str, data: Sequence[Tensor]) -> Tensor | None:
 
 
 def _tensor(name: str, data: Tensor | Any) -> Tensor:
+    if type(data) is Tensor and not (data.is_neg() or data.is_conj()):
+        return data
     # copies read-only numpy arrays, because torch warns about them
     try:
         data = torch.as_tensor(data.copy() if isinstance(data, np.ndarray) and not data.flags.writeable else data)

@@ -13,7 +13,7 @@ from mpnn.kernels import combine
 from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, fields
-from mpnn.kernels.memory import empty, plain, zeros
+from mpnn.kernels.memory import LARGE, empty, plain, zeros
 from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.rows import Parts, Rows, RowsStruct
 
@@ -21,6 +21,7 @@ KINDS = ("sum", "mean", "max", "min", "var")
 _SUM, _SQUARES, _EXTREME, _COUNTED = 0, 1, 2, 3  # what the kernels fold
 _LINEAR = ("sum", "mean")
 _FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES}
+_FIRST_CALLS = 64  # of a graph, before its edges are sorted
 _MAX_PARTS, _MIN_COMPONENTS = 16, 1 << 18  # components of a part's edges
 
 
@@ -64,9 +65,7 @@ class RowReduce(torch.autograd.Function):
         again: Callable[..., Tensor] | None = None,
     ) -> Tensor:
         ctx.rows, ctx.columns, ctx.kind, ctx.again = rows, columns, kind, again
-        compared: Tensor | None = None
-        if kind == "var":
-            compared, _ = _fold(value, weight, rows, "mean")
+        compared = _fold(value, weight, rows, "mean")[0] if kind == "var" else None
         out, count = _fold(value, weight, rows, kind, compared, counted=columns is not None)
         linear = kind in _LINEAR  # the gradient of the value does not depend on it
         if compared is None and not linear:
@@ -74,7 +73,7 @@ class RowReduce(torch.autograd.Function):
         needs_value = not linear or (weight is not None and weight.requires_grad)
         ctx.save_for_backward(value if needs_value else None, weight, compared, count)
         ctx.dtype, ctx.of_value = value.dtype, value.shape
-        return out.to(value.dtype)
+        return out if out.dtype is value.dtype else out.to(value.dtype)
 
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
@@ -94,7 +93,9 @@ class RowReduce(torch.autograd.Function):
             return *gradients_again(by_torch, (value, weight), needs, (d_out,)), *[None] * 4
         if ctx.kind == "mean":
             # A product with the reciprocal, as the forward pass has it.
-            d_out = _elementwise(torch.mul, d_out, ctx.rows.degree.to(_wide(d_out.dtype)).reciprocal())
+            d_out = _elementwise(torch.mul, d_out, ctx.rows.share(_wide(d_out.dtype)))
+        if value is None and not torch.is_grad_enabled():
+            return _fold(d_out, weight, ctx.columns, "sum")[0].to(ctx.dtype), *[None] * 5
         if value is not None:
             value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
         d_value, d_weight = Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)
@@ -136,6 +137,131 @@ class Adjoint(torch.autograd.Function):
             of_weight = torch.zeros_like(weight) if of_weight is None else of_weight
             d_value, d_weight = Adjoint.apply(d_out, of_value, of_weight, rows, columns)
         return sum(terms) if terms else None, d_value, d_weight, None, None
+
+
+def reduced(value: Tensor, weight: Tensor | None, rows: Rows, kind: str | Associative) -> Tensor:
+    """`RowReduce` where nothing is recorded for derivatives; a value of any strides."""
+    mean = _fold(value, weight, rows, "mean")[0] if kind == "var" else None
+    out = _fold(value, weight, rows, kind, mean)[0]
+    return out if out.dtype is value.dtype else out.to(value.dtype)
+
+
+def summed(x: Tensor, weight: Tensor | None, rows: Rows, kind: str) -> Tensor:
+    """Sums or means [N_dst, D] of x [N_src, D], contiguous, in float32 or float64; weight [1, E, 1] or None."""
+    found = _again(x, weight, rows, kind)
+    if found is None:
+        found = _fold(x.unsqueeze(0), weight, rows, kind)[0].squeeze(0)
+        form = None if weight is None else weight.shape
+        if (parameters := rows.repeated.get((kind, x.dtype, (1, *x.shape), form))) is not None:
+            rows.repeated[kind, x.dtype, x.shape, form] = parameters
+    return found
+
+
+class EdgeSumStruct(Structure):
+    """The parameters of `edge_sum`, as `EdgeSum` in `mpnn/kernels/cpu/row_reduce.cpp`."""
+
+    _fields_ = (
+        *fields(c_void_p, "to from_"),
+        *fields(c_int64, "num_edges num_rows size"),
+        *fields(c_void_p, "x weight out share"),
+    )
+
+
+class Listed:
+    """The edges [2, E] of a graph, int64, as they are given, for the sums of its first calls: to sort the edges of a
+    batch of molecules takes as long as several sums. Results have the same bits."""
+
+    calls = 0
+
+    def __init__(self, edges: Tensor, num_dst: int, num_src: int) -> None:
+        self.edges, self.nodes = edges, (num_src, num_dst)
+        first = address(edges) or 0
+        self._ends = first, first + 8 * edges.shape[1]
+        self._shares: dict[torch.dtype, Tensor] = {}
+
+    def serves(self, size: int) -> bool:
+        """Whether such features are summed in one part, and this is one of the first calls."""
+        self.calls += 1
+        return self.calls <= _FIRST_CALLS and self.edges.shape[1] * size < 2 * _MIN_COMPONENTS
+
+    def summed(self, x: Tensor, weight: Tensor | None, kind: str, transposed: bool = False) -> Tensor:
+        """As `summed`."""
+        size, to = x.shape[1], 0 if transposed else 1
+        out = empty(x, self.nodes[to], size)
+        share = self.share(x.dtype) if kind == "mean" else None
+        ends = self._ends[to], self._ends[1 - to], self.edges.shape[1]
+        p = EdgeSumStruct(*ends, self.nodes[to], size, address(x), address(weight), address(out), address(share))
+        library.run("edge_sum", x.dtype, p)
+        return out
+
+    def share(self, dtype: torch.dtype) -> Tensor:
+        """What an edge counts in the mean of its node, [rows, 1]; the kernel writes it."""
+        if dtype not in self._shares:
+            self._shares[dtype] = torch.empty(self.nodes[1], 1, dtype=dtype, device="cpu")
+        return self._shares[dtype]
+
+    def keep_share(self, share: Tensor) -> None:
+        self._shares.setdefault(share.dtype, share)
+
+
+class RowSum(torch.autograd.Function):
+    """`RowSum.apply(x, weight, rows, listed, kind)`: `summed`, which is differentiable by x, any number of times. The
+    weight is fixed. `rows(transposed)` are the edges by destination, or by source. `RowReduce` does more, and takes
+    longer over a molecule."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x: Tensor, weight: Tensor | None, rows: Callable[[bool], Rows], listed: Listed, kind: str
+    ) -> Tensor:
+        ctx.rows, ctx.listed, ctx.kind = rows, listed, kind
+        ctx.save_for_backward(weight)
+        return row_sum(x, weight, rows, listed, kind)
+
+    @staticmethod
+    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
+        (weight,) = ctx.saved_tensors
+        if are_differentiated((d_out,)):
+            rows, columns, is_batch = ctx.rows(False), ctx.rows(True), are_batches((d_out,))
+            d_out = d_out.unsqueeze(0) * (rows.share(d_out.dtype) if ctx.kind == "mean" else 1)
+            if is_batch:
+                d_x = _adjoint_by_torch(rows, columns.num_rows, d_out, None, weight)[0]
+            else:
+                d_x = Adjoint.apply(d_out, None, weight, rows, columns)[0]
+            return d_x.squeeze(0), None, None, None, None
+        if ctx.kind == "mean":
+            d_out = _elementwise(torch.mul, d_out, ctx.listed.share(d_out.dtype))
+        return row_sum(plain(d_out), weight, ctx.rows, ctx.listed, "sum", True), None, None, None, None
+
+
+def row_sum(
+    x: Tensor,
+    weight: Tensor | None,
+    rows: Callable[[bool], Rows],
+    listed: Listed,
+    kind: str,
+    transposed: bool = False,
+) -> Tensor:
+    """`summed`, or the same by the edges as they are listed."""
+    if listed.serves(x.shape[1]):
+        return listed.summed(x, weight, kind, transposed)
+    own = rows(transposed)
+    if kind == "mean":
+        listed.keep_share(own.share(x.dtype))
+    return summed(x, weight, own, kind)
+
+
+def _again(value: Tensor, weight: Tensor | None, rows: Rows, kind: str) -> Tensor | None:
+    """A call with the parameters of one of the same form, for one entry and one part: to fill them in takes longer than
+    to sum the edges of a molecule. None if there was none."""
+    parameters = rows.repeated.get((kind, value.dtype, value.shape, None if weight is None else weight.shape))
+    if parameters is None:
+        return None
+    shape = value.shape
+    out = value.new_empty((rows.num_rows, shape[1]) if len(shape) == 2 else (1, rows.num_rows, shape[2]))
+    p = RowReduceStruct.from_buffer_copy(parameters)
+    p.x, p.weight, p.out = address(value), address(weight), address(out)
+    library.run("row_reduce_forward", value.dtype, p)
+    return out
 
 
 def _ends(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +324,7 @@ def _elementwise(function: Any, d_out: Tensor, other: Tensor) -> Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype is torch.float32 or dtype is torch.float64 else torch.promote_types(dtype, torch.float32)
 
 
 def _fold(
@@ -211,6 +337,9 @@ def _fold(
 ) -> tuple[Tensor, Tensor | None]:
     """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
     value, weight = plain(value), None if weight is None else plain(weight)
+    is_repeated = own is None and (kind in _LINEAR if counted else type(kind) is str)
+    if is_repeated and (found := _again(value, weight, rows, cast(str, kind))) is not None:
+        return found, None
     out = empty(value, value.shape[0], rows.num_rows, value.shape[2], dtype=_wide(value.dtype))
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if not out.numel():
@@ -223,6 +352,9 @@ def _fold(
     p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
     p.sign, p.mean, p.count = (-1.0 if kind == "min" else 1.0), int(kind in ("mean", "var")), address(count)
     _run("row_reduce_forward", p, value, len(parts))
+    if is_repeated and len(parts) == len(value) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:
+        form = kind, value.dtype, value.shape, None if weight is None else weight.shape
+        rows.repeated[form] = bytes(p)
     return out, count
 
 
@@ -258,17 +390,9 @@ def _fold_backward(
 
 def _parameters(x: Tensor, weight: Tensor | None, parts: Parts, own: Tensor | None, out: Tensor) -> RowReduceStruct:
     heads, stride = (1, 0) if weight is None else (weight.shape[-1], weight[0].numel() if len(weight) > 1 else 0)
-    return RowReduceStruct(
-        rows=parts.struct,
-        size=x.shape[2],
-        heads=heads,
-        num_cols=x.shape[1],
-        x=address(x),
-        weight=address(weight),
-        weight_stride=stride,
-        own=address(own),
-        out=address(out),
-    )
+    _, columns, size = x.shape
+    of_x = address(x), None, address(weight)
+    return RowReduceStruct(parts.struct, 0, size, heads, columns, 1.0, 0, *of_x, stride, address(own), address(out))
 
 
 def _run(name: str, p: RowReduceStruct, like: Tensor, parts: int) -> None:

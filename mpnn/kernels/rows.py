@@ -1,5 +1,6 @@
 """Parameters of the kernels along the rows of a sparse graph, as in `mpnn/kernels/cpu/rows.h`."""
 
+from collections.abc import Hashable
 from ctypes import Structure, c_int64, c_void_p
 from functools import cached_property
 
@@ -74,8 +75,10 @@ class Rows:
         node: Tensor | None = None,
     ) -> None:
         self.ptr, self.col, self.edge, self.slot, self.node = ptr, col, edge, slot, node
-        self.num_rows, self.num_edges = len(ptr) - 1, len(col)
+        self.num_rows, self.num_edges = ptr.numel() - 1, col.numel()
         self._parts: dict[tuple[int, int, int], Parts] = {}
+        self._shares: dict[torch.dtype, Tensor] = {}
+        self.repeated: dict[Hashable, bytes] = {}  # parameters of calls, by their form
 
     def parts(self, width: int, most: int, least: int, *, equal: bool = False) -> Parts:
         """The parts of rows whose edges have `width` components. About `most` parts have equally many edges, and each
@@ -101,9 +104,11 @@ class Rows:
 
     def _cuts(self, count: int, piece: int) -> NDArray[np.int64]:
         """The edges at which parts begin, and the last one's end."""
+        if count == 1 and self.num_edges <= piece:
+            return np.array([0, self.num_edges])
         ptr = self.ptr.numpy()
         degree = np.diff(ptr)
-        if count == 1 and (self.num_edges <= piece or degree.max() <= piece):
+        if count == 1 and degree.max() <= piece:
             return np.array([0, self.num_edges])
         even = self.num_edges * np.arange(1, count) // count
         at_rows = ptr[np.searchsorted(ptr, even, side="right") - 1]
@@ -123,6 +128,13 @@ class Rows:
         if self.node is not None:
             degree = torch.empty_like(degree).index_copy_(0, self.node, degree)
         return degree[:, None]
+
+    def share(self, dtype: torch.dtype) -> Tensor:
+        """What an edge counts in the mean of its node, [rows, 1]."""
+        share = self._shares.get(dtype)
+        if share is None:
+            share = self._shares[dtype] = self.degree.to(dtype).reciprocal()
+        return share
 
 
 def node_tensor(x: Tensor | None, trailing: int) -> NodeTensor:

@@ -35,10 +35,12 @@ def sort_edges(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Sorted
     if not row.is_cpu or num_cols >= 2**31 or library.why_missing() is not None:
         return by_torch(row, col, num_rows)
     row, col = row.contiguous(), col.contiguous()
-    ptr, edge = row.new_empty(num_rows + 1, dtype=torch.int64), torch.empty_like(row, dtype=torch.int64)
-    sorted_col = torch.empty_like(col, dtype=torch.int32)
+    num_edges = row.numel()
+    ptr = torch.empty(num_rows + 1, dtype=torch.int64, device="cpu")
+    edge = torch.empty(num_edges, dtype=torch.int64, device="cpu")
+    sorted_col = torch.empty(num_edges, dtype=torch.int32, device="cpu")
     p = _Parameters(
-        *(address(row), address(col), len(row), num_rows),
+        *(address(row), address(col), num_edges, num_rows),
         *(address(ptr), address(edge), address(sorted_col)),
     )
     library.function("sort_edges_i32" if row.dtype == torch.int32 else "sort_edges")(addressof(p))

@@ -70,8 +70,18 @@ class Add(Update):
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         _require_equal_widths(self, x, message)
-        y = torch.addcmul(message, x, (1 + self.eps).to(x.dtype))
+        # the same bits by one operation, of three
+        y = x + message if self._is_zero() else torch.addcmul(message, x, (1 + self.eps).to(x.dtype))
         return y if self.f is None else self.f(y)
+
+    def _is_zero(self) -> bool:
+        """Whether eps is known to be 0, without a wait for another device, or a number that a program would record."""
+        eps = self.eps
+        if torch.compiler.is_compiling() or eps.requires_grad or type(eps) is not nn.Parameter or not eps.is_cpu:
+            return False
+        if torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack():
+            return False
+        return not torch._C._are_functorch_transforms_active() and eps.item() == 0
 
 
 class SelfConnection(Update):

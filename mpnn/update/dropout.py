@@ -30,6 +30,8 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor and (not self.training or self.p == 0):
+            return x
         if not self.training or not 0.0 < self.p < 1.0 or not isinstance(x, Tensor):
             return super().forward(x)
         if x.is_sparse:

@@ -17,7 +17,8 @@ from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.csr import edges
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import numbers
-from mpnn.kernels import combine
+from mpnn.graph.modes import is_transformed
+from mpnn.kernels import combine, row_reduce
 from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
 from mpnn.kernels.row_reduce import RowReduce
@@ -100,11 +101,13 @@ def run(round: Round) -> Result:
         value = value.to(round.accumulate_dtype)
     if weight is not None and weight.shape[-1] > 1 and value.shape[-2] < weight.shape[-1]:
         value = value.repeat_interleave(weight.shape[-1] // value.shape[-2], -2)
-    return Result(_reduce(round.reduce, value, weight, round).to(round.result_dtype))
+    recorded = round.needs_grad or is_transformed()
+    return Result(reduced(round.graph, round.reduce, value, weight, recorded).to(round.result_dtype))
 
 
-def _reduce(aggregator: Any, value: Tensor, weight: Tensor | None, round: Round) -> Tensor:
-    graph = round.graph
+def reduced(graph: Graph, aggregator: Any, value: Tensor, weight: Tensor | None, recorded: bool) -> Tensor:
+    """The aggregates [batch..., N_dst, H, D] of value [batch..., N_src, H, D] times weight, [B or 1, E, H] or None.
+    `recorded`: whether they are differentiated, or transformed."""
     kind: Any = KINDS.get(type(aggregator))
     if kind is None:
         kind = Associative(
@@ -114,12 +117,15 @@ def _reduce(aggregator: Any, value: Tensor, weight: Tensor | None, round: Round)
             getattr(aggregator, "lift", None),
             bool(getattr(aggregator, "shares_ties", False)),
         )
+    shape = value.shape
     rows = edges.in_order(graph, transposed=False)
-    columns = edges.in_order(graph, transposed=True) if round.needs_grad else None
-    flat = value.reshape(round.batch.numel(), graph.num_src, value.shape[-2:].numel())
-    differentiable = partial(_again, graph, round.batch, value.shape[-2:], aggregator)
+    flat = value.reshape(shape[:-3].numel(), graph.num_src, shape[-2:].numel())
+    if not recorded:
+        return row_reduce.reduced(flat, weight, rows, kind).view(*shape[:-3], graph.num_dst, *shape[-2:])
+    columns = edges.in_order(graph, transposed=True)
+    differentiable = partial(_again, graph, shape[:-3], shape[-2:], aggregator)
     out = RowReduce.apply(flat.contiguous(), weight, rows, columns, kind, differentiable)
-    return out.view(*round.batch, graph.num_dst, *value.shape[-2:])
+    return out.view(*shape[:-3], graph.num_dst, *shape[-2:])
 
 
 def _again(

@@ -228,6 +228,50 @@ template <class T, class S, bool BACKWARD> static bool reduce(const RowReduce<T>
   return reduce_part<T, S, COUNTED, BACKWARD>(p, b, part);
 }
 
+// A sum or mean along edges in the order that the caller has them in, for a graph that is too small to be sorted first.
+// A row adds up its edges in the order that sorted ones have, so the bits are those of `reduce` in one part.
+template <class T> struct EdgeSum {
+  const int64_t *to, *from;  // [E]
+  int64_t num_edges, num_rows, size;
+  const T *x, *weight;       // [nodes, size], [E]; null weights: ones
+  T *out, *share;            // [num_rows, size]; [num_rows]: null for a sum; of a mean, what an edge of a row counts
+};
+
+template <class T> static bool edge_sum(const EdgeSum<T> &p) {
+  __builtin_memset(p.out, 0, p.num_rows * p.size * sizeof(T));
+  for (int64_t e = 0; e < p.num_edges; e++) {
+    if (e + FEATURES_AHEAD < p.num_edges) prefetch(p.x + p.from[e + FEATURES_AHEAD] * p.size, p.size);
+    const T *x = p.x + p.from[e] * p.size, w = p.weight ? p.weight[e] : 1;
+    T *out = p.out + p.to[e] * p.size;
+    int64_t d = 0;
+    for (; d + LANES <= p.size; d += LANES) {
+      vec<T, LANES> total = load<T, LANES>(out + d);
+      total += w * load<T, LANES>(x + d);
+      store<T, LANES>(out + d, total);
+    }
+    if (d < p.size) {
+      vec<T, LANES> total = load_first<T, LANES>(out + d, p.size - d);
+      total += w * load_first<T, LANES>(x + d, p.size - d);
+      store_first<T, LANES>(out + d, total, p.size - d);
+    }
+  }
+  if (!p.share) return true;
+  __builtin_memset(p.share, 0, p.num_rows * sizeof(T));
+  for (int64_t e = 0; e < p.num_edges; e++) p.share[p.to[e]] += 1;
+#pragma clang loop vectorize(disable)
+  for (int64_t r = 0; r < p.num_rows; r++) {
+    const T share = p.share[r] > 0 ? 1 / p.share[r] : (T)1;
+    p.share[r] = share;
+    T *out = p.out + r * p.size;
+    for (int64_t d = 0; d < p.size; d++) out[d] *= share;
+  }
+  return true;
+}
+
+KERNEL(edge_sum_f32, EdgeSum<float>, edge_sum(*p))
+KERNEL(edge_sum_f64, EdgeSum<double>, edge_sum(*p))
+extern "C" int64_t edge_sum_size() { return sizeof(EdgeSum<float>); }
+
 #define EXPORT_FOR(suffix, T, S) \
   KERNEL(row_reduce_forward_##suffix, RowReduce<T>, reduce<T, S, false>(*p, b, part)) \
   KERNEL(row_reduce_backward_##suffix, RowReduce<T>, reduce<T, S, true>(*p, b, part)) \
