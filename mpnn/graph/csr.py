@@ -109,6 +109,15 @@ def narrow(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
     return edges.int() if fits and edges.shape[1] >= _MANY_EDGES else edges
 
 
+def stored_form(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
+    """`narrow` of edges that may be int32 already."""
+    return (
+        edges
+        if edges.dtype is torch.int32 and edges.shape[1] >= _MANY_EDGES
+        else narrow(edges.long(), num_dst, num_src)
+    )
+
+
 def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tensor | None]) -> None:
     """Validates edges, and `edge_attr` and `edge_type` in `data`, for a graph of this size. Messages name the first bad
     edge."""

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least, one_set
-from mpnn.graph.csr import narrow
+from mpnn.graph.csr import narrow, stored_form
 from mpnn.graph.runs import Ints
 
 _FEW_DIMENSIONS = 8  # up to which a tree is faster than all pairs
 _SMALL_CLOUD = 256  # points of a label, on average, up to which all pairs are faster than a tree
 _PAIRS_AT_ONCE = 1 << 22
+_ROUNDING = 1e-12  # of a tree's distances, many times over
 _A_LITTLE_MORE = 1 + 1e-12  # so that rounding in a tree loses no pair; what it adds is compared again
 
 
@@ -159,21 +160,24 @@ def line_graph(graph: Graph, backtrack: bool = True) -> Graph:
         ValueError: if the graph has two sets of nodes.
     """
     one_set("line_graph", graph)
-    (src, dst), csr, num_edges = graph.ends, graph.csr, graph.num_edges
-    count = graph.degree()[src]
+    (src, dst), csr, num_edges = graph.ends.unbind(), graph.csr, graph.num_edges
+    count = csr.ptr.diff().index_select(0, src)
     total = count.cumsum(0)
     pairs = int(total[-1]) if num_edges else 0
-    receiver = torch.arange(num_edges, device=graph.device).repeat_interleave(count, output_size=pairs)
-    first = (csr.ptr[src] - total + count).repeat_interleave(count, output_size=pairs)
-    place = first.add_(torch.arange(pairs, device=graph.device))
-    sender = place if csr.edge_id is None else csr.edge_id.index_select(0, place)
+    kind = torch.int32 if max(pairs, num_edges, graph.num_src) < 2**31 else torch.int64  # half the memory to pass
+    receiver = torch.repeat_interleave(count.to(kind), output_size=pairs)
+    first = (csr.ptr.index_select(0, src) - total + count).to(kind)
+    place = first.index_select(0, receiver).add_(torch.arange(pairs, dtype=kind, device=graph.device))
+    sender = place if csr.edge_id is None else csr.edge_id.to(kind).index_select(0, place)
     if not backtrack:
-        forward = csr.col.index_select(0, place) != dst.repeat_interleave(count, output_size=pairs)
+        forward = csr.columns.to(kind).index_select(0, place) != dst.to(kind).index_select(0, receiver)
         if (shift := graph.edge_attr) is not None and _are_shifts(graph, shift):
-            forward |= (shift[sender] != -shift[receiver]).any(1)
+            forward |= (shift.index_select(0, sender) != -shift.index_select(0, receiver)).any(1)
         kept = forward.nonzero().squeeze(1)
         sender, receiver = sender.index_select(0, kept), receiver.index_select(0, kept)
-    return Graph.from_edges(torch.stack([sender, receiver]), num_edges, num_edges, name="line graph")
+    # These ends are edges of a graph: nothing is validated again.
+    stored = stored_form(torch.stack([sender, receiver]), num_edges, num_edges)
+    return Graph(num_edges, num_edges, edges=stored, name="line graph", device=graph.device)
 
 
 def _are_shifts(graph: Graph, attr: Tensor) -> bool:
@@ -243,14 +247,37 @@ def _nearest_by_tree(at: np.ndarray, k: int, label: Ints | None) -> Ints:
 
     span = float(np.ptp(at, axis=0).max(initial=0.0)) * at.shape[1] ** 0.5
     clouds = _apart(at, label, 2 * span + 1)
+    found, rows = np.empty((len(at), k), np.int64), np.arange(len(at))
+    if len(crowded := _in_crowds(clouds, k)):
+        found[crowded] = _at_the_same_place(clouds, crowded, k)
+        rows = np.delete(rows, crowded)
+        if not len(rows):
+            return found
     tree = cKDTree(clouds)
-    _, index = tree.query(clouds, min(k + 2, len(at)))
-    found, (tied, radii) = _ranked(at, label, np.arange(len(at)), index, k, len(at))
+    distance, index = tree.query(clouds[rows], min(k + 2, len(at)))
+    # Of points whose distances differ by more than rounding, the tree's order is the order.
+    is_clear = (index[:, 0] == rows) & (np.diff(distance, axis=1) > _ROUNDING * distance[:, -1:]).all(1)
+    found[rows[is_clear]] = index[is_clear, 1 : k + 1]
+    if is_clear.all():
+        return found
+    rows, index = rows[~is_clear], index[~is_clear]
+    found[rows], (tied, radii) = _ranked(at, label, rows, index, k, len(at))
     if len(upon := tied[radii <= 0]):
         found[upon] = _at_the_same_place(clouds, upon, k)
     for rows, columns in _within(tree, clouds, tied[radii > 0], radii[radii > 0] * _A_LITTLE_MORE):
         found[rows], _ = _ranked(at, label, rows, columns, k)
     return found
+
+
+def _in_crowds(at: np.ndarray, k: int) -> Ints:
+    """The points at whose place there are k others or more."""
+    along = np.sort(at[:, 0])
+    if len(at) <= k or not (along[k:] == along[:-k]).any():  # quick to see where points are apart
+        return np.zeros(0, np.int64)
+    order = np.lexsort(at.T)
+    starts = np.flatnonzero(np.append(True, (at[order[1:]] != at[order[:-1]]).any(1)))
+    sizes = np.diff(np.append(starts, len(at)))
+    return np.sort(order[np.repeat(sizes > k, sizes)])
 
 
 def _at_the_same_place(at: np.ndarray, rows: Ints, k: int) -> Ints:
@@ -464,15 +491,17 @@ def _pairs_of_clouds(nodes: Ints, cloud: Tensor, r: float) -> tuple[Ints, Ints, 
     off = r * 1e-6
     distance = torch.cdist(cloud, cloud, compute_mode="donot_use_mm_for_euclid_dist")  # a product loses far points
     near = distance <= r + off
+    unsure = bool((near != (distance <= r - off)).any())
     if (nodes < 0).any():
         exists = torch.from_numpy(nodes >= 0)
         near &= exists[:, None] & exists[..., None]
     near.diagonal(dim1=1, dim2=2).fill_(False)
-    place, all_nodes, size = np.flatnonzero(near.numpy()), nodes.ravel(), nodes.shape[1]
-    row, every = place // size, np.arange(nodes.size)
-    within = (every // size - every) * size  # from a place to the number of its source among all nodes
-    dst, src = all_nodes[row], all_nodes[place + within[row]]
-    return dst, src, distance.numpy().ravel()[place] <= r - off
+    flags, all_nodes, size = near.numpy().reshape(nodes.size, -1), nodes.ravel(), nodes.shape[1]
+    place, count, every = np.flatnonzero(flags), np.count_nonzero(flags, axis=1), np.arange(nodes.size)
+    source = place + np.repeat((every // size - every) * size, count)  # its number among all nodes
+    src = source if np.array_equal(all_nodes, every) else all_nodes[source]
+    sure = distance.numpy().ravel()[place] <= r - off if unsure else np.ones(len(place), bool)
+    return np.repeat(all_nodes, count), src, sure
 
 
 def _lengths(x: np.ndarray) -> np.ndarray:

@@ -213,21 +213,24 @@ class RowSum(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, x: Tensor, weight: Tensor | None, rows: Callable[[bool], Rows], listed: Listed, kind: str
     ) -> Tensor:
-        ctx.rows, ctx.listed, ctx.kind = rows, listed, kind
+        ctx.rows, ctx.listed, ctx.kind, ctx.of_x, ctx.dtype = rows, listed, kind, x.shape, x.dtype
         ctx.save_for_backward(weight)
         return row_sum(x, weight, rows, listed, kind)
 
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
         (weight,) = ctx.saved_tensors
-        if are_differentiated((d_out,)):
-            rows, columns, is_batch = ctx.rows(False), ctx.rows(True), are_batches((d_out,))
+        if are_batches((d_out,)):
+            x = torch.zeros(ctx.of_x, dtype=ctx.dtype).requires_grad_()  # the gradient does not depend on it
+            rows, mean = ctx.rows(False), ctx.kind == "mean"
+            found = gradients_again(
+                lambda x: _sum_by_torch(rows, mean, x.unsqueeze(0), weight).squeeze(0), (x,), (True,), (d_out,)
+            )
+            return *found, *[None] * 4
+        if torch.is_grad_enabled():
+            rows, columns = ctx.rows(False), ctx.rows(True)
             d_out = d_out.unsqueeze(0) * (rows.share(d_out.dtype) if ctx.kind == "mean" else 1)
-            if is_batch:
-                d_x = _adjoint_by_torch(rows, columns.num_rows, d_out, None, weight)[0]
-            else:
-                d_x = Adjoint.apply(d_out, None, weight, rows, columns)[0]
-            return d_x.squeeze(0), None, None, None, None
+            return Adjoint.apply(d_out, None, weight, rows, columns)[0].squeeze(0), None, None, None, None
         if ctx.kind == "mean":
             d_out = _elementwise(torch.mul, d_out, ctx.listed.share(d_out.dtype))
         return row_sum(plain(d_out), weight, ctx.rows, ctx.listed, "sum", True), None, None, None, None

@@ -29,10 +29,12 @@ from row_cases import (  # noqa: F401 - fixtures
 from threads import same_bits
 from torch import Tensor
 
-from mpnn import engine, graphs, ops
+from mpnn import MessagePassing, engine, graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, segment_sum
+from mpnn.attention import Degree
 from mpnn.backends import csr, edge_list
 from mpnn.backends.csr import edges as edge_orders
+from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.kernels import row_reduce
@@ -432,3 +434,59 @@ def test_a_weight_for_each_feature_writes_no_products_of_edges() -> None:
         out = ops.aggregate(graph, x, weight=weight, backend="csr")
         out.sum().backward()
     assert memory.peak < 1.2 * weight.nbytes
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "mean", "max", "min", "var"])
+@pytest.mark.parametrize("shape", [(23, 13), (2, 23, 8)])
+@pytest.mark.parametrize("attention", [False, True])
+def test_calls_without_a_plan_have_the_bits_of_planned_ones(
+    aggregate: str, shape: tuple[int, ...], attention: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges, x = torch.randint(23, (2, 70)), torch.randn(shape)
+    degree = Degree(shape[-1], 5) if attention else None
+    quick, planned = (MessagePassing(None, aggregate, None, degree, backend=b) for b in ("auto", "csr"))
+
+    def results(layer: MessagePassing, graph: Graph) -> list[Tensor]:
+        h = x.clone().requires_grad_()
+        out = layer(h, graph)
+        out.square().sum().backward()
+        return [layer(x, graph), out.detach(), h.grad]
+
+    expected = results(planned, graphs.from_edges(edges, 23))
+    monkeypatch.setattr(dispatch, "planned", None)
+    graph = graphs.from_edges(edges, 23)
+    for _ in range(3 + row_reduce._FIRST_CALLS // 3):  # then its edges are sorted
+        assert all(map(torch.equal, results(quick, graph), expected))
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "mean"])
+@pytest.mark.parametrize("attention", [None, Degree(3, 2).double()])
+def test_derivatives_of_any_order_without_a_plan(aggregate: str, attention: Degree | None) -> None:
+    layer = MessagePassing(graphs.from_edges(torch.randint(5, (2, 9)), 5), aggregate, None, attention)
+    x = leaf(5, 3)
+    assert torch.autograd.gradcheck(layer, x, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x).sin(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 8, 13, 64, 200])
+def test_sums_along_listed_edges_have_the_bits_of_sorted_ones(width: int, dtype: torch.dtype) -> None:
+    for nodes, count in ((1, 0), (7, 30), (100, 500)):
+        graph = graphs.from_edges(torch.randint(nodes, (2, count)), nodes)
+        x, weight = torch.randn(nodes, width, dtype=dtype), torch.randn(1, count, 1, dtype=dtype)
+        listed = row_reduce.Listed(graph.ends, nodes, nodes)
+        rows, columns = (edge_orders.in_order(graph, transposed) for transposed in (False, True))
+        for given in (None, weight):
+            for kind in ("sum", "mean"):
+                assert torch.equal(listed.summed(x, given, kind), row_reduce.summed(x, given, rows, kind))
+            back = listed.summed(x, given, "sum", transposed=True)
+            assert torch.equal(back, row_reduce.summed(x, given, columns, "sum"))
+        assert torch.equal(listed.share(dtype), rows.share(dtype))
+
+
+def test_what_an_operator_has_of_its_own_runs_with_a_plan() -> None:
+    layer, x = MessagePassing(graphs.from_edges([[0, 1], [1, 2]], 3)), torch.randn(3, 2)
+    seen = []
+    layer._run = lambda round: (seen.append(round), MessagePassing._run(layer, round))[1]  # type: ignore[method-assign]
+    layer(x)
+    assert len(seen) == 1

@@ -32,6 +32,7 @@ STRUCTS = {
     "row_attention": row_attention.RowAttention,
     "row_sums": row_attention.RowSums,
     "row_reduce": row_reduce.RowReduceStruct,
+    "edge_sum": row_reduce.EdgeSumStruct,
     "tile_attention": tile_attention._Parameters,
     "encoder_layer": encoder_layer._Parameters,
     "feature_dropout": feature_dropout._Parameters,
