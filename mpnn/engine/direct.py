@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Mean, Sum
-from mpnn.attention.whole_layer import is_special
 from mpnn.backends import BACKENDS, registered
 from mpnn.backends.csr import edges, reduce
 from mpnn.engine.choice import is_matrix
 from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
+from mpnn.graph.modes import is_transformed
+from mpnn.graph.sharding import active
 from mpnn.kernels import row_reduce
 from mpnn.kernels.cpu import library
 from mpnn.round import Round
@@ -44,7 +45,7 @@ def message(operator: Any, graph: Any, x: Tensor) -> Tensor | None:
     if operator.backend != "auto" or (operator.training and operator.edge_dropout):
         return None
     is_own = type(update).prepare is not Update.prepare or "prepare" in vars(update)
-    if is_own or not _METHODS.isdisjoint(vars(operator)) or is_special(x):
+    if is_own or not _METHODS.isdisjoint(vars(operator)) or _is_special(x):
         return None
     recorded = x.requires_grad and torch.is_grad_enabled()
     if x.dim() > 2 or type(aggregate) not in _LINEAR:
@@ -104,6 +105,12 @@ def _runs(graph: Any, aggregate: Any, x: Tensor, trailing: int) -> bool:
         and graph.cached("runs by rows", lambda: _is_listed(graph))
         and registered() is BACKENDS
     )
+
+
+def _is_special(x: Tensor) -> bool:
+    """Whether the modes that are on, or the tensor, ask for more than its numbers."""
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return bool(modes or torch._C._get_tracing_state()) or is_transformed() or x.is_neg() or active() is not None
 
 
 def _is_listed(graph: Graph) -> bool:
