@@ -18,6 +18,9 @@ from mpnn.graph.registry import FUNCTIONS
 
 __version__ = "0.1.0"
 
+# `mpnn.shim` is found here: a name for commands, of what stands in `mpnn.integrations`.
+__path__.append(f"{__path__[0]}/integrations/doors")
+
 __all__ = [
     "Graph",
     "MessagePassing",

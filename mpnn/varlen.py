@@ -2,7 +2,7 @@
 
     from mpnn.varlen import flash_attn_varlen_func                 instead of flash_attn
     from mpnn.varlen import varlen_attn                            instead of torch.nn.attention.varlen
-    python -m mpnn.integrations.shim flash_attn script.py          for code that imports flash_attn itself
+    python -m mpnn.shim flash_attn script.py                       for code that imports flash_attn itself
 
 Names, signatures and shapes are those of flash-attn 2.8 (Dao 2023, arXiv:2307.08691) and of torch 2.13. Sequences of
 different lengths lie in one row, and cu_seqlens holds where they begin and end: each is a document of a graph. Causal

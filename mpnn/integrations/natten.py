@@ -1,7 +1,7 @@
 """Neighborhood attention by NATTEN's functions and modules, on a CPU, with gradients, in any dtype, without CUDA.
 
     from mpnn.integrations.natten import na2d                      instead of natten
-    python -m mpnn.integrations.shim natten script.py              for code that imports natten itself
+    python -m mpnn.shim natten script.py              for code that imports natten itself
 
 Signatures and semantics are those of NATTEN 0.21 (Hassani et al. 2023, arXiv:2204.07143; Hassani et al. 2025,
 arXiv:2504.16922): the graph is `graphs.neighborhood(..., border="natten")`. Arguments that only concern kernels

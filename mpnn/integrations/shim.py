@@ -1,10 +1,10 @@
 """Modules under the names of other libraries, for code that imports these: their functions, computed by mpnn.
 
-    python -m mpnn.integrations.shim flash_attn script.py --its-arguments       runs a script
-    python -m mpnn.integrations.shim flash_attn,natten -m its.module            or a module
+    python -m mpnn.shim flash_attn script.py --its-arguments       runs a script
+    python -m mpnn.shim flash_attn,natten -m its.module            or a module
 
-    from mpnn.integrations import shim                             or two lines, before the code is imported
-    shim.provide("flash_attn")
+    import mpnn.shim                                               or two lines, before the code is imported
+    mpnn.shim.provide("flash_attn")
 
     name         modules                                               functions in `mpnn.` and `mpnn.integrations.`
     flash_attn   flash_attn, .flash_attn_interface, .bert_padding      `varlen`, `bert_padding`
@@ -79,9 +79,7 @@ def main(arguments: list[str]) -> None:
     """Provides the libraries named first, then runs the script or the module as Python does."""
     is_module = arguments[1:2] == ["-m"]
     if len(arguments) < (3 if is_module else 2):
-        sys.exit(
-            f"usage: python -m mpnn.integrations.shim NAME[,NAME...] script.py [arguments]; names: {', '.join(MODULES)}"
-        )
+        sys.exit(f"usage: python -m mpnn.shim NAME[,NAME...] script.py [arguments]; names: {', '.join(MODULES)}")
     try:
         provide(*arguments[0].split(","))
     except ValueError as error:
@@ -94,7 +92,3 @@ def main(arguments: list[str]) -> None:
     sys.argv = arguments[1:]
     sys.path.insert(0, str(Path(arguments[1]).resolve().parent))
     runpy.run_path(arguments[1], run_name="__main__")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

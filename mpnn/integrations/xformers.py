@@ -1,7 +1,7 @@
 """xformers' `memory_efficient_attention` and its biases, on a CPU, with gradients, in any dtype.
 
     from mpnn.integrations.xformers import memory_efficient_attention      instead of xformers.ops
-    python -m mpnn.integrations.shim xformers script.py                    for code that imports xformers itself
+    python -m mpnn.shim xformers script.py                    for code that imports xformers itself
 
 Signatures and semantics are those of xformers 0.0.32 (Lefaudeux et al. 2022). Each bias is a graph of one run a query:
 `bias.graph(num_queries, num_keys)`. Paged biases are not served: gather the pages, or call

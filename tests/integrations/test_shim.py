@@ -1,5 +1,6 @@
-"""mpnn.integrations.shim: code that imports other libraries runs over mpnn, unchanged."""
+"""mpnn.shim: code that imports other libraries runs over mpnn, unchanged."""
 
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_a_published_model_runs_in_place_of_flash_attn(tmp_path: Path, capsys: p
 def test_errors() -> None:
     with pytest.raises(ValueError, match="provides flash_attn, natten, xformers; got 'deepspeed'"):
         provide("deepspeed")
-    with pytest.raises(SystemExit, match=r"usage: python -m mpnn\.integrations\.shim NAME"):
+    with pytest.raises(SystemExit, match=r"usage: python -m mpnn\.shim NAME"):
         main(["flash_attn"])
     with pytest.raises(SystemExit, match=r"mpnn\.integrations\.shim provides"):
         main(["deepspeed", "script.py"])
@@ -86,3 +87,12 @@ def test_a_library_that_is_imported_is_not_replaced(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "flash_attn", sys)
     with pytest.raises(RuntimeError, match="flash_attn is already imported"):
         provide("flash_attn")
+
+
+def test_the_short_names_are_the_same_modules() -> None:
+    shim = import_module("mpnn.shim")
+    assert shim.provide is provide
+    for name, home in (("natten", "natten"), ("xformers", "xformers"), ("padding", "bert_padding")):
+        assert import_module(f"mpnn.shim.{name}") is import_module(f"mpnn.integrations.{home}")
+    done = subprocess.run([sys.executable, "-m", "mpnn.shim"], capture_output=True, text=True)
+    assert "usage: python -m mpnn.shim NAME" in done.stderr, done
