@@ -121,8 +121,10 @@ class MessagePassing(nn.Module):
         whole = self.whole_layer(x, graph, source, edge_attr, return_weights, cache)
         if whole is not None:
             return whole(x)
-        if (message := self._message(x, graph, source, edge_attr, return_weights, cache)) is not None:
-            return parts.updated(self.update, x, message)
+        if self.attention is None:
+            message = self._message(x, graph, source, edge_attr, return_weights, cache)
+            if message is not None:
+                return parts.updated(self.update, x, message)
         rounds = self.rounds(x, graph, source, edge_attr, return_weights, cache)
         y, weights = self._exchanged(x, rounds)
         if cache is not None and weights is not None and rounds[0].return_state:
@@ -151,7 +153,7 @@ class MessagePassing(nn.Module):
 
     def _message(self, x: Tensor, graph: Any, *others: Any) -> Tensor | None:
         """The messages of a call that needs no plan, such as a sum over molecules; None if rounds compute them."""
-        if self.attention is not None or type(self) is not MessagePassing or others != (None, None, False, None):
+        if type(self) is not MessagePassing or others != (None, None, False, None):
             return None
         return None if torch.compiler.is_compiling() else engine.message(self, graph, x)
 

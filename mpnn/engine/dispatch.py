@@ -51,7 +51,7 @@ def run(round: Round, backend: str = "auto") -> Result:
     if backend == "auto" and is_transformed():
         # Kernels read addresses, and a transform of torch.func wraps tensors that have none.
         backend = TRANSFORMED
-    if backend == "auto" and (out := direct.result(round)) is not None:
+    if backend == "auto" and round.score is None and (out := direct.result(round)) is not None:
         return Result(out)
     if round.score is not None and type(round.score) not in BUILT_IN:
         round = lower_score(round, backend)
