@@ -48,7 +48,9 @@ class Index(Tensor):
     @staticmethod
     def of(dst: Tensor, ptr: Tensor) -> "Index":
         index = dst.as_subclass(Index)
-        index.ptr, index.plain, index.num_dst = ptr, dst, len(ptr) - 1
+        index.ptr = ptr
+        index.plain = dst
+        index.num_dst = len(ptr) - 1
         return index
 
     @property
@@ -178,7 +180,8 @@ class PowerMean(nn.Module):
         if p == 0:
             raise ValueError("p must not be 0; the limit p -> 0 is the geometric mean")
         self.p = nn.Parameter(torch.tensor(float(p)), requires_grad=learn)
-        self.eps, self.limit = eps, limit
+        self.eps = eps
+        self.limit = limit
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         p = self.p.to(messages.dtype)
@@ -198,7 +201,8 @@ class Quantile:
     def __init__(self, q: float, lower: bool = False) -> None:
         if not 0 <= q <= 1:
             raise ValueError(f"q must lie between 0, the minimum, and 1, the maximum; got {q!r}")
-        self.q, self.lower = float(q), lower
+        self.q = float(q)
+        self.lower = lower
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         out = messages.new_zeros(index.num_dst, *messages.shape[1:]) + 0 * messages[:0].sum(0)
@@ -223,7 +227,8 @@ class Quantile:
 def _rows_by_length(index: Index) -> list[tuple[Tensor, Tensor]]:
     """The destinations with messages, by length: their numbers [n], and the numbers of their messages [n, length], -1
     behind the last. Lengths are powers of 2, so that a row is less than half empty."""
-    groups, degree = [], index.degree
+    groups = []
+    degree = index.degree
     length = 1
     while bool((degree > length // 2).any()):
         nodes = ((degree > length // 2) & (degree <= length)).nonzero().squeeze(1)
@@ -386,7 +391,8 @@ def _check(obj: Any) -> None:
 
 
 def _parts_of(composed: Composed) -> Sequence[Any]:
-    name, parts = type(composed).__name__, getattr(composed, "parts", None)
+    name = type(composed).__name__
+    parts = getattr(composed, "parts", None)
     if not isinstance(parts, (tuple, list)):
         raise TypeError(f"parts of {name} must be a tuple of aggregators, such as (Max(), Min()); got {parts!r}")
     for part in parts:
@@ -502,7 +508,8 @@ def _sparsemax_support(z: Tensor, k: Tensor) -> Tensor:
 
 def _entmax_support(z: Tensor, k: Tensor) -> Tensor:
     near = z.clamp(min=-2.0)  # farther ones are outside, and their squares would overflow
-    mean, squares = near.cumsum(1) / k, near.square().cumsum(1) / k
+    mean = near.cumsum(1) / k
+    squares = near.square().cumsum(1) / k
     threshold = mean - ((1 - k * (squares - mean.square())) / k).clamp(min=0.0).sqrt()
     # A prefix of the sorted scores: from the first one on that is outside, all are.
     return ((near >= threshold) & (z > -2.0)).to(torch.int8).cummin(1).values.bool()

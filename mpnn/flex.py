@@ -147,7 +147,8 @@ def _over_sequences(
         if not isinstance(block_mask, NestedBlockMask) or len(block_mask.masks) != len(masks):
             raise ValueError(f"jagged tensors need a block_mask of create_nested_block_mask, of {len(masks)} sequences")
         masks = block_mask.masks  # type: ignore[assignment]
-    outs, sums = [], []
+    outs = []
+    sums = []
     for k, (q, key, value, mask) in enumerate(zip(*parts, masks, strict=True)):
         mod = None if score_mod is None else _of_sequence(score_mod, k)
         q, key, value = (x.transpose(0, 1)[None] for x in (q, key, value))
@@ -292,7 +293,8 @@ class _Program:
     def over(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         """The numbers for each b, each h and each pair (q, kv), [B, H, E], or 1 where they do not depend on them."""
         of = self.depends_on()
-        b, h = b if _B in of else b[:1], h if _H in of else h[:1]
+        b = b if _B in of else b[:1]
+        h = h if _H in of else h[:1]
         q, kv = (q, kv) if of & {_Q, _KV} else (torch.zeros(1, dtype=torch.int64),) * 2
         if not len(q):  # no edge, which torch.vmap does not take
             return torch.zeros(len(b), len(h), 0)
@@ -314,7 +316,8 @@ class _Program:
 
 
 def _trace(mod: Mod, *score: Tensor) -> _Program:
-    name, ends = "score_mod" if score else "mask_mod", [torch.zeros((), dtype=torch.int64) for _ in range(4)]
+    name = "score_mod" if score else "mask_mod"
+    ends = [torch.zeros((), dtype=torch.int64) for _ in range(4)]
     try:
         with _Brackets():
             module = make_fx(mod)(*score, *ends)
@@ -332,7 +335,8 @@ def _trace(mod: Mod, *score: Tensor) -> _Program:
 
 def _ancestors(node: Any) -> set[Node]:
     """The nodes whose numbers a node is computed from, itself included."""
-    found, todo = set[Node](), [node] if isinstance(node, Node) else []
+    found = set[Node]()
+    todo = [node] if isinstance(node, Node) else []
     while todo:
         last = todo.pop()
         found.add(last)
@@ -364,7 +368,8 @@ def _graphs(masks: list[_Program], batch: int, heads: int, num_dst: int, num_src
             f"a mask_mod is evaluated for each pair, and {evaluated:,} are too many; build the graph by a topology of "
             "mpnn.graphs, and call ops.attend"
         )
-    step, kv = max(1, _PAIRS // max(num_src, 1)), torch.arange(num_src)
+    step = max(1, _PAIRS // max(num_src, 1))
+    kv = torch.arange(num_src)
 
     def allowed(b: int, h: int, q: Tensor) -> Tensor:
         at = torch.tensor(b), torch.tensor(h), q, kv
@@ -397,7 +402,8 @@ def _of_mask(mask: Any, batch: int, heads: int, num_dst: int, num_src: int) -> l
         if known is None or known.mask_mod is not mask.mask_mod:  # it may be assigned anew
             _OF_TORCH[mask] = known = _converted(mask)
         mask = known
-    shape, expected = mask.shape, (batch, heads, num_dst, num_src)
+    shape = mask.shape
+    expected = (batch, heads, num_dst, num_src)
     shared = [shape[axis] == 1 and axis not in mask.depends_on for axis in (_B, _H)]
     if shape[2:] != expected[2:] or any(shape[x] != expected[x] and not shared[x] for x in (_B, _H)):
         hint = ": its mask_mod depends on b or h, so create_block_mask needs B and H" if mask.depends_on else ""
@@ -411,7 +417,8 @@ def _converted(mask: Any) -> BlockMask:
     same = bool((blocks == blocks[:1, :1]).all())
 
     def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        row, column = q // rows, kv // columns
+        row = q // rows
+        column = kv // columns
         return (blocks[0, 0, row, column] if same else blocks[b, h, row, column]) & mask_mod(b, h, q, kv)
 
     _check_device(blocks.device)
@@ -513,13 +520,18 @@ def _attend(
     q, k, v = (x if len(b) == len(x) else x[b] for x in (query, key, value))
     if len(h) < query.shape[1]:
         shared = h // (query.shape[1] // key.shape[1])
-        q, k, v = q[:, h], k[:, shared], v[:, shared]
-    factor, softcap, program = form.factor, None, form.program
+        q = q[:, h]
+        k = k[:, shared]
+        v = v[:, shared]
+    factor = form.factor
+    softcap = None
+    program = form.program
     if form.inner is not None:
         number = program.at(form.factor).constant()
         if not number:
             raise ValueError("score_mod may multiply a tanh by one number other than 0, without gradient")
-        factor, softcap = program.product(form.inner, number), abs(number)
+        factor = program.product(form.inner, number)
+        softcap = abs(number)
     if isinstance(factor, Node):
         q, k = _scaled(program.at(factor), q, k, b, h)
         factor = 1.0
@@ -539,7 +551,8 @@ def _scaled(number: _Program, q: Tensor, k: Tensor, b: Tensor, h: Tensor) -> tup
     if _KV not in of:
         at = torch.arange(q.shape[2])
         return q * number.over(b, h, at, at)[..., None].to(q.dtype), k
-    at, shared = torch.arange(k.shape[2]), q.shape[1] // k.shape[1]
+    at = torch.arange(k.shape[2])
+    shared = q.shape[1] // k.shape[1]
     return q, k.repeat_interleave(shared, 1) * number.over(b, h, at, at)[..., None].to(k.dtype)
 
 

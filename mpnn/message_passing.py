@@ -72,10 +72,13 @@ class MessagePassing(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self.graph, self.backend, self.edge_dropout = graph, backend, edge_dropout
+        self.graph = graph
+        self.backend = backend
+        self.edge_dropout = edge_dropout
         self.aggregate: Any = aggregate
         self.update: Update = update  # type: ignore[assignment]  # __setattr__ converts it to an Update
-        self.attention, self.edges = attention, edges
+        self.attention = attention
+        self.edges = edges
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Validates a part of the operator, in the constructor and when it is replaced."""

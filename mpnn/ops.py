@@ -239,7 +239,8 @@ def aggregate(
     graph = _traced(graph, x)
     validation.features("x", x, "sources", 1, graph)
     bias: tuple[PerEdge, ...] = ()
-    aggregate, width = _aggregator(reduce), 1
+    aggregate = _aggregator(reduce)
+    width = 1
     if weight is not None:
         width = _weight_width(weight, graph.num_edges, x)
         if width > 1 and type(aggregate) not in (Sum, Mean, Max, Min, Var):
@@ -282,7 +283,8 @@ def _weight_width(weight: Tensor, num_edges: int, x: Tensor) -> int:
 def _over_parts(given: Given, build: Callable[..., Round], graph: Graph, terms: Terms, backend: str) -> Tensor:
     """`attend` over this process's part of a graph."""
     query, key, _ = terms
-    layer, sharding = Layer(given, SUM, False, False, False, query.dtype, query.shape[:-3]), active()
+    layer = Layer(given, SUM, False, False, False, query.dtype, query.shape[:-3])
+    sharding = active()
     if sharding is not None and graph.stack:
         raise ValueError(f"{graph} differs by item and head, and its nodes are not divided over processes")
     if sharding is not None and graph.exchange is LOCAL:

@@ -172,7 +172,8 @@ class T5(Position):
                 f"max_distance={max_distance}"
             )
         self.table = nn.Parameter(torch.zeros(buckets, heads))
-        self.max_distance, self.bidirectional = max_distance, bidirectional
+        self.max_distance = max_distance
+        self.bidirectional = bidirectional
 
     def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> PerEdge:
         accumulate_dtype = torch.promote_types(self.table.dtype, torch.float32)  # for the sum of a bucket's gradients
@@ -183,9 +184,11 @@ class T5(Position):
         buckets = len(self.table)
         if self.bidirectional:
             buckets //= 2
-            later, distance = (offset > 0) * buckets, offset.abs()
+            later = (offset > 0) * buckets
+            distance = offset.abs()
         else:
-            later, distance = torch.zeros_like(offset), (-offset).clamp(min=0)
+            later = torch.zeros_like(offset)
+            distance = (-offset).clamp(min=0)
         exact = buckets // 2
         ratio = (distance.clamp(min=1) / exact).log() / math.log(self.max_distance / exact)
         wide = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)

@@ -83,7 +83,8 @@ class Dot:
         return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
 
     def validate(self, value: Tensor) -> None:
-        query, key = self.query, self.key
+        query = self.query
+        key = self.key
         check_scale(self.scale)
         check_softcap(self.softcap)
         if query.shape[-1] != key.shape[-1]:

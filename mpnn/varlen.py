@@ -139,7 +139,8 @@ def _flash(
     """out, or (out, lse [..., H, N], None), of features [..., N, H, D]."""
     lengths_q, lengths_k, batch = sizes
     dropout, scale, causal, window, softcap, slopes = options
-    graph, bias = _aligned(lengths_q, lengths_k, causal, window).to(qkv[0].device), None
+    graph = _aligned(lengths_q, lengths_k, causal, window).to(qkv[0].device)
+    bias = None
     if slopes is not None:
         heads = qkv[0].shape[-2]
         if slopes.shape not in ((heads,), (batch, heads)):
@@ -232,7 +233,8 @@ def flash_attn_with_kvcache(
             "the call; for pages, call flash_attn_varlen_func(block_table=...)"
         )
     _check_dims("[B, N, H, D]", q=q, k_cache=k_cache, v_cache=v_cache)
-    size, batch = k_cache.shape[1], len(q)
+    size = k_cache.shape[1]
+    batch = len(q)
     rows = list(range(batch)) if cache_batch_idx is None else cache_batch_idx.tolist()
     counts = torch.as_tensor(size if cache_seqlens is None else cache_seqlens).expand(batch).tolist()
     firsts = [0] * batch if cache_leftpad is None else cache_leftpad.tolist()
@@ -262,7 +264,8 @@ def flash_attn_with_kvcache(
         alibi_slopes=alibi_slopes,
         return_attn_probs=True,
     )
-    out, lse = out.unflatten(0, q.shape[:2]), lse.unflatten(1, q.shape[:2]).transpose(0, 1)
+    out = out.unflatten(0, q.shape[:2])
+    lse = lse.unflatten(1, q.shape[:2]).transpose(0, 1)
     return (out, lse) if return_softmax_lse else out
 
 
@@ -376,7 +379,8 @@ def _spans(
 ) -> Pairs:
     ends = np.cumsum(np.asarray(lengths, np.int64))
     document = np.searchsorted(ends, i, side="right")
-    begin, count = np.asarray(starts, np.int64)[document], np.asarray(src_lengths, np.int64)[document]
+    begin = np.asarray(starts, np.int64)[document]
+    count = np.asarray(src_lengths, np.int64)[document]
     at = i - (ends - np.asarray(lengths, np.int64))[document] + np.asarray(shifts, np.int64)[document]
     first = 0 if left < 0 else np.clip(at - left, 0, count)
     last = count if right < 0 else np.clip(at + right + 1, 0, count)
@@ -395,7 +399,8 @@ def _span_breaks(
 ) -> Ints:
     """The ends of documents, and the rows at which an end of a window enters or leaves the keys of its document."""
     sizes, count = np.asarray(lengths, np.int64), np.asarray(src_lengths, np.int64)
-    ends, shift = np.cumsum(sizes), np.asarray(shifts, np.int64)
+    ends = np.cumsum(sizes)
+    shift = np.asarray(shifts, np.int64)
     limits = [*([left] if left >= 0 else []), *([-right - 1] if right >= 0 else [])]
     rows = [limit - shift + edge for limit in limits for edge in (np.zeros_like(count), count)]
     return np.concatenate([ends, *(ends - sizes + np.clip(row, 0, sizes) for row in rows)])

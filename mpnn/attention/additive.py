@@ -44,7 +44,9 @@ class Additive(KeyValue):
         super().__init__()
         check_integers(in_dim=in_dim, out_dim=out_dim, edge_dim=edge_dim)
         at_least("heads", heads, 1)
-        self.heads, self.concat, self.dropout = heads, concat, dropout
+        self.heads = heads
+        self.concat = concat
+        self.dropout = dropout
         self.activation = LeakyReLU(negative_slope)
         self.to_value = Linear(in_dim, heads * out_dim, bias=False)
         self.by_src = nn.Parameter(torch.empty(heads, out_dim))
@@ -108,7 +110,10 @@ class AdditiveV2(KeyValue):
         super().__init__()
         check_integers(in_dim=in_dim, out_dim=out_dim, edge_dim=edge_dim)
         at_least("heads", heads, 1)
-        self.heads, self.concat, self.dropout, self.map_value = heads, concat, dropout, map_value
+        self.heads = heads
+        self.concat = concat
+        self.dropout = dropout
+        self.map_value = map_value
         self.activation = LeakyReLU() if activation is None else activation
         self.to_value = Linear(in_dim if source_dim is None else source_dim, heads * out_dim, bias)
         self.to_query = self.to_value if share else Linear(in_dim, heads * out_dim, bias)
@@ -118,7 +123,8 @@ class AdditiveV2(KeyValue):
         nn.init.xavier_uniform_(self.vector)
 
     def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-        query, key = self.to_query(dst), self.to_value(src).unflatten(-1, (self.heads, -1))
+        query = self.to_query(dst)
+        key = self.to_value(src).unflatten(-1, (self.heads, -1))
         return query.unflatten(-1, (self.heads, -1)), key, key if self.map_value else src.unsqueeze(-2)
 
     def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:

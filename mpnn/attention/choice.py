@@ -46,7 +46,8 @@ class TopK(DotProduct):
         super().__init__(dim, heads, **options)
         check_integers(index_heads=index_heads, index_dim=index_dim)
         at_least("k", k, 1)
-        self.k, self.index_heads = k, index_heads
+        self.k = k
+        self.index_heads = index_heads
         query_dim, source_dim = self.to_query.in_features, self.to_key.in_features
         self.to_index_query = Linear(query_dim, index_heads * index_dim, bias=False)
         self.to_index_key = Linear(source_dim, index_dim, bias=False)
@@ -65,7 +66,8 @@ class TopK(DotProduct):
     def choose(self, dst: Tensor, src: Tensor, graph: Graph, index_key: Tensor | None = None) -> Tensor:
         """The chosen sources, int64 [N_dst, k] or [B, N_dst, k], -1 where a destination has fewer in-neighbors.
         `index_key`: the indexer's keys of all sources, [..., N_src, index_dim], if they are known; else of `src`."""
-        index_key, parts = self.to_index_key(src) if index_key is None else index_key, []
+        index_key = self.to_index_key(src) if index_key is None else index_key
+        parts = []
         for rows in rows_at_a_time(dst, index_key.shape[-2] * self.index_heads):
             edges = graph.rows(rows.start, rows.stop).dense()
             scores = self._index(dst[..., rows, :], index_key).masked_fill(~edges, -torch.inf)
@@ -130,7 +132,9 @@ class BlockTopK(DotProduct):
         super().__init__(dim, heads, **options)
         at_least("size", size, 1)
         at_least("top", top, 1)
-        self.size, self.block, self.top = size, size, top
+        self.size = size
+        self.block = size
+        self.top = top
 
     def round(
         self,
@@ -152,7 +156,8 @@ class BlockTopK(DotProduct):
 
     def _of_chosen(self, round: Round, chosen: Tensor) -> Round:
         """A round of one destination over the sources of chosen blocks alone, bool [B or 1, H, blocks]."""
-        score, graph = cast(Dot, round.score), round.graph
+        score = cast(Dot, round.score)
+        graph = round.graph
         used, block = chosen.int().topk(int(chosen.sum(-1).max()), -1)
         source = (block[..., None] * self.size + torch.arange(self.size, device=block.device)).flatten(-2)
         is_edge = torch.from_numpy(graph.runs.contains(np.zeros((), np.int64), source.cpu().numpy())).to(source.device)
@@ -193,7 +198,8 @@ class BlockTopK(DotProduct):
 
     def _seen(self, graph: Graph) -> tuple[Tensor, Tensor]:
         """Whether each destination has some, and all sources of each block as in-neighbors, bool [N_dst, blocks]."""
-        runs, first = graph.runs, np.arange(0, graph.num_src, self.size)
+        runs = graph.runs
+        first = np.arange(0, graph.num_src, self.size)
         last = np.minimum(first + self.size, graph.num_src)
         count = np.zeros((graph.num_dst, len(first)), np.int64)
         inside = np.minimum(runs.stop[:, None], last) - np.maximum(runs.start[:, None], first)
@@ -235,7 +241,8 @@ def rows_at_a_time(dst: Tensor, numbers: int) -> Iterator[slice]:
 
 def _weights(score: Dot, rows: slice, at: Tensor) -> Tensor:
     """The weights of these sources, the mean of all heads, [..., rows, k]; 0 for none."""
-    query, key = score.query[..., rows, :, :], score.key
+    query = score.query[..., rows, :, :]
+    key = score.key
     key = key.repeat_interleave(query.shape[-2] // key.shape[-2], -2)
     index = at.clamp(min=0).flatten(-2)[..., None, None].expand(*at.shape[:-2], -1, *key.shape[-2:])
     keys = key.gather(-3, index).unflatten(-3, at.shape[-2:])

@@ -61,8 +61,12 @@ class DotProduct(KeyValue):
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
         if kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"{kv_heads} key/value heads do not divide {heads} heads")
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads if head_dim is None else head_dim
-        self.normalize, self.dropout, self.softcap = normalize, dropout, softcap
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_dim = dim // heads if head_dim is None else head_dim
+        self.normalize = normalize
+        self.dropout = dropout
+        self.softcap = softcap
         self.scale = self.head_dim**-0.5 if scale is None else scale
         wide = heads * self.head_dim
         self.to_query = Linear(dim if query_dim is None else query_dim, wide, bias)

@@ -71,12 +71,15 @@ class Near(Attention):
 
     def __init__(self, encode: nn.Module, vector_dim: int, *, normalized: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
-        self.encode, self.vector_dim, self.dropout = encode, vector_dim, dropout
+        self.encode = encode
+        self.vector_dim = vector_dim
+        self.dropout = dropout
         self.normalize = "softmax" if normalized else "none"
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         encoded = self.encode(src)
-        value, a_src = encoded[..., : -self.vector_dim].unsqueeze(-2), encoded[..., -self.vector_dim :]
+        value = encoded[..., : -self.vector_dim].unsqueeze(-2)
+        a_src = encoded[..., -self.vector_dim :]
         a_dst = a_src if dst is src else self.encode(dst)[..., -self.vector_dim :]
         if self.normalize == "none":
             from_src, to_dst = graph.ends

@@ -52,7 +52,8 @@ class Kernel(KeyValue):
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
         if features != "elu" and (not isinstance(features, int) or features < 1):
             raise ValueError(f'features must be at least 1, or "elu"; got {features!r}')
-        self.heads, self.head_dim = heads, dim // heads
+        self.heads = heads
+        self.head_dim = dim // heads
         self.to_query, self.to_key, self.to_value, self.to_out = (Linear(dim, dim, bias) for _ in range(4))
         self.register_buffer("directions", None if features == "elu" else _orthogonal(features, self.head_dim, seed))
 

@@ -32,7 +32,8 @@ class Mapped(Attention):
 
     def __init__(self, value: nn.Module | None = None, out: nn.Module | None = None) -> None:
         super().__init__()
-        self.value, self.out = value, out
+        self.value = value
+        self.out = out
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         return Round(graph, (src if self.value is None else self.value(src)).unsqueeze(-2))
@@ -104,7 +105,8 @@ class EdgeFilter(Mapped):
 
 def _normalize(weight: Tensor, graph: Graph) -> Tensor:
     """Weights [E] divided by their sum at each destination; 0 if the sum is 0. Computed in float32 or wider."""
-    weight, dst = weight.to(torch.promote_types(weight.dtype, torch.float32)), graph.ends[1]
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    dst = graph.ends[1]
     sums = weight.new_zeros(graph.num_dst).index_add(0, dst, weight)
     return weight / torch.where(sums == 0, torch.ones_like(sums), sums).index_select(0, dst)
 

@@ -20,7 +20,8 @@ from mpnn.update import EdgeUpdate, Update, as_update
 
 def check_divisible(layer: Layer, exchange: Exchange) -> None:
     """Raises ValueError if a layer needs more of a graph than this process's part."""
-    attention, aggregate = layer.attention, layer.aggregate
+    attention = layer.attention
+    aggregate = layer.aggregate
     if isinstance(attention, Recurrent):
         raise ValueError(
             f"{type(attention).__name__} passes a state from node to node, and its nodes are not divided over processes"

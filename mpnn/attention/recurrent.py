@@ -99,7 +99,9 @@ class Retention(Recurrent):
         value_dim = self_dim if value_dim is None else value_dim
         widths = [heads * self_dim, heads * self_dim, heads * value_dim]
         super().__init__(dim, widths, widths[-1], bias=bias, mapped=mapped)
-        self.heads, self.scale, self.position = heads, self_dim**-0.5, position
+        self.heads = heads
+        self.scale = self_dim**-0.5
+        self.position = position
 
     def terms(self, graph: Graph, *parts: Tensor) -> Round:
         query, key, value = (x.unflatten(-1, (self.heads, -1)) for x in parts)
@@ -135,9 +137,12 @@ class GatedLinear(Recurrent):
     ) -> None:
         value_dim = _head_dim(dim, heads, value_dim)
         head_dim = max(value_dim // 2, 1) if head_dim is None else head_dim
-        keys, logits = heads * head_dim, heads * head_dim if mapped else rank
+        keys = heads * head_dim
+        logits = heads * head_dim if mapped else rank
         super().__init__(dim, [keys, keys, heads * value_dim, logits], heads * value_dim, bias=bias, mapped=mapped)
-        self.heads, self.scale, self.temperature = heads, head_dim**-0.5, temperature
+        self.heads = heads
+        self.scale = head_dim**-0.5
+        self.temperature = temperature
         self.to_gate = None if mapped else Linear(rank, keys)
 
     def terms(self, graph: Graph, *parts: Tensor) -> Round:
@@ -177,7 +182,9 @@ class StateSpace(Recurrent):
             raise ValueError(f"{groups} groups do not divide {heads} heads")
         width = heads * head_dim
         super().__init__(dim, [width, groups * state, groups * state, heads], width, bias=bias, mapped=mapped)
-        self.heads, self.groups, self.limits = heads, groups, limits
+        self.heads = heads
+        self.groups = groups
+        self.limits = limits
         self.log_decay = nn.Parameter(torch.arange(1.0, heads + 1).log())  # a_h = 1 .. H, as published
         self.step_bias = _step_bias(heads)
 
@@ -217,12 +224,16 @@ class DeltaRule(Recurrent):
         mapped: bool = False,
     ) -> None:
         head_dim = _head_dim(dim, heads, head_dim)
-        key_heads, value_dim = heads if key_heads is None else key_heads, head_dim if value_dim is None else value_dim
+        key_heads = heads if key_heads is None else key_heads
+        value_dim = head_dim if value_dim is None else value_dim
         if key_heads < 1 or heads % key_heads:
             raise ValueError(f"{key_heads} heads of keys do not divide {heads} heads")
-        keys, values = key_heads * head_dim, heads * value_dim
+        keys = key_heads * head_dim
+        values = heads * value_dim
         super().__init__(dim, [keys, keys, values] + [heads] * (1 + gated), values, bias=bias, mapped=mapped)
-        self.heads, self.key_heads, self.scale = heads, key_heads, head_dim**-0.5
+        self.heads = heads
+        self.key_heads = key_heads
+        self.scale = head_dim**-0.5
         self.log_decay = nn.Parameter(torch.empty(heads).uniform_(0.01, 16).log()) if gated else None
         self.step_bias = _step_bias(heads) if gated else None
 
@@ -232,7 +243,8 @@ class DeltaRule(Recurrent):
         log_gate = None
         if self.log_decay is not None and self.step_bias is not None:
             log_gate = (-self.log_decay.exp() * F.softplus(steps[0] + self.step_bias))[..., None]
-        value, score = value.unflatten(-1, (self.heads, -1)), Dot(query, key, self.scale)
+        value = value.unflatten(-1, (self.heads, -1))
+        score = Dot(query, key, self.scale)
         return Round(graph, value, score, log_gate=log_gate, beta=beta.sigmoid())
 
 

@@ -29,7 +29,8 @@ class Typed(Attention):
         super().__init__()
         check_integers(in_dim=in_dim, out_dim=out_dim)
         at_least("relations", relations, 1)
-        self.in_dim, self.relations = in_dim, relations
+        self.in_dim = in_dim
+        self.relations = relations
         self.weight = nn.Parameter(torch.empty(relations, in_dim, out_dim))
         self.bias = nn.Parameter(torch.zeros(out_dim)) if bias else None
         bound = (6 / max(in_dim + out_dim, 1)) ** 0.5  # xavier_uniform_ of each matrix, at once
@@ -85,7 +86,10 @@ class TypedAdditive(Attention):
         check_integers(in_dim=in_dim, out_dim=out_dim)
         at_least("relations", relations, 1)
         at_least("heads", heads, 1)
-        self.within, self.relations, self.dropout, self.negative_slope = within, relations, dropout, negative_slope
+        self.within = within
+        self.relations = relations
+        self.dropout = dropout
+        self.negative_slope = negative_slope
         self.weight = nn.Parameter(torch.empty(relations, in_dim, heads, out_dim))
         self.by_dst, self.by_src = (nn.Parameter(torch.empty(relations, heads, out_dim)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(heads * out_dim)) if bias else None
@@ -131,13 +135,12 @@ def typed_round(
     values = [(src.index_select(-2, nodes) @ own.flatten(1)).unflatten(-1, own.shape[1:]) for own, nodes in kinds]
     value = torch.cat(values, -3) if values else src.new_zeros(*src.shape[:-2], 0, *maps.shape[2:])
     rows = torch.cat([nodes * len(maps) + r for r, nodes in enumerate(sources)])
-    of_src, of_dst = terms[1].index_select(-2, rows), terms[0]
+    of_src = terms[1].index_select(-2, rows)
+    of_dst = terms[0]
     if not within:  # the term of i differs from edge to edge
         each = of_dst.index_select(-2, graph.ends[1] * len(maps) + graph.edge_type)
-        by_edge, of_dst = (
-            each if by_edge is None else each + by_edge,
-            of_dst.new_zeros(*dst.shape[:-1], of_dst.shape[-1]),
-        )
+        by_edge = each if by_edge is None else each + by_edge
+        of_dst = of_dst.new_zeros(*dst.shape[:-1], of_dst.shape[-1])
     return Round(typed, value, AdditiveScore(of_dst, of_src, LeakyReLU(negative_slope), by_edge))
 
 

@@ -65,7 +65,9 @@ class Parts:
         norms: Sequence[Any],
         shapes: list[tuple[int, int]],
     ) -> None:
-        self.maps, self.norms, self.shapes = maps, norms, shapes
+        self.maps = maps
+        self.norms = norms
+        self.shapes = shapes
         inner = list(module.modules())
         parameters = [part._parameters for part in (*maps, *norms)]
         self._tensors = [t for owner in parameters for t in owner.values() if t is not None]
@@ -124,7 +126,8 @@ class Parts:
 
     def _are_plain(self) -> bool:
         """Whether the weights have the shapes of a layer, and the kernel can read them."""
-        weights, width = self.weights(), (self.width,)
+        weights = self.weights()
+        width = (self.width,)
         of_norms = (*weights.norm_weights, *weights.norm_biases)
         return (
             [tuple(weight.shape) for weight in weights.maps] == self.shapes
@@ -218,14 +221,16 @@ def _run(kernel: EncoderLayer, documents: Documents, turns: tuple[Tensor, Tensor
 
 def _form(operator: Any) -> Form | None:
     """The form of the kernel for an operator in inference; None if the operator computes something else."""
-    attention, update = operator.attention, operator.update
+    attention = operator.attention
+    update = operator.update
     if operator.training or operator.edges is not None or operator.backend != "auto":
         return None
     if any(not _METHODS.isdisjoint(vars(part)) for part in (operator, attention, update)):
         return None  # an instance has a method of its own
     if type(operator.aggregate) is not Sum or type(update) not in (PreNorm, PostNorm):
         return None
-    is_post_norm, norm = type(update) is PostNorm, type(update.norm)
+    is_post_norm = type(update) is PostNorm
+    norm = type(update.norm)
     if norm not in (nn.LayerNorm, nn.RMSNorm) or type(update.ffn_norm) is not norm:
         return None
     if type(update.dropout) is not Dropout:
@@ -272,9 +277,11 @@ def _network(ffn: Any) -> _Network | None:
     """None for another network."""
     maps: tuple[nn.Linear, ...]
     if type(ffn) is GatedFeedForward:
-        maps, function = (ffn.to_hidden, ffn.to_out, ffn.to_gate), ffn.activation
+        maps = (ffn.to_hidden, ffn.to_out, ffn.to_gate)
+        function = ffn.activation
     elif type(ffn) in (FeedForward, MLP) and len(ffn) == 4 and type(ffn[2]) is Dropout:
-        maps, function = (ffn[0], ffn[3]), ffn[1]
+        maps = (ffn[0], ffn[3])
+        function = ffn[1]
     else:
         return None
     activation = _activation(function)
@@ -312,7 +319,9 @@ def _turns(attention: DotProduct, graph: Topology | Graph | None, x: Tensor) -> 
     """Cosine and sine of the angles by which queries and keys turn, [rows, width of a head]; None if they do not."""
     if not len(attention.positions):
         return None
-    rotary, nodes, batch = attention.positions[0], x.shape[-2], x.shape[:-2].numel()
+    rotary = attention.positions[0]
+    nodes = x.shape[-2]
+    batch = x.shape[:-2].numel()
     assert isinstance(rotary, Rotary)
     bound = graph.bind(nodes, nodes) if isinstance(graph, Topology) else graph
     assert isinstance(bound, Graph)

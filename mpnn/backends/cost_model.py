@@ -68,9 +68,11 @@ def of_biases(biases: Iterable[PerEdge], over: str, entries: float) -> dict[str,
     operations = {"bias call": 1.0}
     for bias in biases:
         if isinstance(bias, EmbeddingTable):
-            numbers, what = bias.table, f"looked up {over}"
+            numbers = bias.table
+            what = f"looked up {over}"
         else:
-            numbers, what = bias, f"laid out {over}"
+            numbers = bias
+            what = f"laid out {over}"
         columns = numbers.shape[:-2].numel() * numbers.shape[-1]  # a head of one batch entry each
         operations[what] = operations.get(what, 0.0) + entries * columns
     return operations
@@ -94,7 +96,8 @@ def gpu_prices() -> Prices:
 def map_prices(threads: int) -> Prices | None:
     """Nanoseconds of linear maps (`update/maps.py`): those that `mpnn tune` measured here; else the shipped ones, on a
     processor of the family that they were measured on; else None."""
-    shipped, own = tuned.shipped()["maps"], tuned.read(threads)
+    shipped = tuned.shipped()["maps"]
+    own = tuned.read(threads)
     names: Prices = shipped["nanoseconds"]
     if own.keys() >= names.keys():
         return {name: costs | own[name] for name, costs in names.items()}

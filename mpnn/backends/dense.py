@@ -56,7 +56,8 @@ REASONS = {"return_lse": "torch's kernels do not return lse"} | dict.fromkeys(
 
 
 def refusal(round: Round) -> str | None:
-    graph, score = round.graph, round.score
+    graph = round.graph
+    score = round.score
     assert isinstance(score, Dot)
     if score.edge_key is not None and score.softcap is not None:
         return "it does not support softcap with edge_key"
@@ -78,15 +79,20 @@ def refusal(round: Round) -> str | None:
 
 def counts(round: Round) -> dict[str, float]:
     """Pairs times heads, by operation, and the copies of nodes for cliques."""
-    graph, width = round.graph, round.value.shape[-1]
+    graph = round.graph
+    width = round.value.shape[-1]
     heads = round.batch.numel() * round.heads
     if (groups := _packed(round)) is not None:
         return both_ways(_counts_of_groups(groups, heads, width, kind_of(round.value.dtype)), round.needs_grad)
-    cliques, written = _cliques_of(round), _has_logits_in_memory(round)
+    cliques = _cliques_of(round)
+    written = _has_logits_in_memory(round)
     by_cliques = cliques is not None
     pairs = float(heads * (graph.num_dst * graph.num_src if cliques is None else cliques.pairs))
-    shape, num_dst, num_src = _plain_shape(graph), graph.num_dst, graph.num_src
-    masked, biased = not by_cliques and shape is None, _is_biased(round)
+    shape = _plain_shape(graph)
+    num_dst = graph.num_dst
+    num_src = graph.num_src
+    masked = not by_cliques and shape is None
+    biased = _is_biased(round)
     on_cuda = round.value.device.type == "cuda"
     operations = {"direct call" if direct(round) else "call": 1.0}
     if biased:
@@ -143,11 +149,13 @@ def _blocks(graph: Graph, cliques: "_Cliques | None") -> int:
 
 
 def estimate(round: Round) -> Estimate:
-    graph, heads = round.graph, round.batch.numel() * round.heads
+    graph = round.graph
+    heads = round.batch.numel() * round.heads
     if (groups := _packed(round)) is not None:
         numbers = sum(group.copied for group in groups) * heads * round.value.shape[-1]
         return on_gpu(NAME, counts(round), float(numbers * round.value.element_size()))
-    cliques, written = _cliques_of(round), _has_logits_in_memory(round)
+    cliques = _cliques_of(round)
+    written = _has_logits_in_memory(round)
     by_cliques = cliques is not None
     pairs = graph.num_dst * graph.num_src if cliques is None else cliques.pairs
     copies = (3 + 2 * bool(round.dropout) + 1.5 * round.needs_grad) * written + 1.7 * _is_biased(round)
@@ -158,7 +166,8 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    score, graph = round.score, round.graph
+    score = round.score
+    graph = round.graph
     assert isinstance(score, Dot)
     features = score.query, score.key, round.value
     if (kernel := direct(round)) is not None:
@@ -182,7 +191,8 @@ def run(round: Round) -> Result:
         q, k, v = (x.flatten(0, -3) for x in (query, key, value))
         out = varlen.packed(q, k, v, ends, ends, largest, largest, score.scale).view(query.shape)
         return Result(out.index_select(-3, inverse))
-    outs, first = [], 0
+    outs = []
+    first = 0
     for nodes in members:
         parts = (x.narrow(-3, first, nodes.numel()).unflatten(-3, nodes.shape) for x in (query, key, value))
         block = _Block(nodes, nodes, causal=cliques.causal)
@@ -241,7 +251,8 @@ def _packed(round: Round) -> list[_Packed] | None:
     """The graph as groups of rows, where torch's flash kernel computes attention within them; else None."""
     if not _fits_flash(round):
         return None
-    graph, batch = round.graph, round.batch.numel()
+    graph = round.graph
+    batch = round.batch.numel()
     return graph.cached(("packed rows", batch), lambda: _pack(graph, batch))
 
 
@@ -342,7 +353,8 @@ def _run_block(round: Round, block: _Block, *features: Tensor) -> tuple[Tensor, 
     score = round.score
     assert isinstance(score, Dot)
     q, k, v = (x.transpose(-3, -2) for x in features)  # [..., C, H, S or T, D]
-    bias, weights = _bias(round, block, q), None
+    bias = _bias(round, block, q)
+    weights = None
     if _is_materialized(round):
         out, weights = _materialized(round, block, q, k, v, bias)
     else:
@@ -407,7 +419,8 @@ def _materialized(
     out = dropped @ v.to(dropped.dtype)
     if round.edge_value is not None:
         assert isinstance(round.edge_value, EmbeddingTable)
-        table, relation = round.edge_value.table, round.edge_value.relation
+        table = round.edge_value.table
+        relation = round.edge_value.relation
         assert relation is not None
         sums = pair_tables.sum_by_type(dropped, _ids(relation, round.graph, block), relation.count)
         out = out + pair_tables.weighted_sum_of_tables(sums, table.to(round.accumulate_dtype))
@@ -424,7 +437,9 @@ def _softmax(logits: Tensor, may_be_empty: bool) -> Tensor:
 
 def _bias(round: Round, block: _Block, q: Tensor) -> Tensor | None:
     """The sum of all biases of a block, [..., C, H, S, T], including the inner products with `edge_key`."""
-    score, parts, same_rule = round.score, [], []
+    score = round.score
+    parts = []
+    same_rule = []
     assert isinstance(score, Dot)
     vectors = score.edge_key
     for bias in round.bias:
@@ -437,7 +452,8 @@ def _bias(round: Round, block: _Block, q: Tensor) -> Tensor | None:
         else:
             parts.append(_pairs(bias, round, block))
     if isinstance(vectors, EmbeddingTable):
-        scaled, keys = score.scale * q.to(round.accumulate_dtype), vectors.table.to(round.accumulate_dtype)
+        scaled = score.scale * q.to(round.accumulate_dtype)
+        keys = vectors.table.to(round.accumulate_dtype)
         products = pair_tables.products(scaled, keys, total(same_rule))
         parts.append(_select(products, vectors, round.graph, block))
     dst_bias, src_bias = round.node_biases()

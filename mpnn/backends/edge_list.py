@@ -118,7 +118,8 @@ def run(round: Round, kernels: Kernels | None = None) -> Result:
     else:
         out = reduced(dropped, round, csr, index)
     out = _cast(out.movedim(0, -3) if round.batch else out, round.result_dtype)
-    shape, lse = (len(csr.col), *round.batch, round.heads), None
+    shape = (len(csr.col), *round.batch, round.heads)
+    lse = None
     if round.return_lse and logits is not None:
         lse = segment_logsumexp(logits.expand(shape), index).movedim(0, -2)
     if not round.return_weights:
@@ -161,9 +162,12 @@ _NO_GATE = -800.0  # its exponential is 0 in float64; with -inf a difference wou
 def _recurrence(round: Round, csr: CSR) -> Result:
     """The sum over edges, of which each weighs the gates on its path, with the delta rule as a triangular system. Its
     matrices are dense, [..., H, N, N], so that they show the weight of each edge."""
-    score, graph, beta = cast(Dot, round.score), round.graph, round.beta
+    score = cast(Dot, round.score)
+    graph = round.graph
+    beta = round.beta
     query, key, value = (_all_heads(x, round) for x in (score.query, score.key, round.value))  # [..., H, N, D]
-    nodes, first = graph.num_dst, (documents(graph) or [0])[0]
+    nodes = graph.num_dst
+    first = (documents(graph) or [0])[0]
     L = torch.zeros((), dtype=torch.float64, device=value.device).expand(*round.batch, round.heads, nodes, 1)
     if round.log_gate is not None:
         L = round.log_gate.double().clamp(min=_NO_GATE).cumsum(-3).transpose(-2, -3)

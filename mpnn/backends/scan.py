@@ -91,10 +91,13 @@ def counts(round: Round) -> dict[str, float]:
     if (found := _convolution(round)) is not None:
         numbers = float(round.value.numel()) * (found[0] + 1)
         return both_ways({"call": 1.0, "shifted number": numbers}, round.needs_grad)
-    score, blocks = round.score, _documents(round.graph) if round.recurrent else _blocks(round.graph)
+    score = round.score
+    blocks = _documents(round.graph) if round.recurrent else _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
-    heads, deep, wide = round.batch.numel() * round.heads, score.query.shape[-1], round.value.shape[-1]
+    heads = round.batch.numel() * round.heads
+    deep = score.query.shape[-1]
+    wide = round.value.shape[-1]
     nodes = sum(b.last - b.first + b.stop - b.start for b in blocks)
     logits = sum((b.last - b.first) * min(LOGITS, b.last - b.first) for b in blocks if b.extent != ALL)
     kind = "double " if round.accumulate_dtype == torch.float64 else ""
@@ -110,12 +113,15 @@ def counts(round: Round) -> dict[str, float]:
 
 
 def estimate(round: Round) -> Estimate:
-    score, operations = round.score, counts(round)
+    score = round.score
+    operations = counts(round)
     if score is None:
         size = round.value.numel() * round.accumulate_dtype.itemsize
         return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, operations, size)
     assert isinstance(score, Dot)
-    deep, wide, dtype = score.query.shape[-1], round.value.shape[-1], round.accumulate_dtype
+    deep = score.query.shape[-1]
+    wide = round.value.shape[-1]
+    dtype = round.accumulate_dtype
     size = round.batch.numel() * round.heads * dtype.itemsize * (deep * wide + 2 * LOGITS * (LOGITS + deep + wide))
     return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, operations, size)
 
@@ -138,7 +144,9 @@ def run(round: Round) -> Result:
         return _run_prefixes(round)
     if (found := _convolution(round)) is not None:
         return _run_convolution(round, *found)
-    score, value, blocks = round.score, round.value, _blocks(round.graph)
+    score = round.score
+    value = round.value
+    blocks = _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
     groups = lcm(score.key.shape[-2], value.shape[-2])
@@ -152,7 +160,8 @@ def run(round: Round) -> Result:
 
 
 def _run_recurrence(round: Round) -> Result:
-    score, gate = cast(Dot, round.score), round.log_gate
+    score = cast(Dot, round.score)
+    gate = round.log_gate
     gate = gate.squeeze(-1) if gate is not None and gate.shape[-1] == 1 else gate
 
     def flat(x: Tensor) -> Tensor:
@@ -212,7 +221,8 @@ def _why_no_convolution(round: Round) -> str | None:
 
 
 def _run_convolution(round: Round, radius: int, documents: list[int]) -> Result:
-    table, width = cast(BiasTable, round.bias[0]), round.value.shape[-1]
+    table = cast(BiasTable, round.bias[0])
+    width = round.value.shape[-1]
     clip = cast(Offset, table.relation).clip
     rows = (clip - torch.arange(radius + 1, device=table.table.device)).clamp(min=0)  # of each offset before
     weight = table.table.index_select(0, rows).expand(-1, round.heads).repeat_interleave(width, -1)
@@ -250,17 +260,23 @@ def _find_blocks(graph: Graph) -> list[Block] | None:
     if edges.most_runs > 1:
         return None
     strips = edges if isinstance(edges, Strips) else Strips.of_runs(edges)
-    first, last, nonempty = strips.first, strips.last, np.diff(strips.first.ptr) > 0
-    top, height, moves = strips.rows[:-1][nonempty], strips.height[nonempty], last.start > first.start
+    first = strips.first
+    last = strips.last
+    nonempty = np.diff(strips.first.ptr) > 0
+    top = strips.rows[:-1][nonempty]
+    height = strips.height[nonempty]
+    moves = last.start > first.start
     count = np.where(moves, height, 1)
     starts = count.sum() - np.count_nonzero(first.start[1:] == last.start[:-1])
     if (starts - 1) * _MIN_ROWS > graph.num_dst or count.sum() > _MAX_STRIPS * starts:
         return None
     which = np.repeat(np.arange(len(count)), count)
     below = np.arange(len(which)) - (np.cumsum(count) - count)[which]  # 0 unless the strip is taken row by row
-    rows, sources = top[which] + below, np.stack([first.start, first.stop])[:, which] + below
+    rows = top[which] + below
+    sources = np.stack([first.start, first.stop])[:, which] + below
     sources[1] = np.minimum(sources[1], last.stop[which])
-    final, height = np.where(moves[which], sources[1], last.stop[which]), np.where(moves, 1, height)[which]
+    final = np.where(moves[which], sources[1], last.stop[which])
+    height = np.where(moves, 1, height)[which]
     blocks: list[Block] = []
     for row, after, start, stop, end in np.stack([rows, rows + height, *sources, final], 1).tolist():
         shared = stop - (end > stop)

@@ -50,7 +50,8 @@ def estimate(round: Round) -> Estimate:
 def run(round: Round) -> Result:
     from torch_sparse import SparseTensor, matmul
 
-    graph, csr = round.graph, round.graph.csr
+    graph = round.graph
+    csr = round.graph.csr
     weights = [csr.from_caller(b[:, 0].to(round.accumulate_dtype)) for b in round.bias if isinstance(b, Tensor)]
     matrix = SparseTensor(
         rowptr=csr.ptr,

@@ -78,7 +78,8 @@ class _Later(TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **named: Any) -> Any:
         name = SUBCOMMANDS.get((str(self.name), args[0])) if args else None
         if name is not None:
-            info_name, args = f"{info_name} {name}", args[1:]
+            info_name = f"{info_name} {name}"
+            args = args[1:]
         return load(name or str(self.name)).make_context(info_name, args, *more, **named)
 
 

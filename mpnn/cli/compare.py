@@ -41,12 +41,14 @@ DEFAULTS: Defaults = {
     "edges": {**_NODES, **FILES, "problem": "classes"},
     "hf": {"file": None, "context": 256},
 }
-_BUDGET, _SEEDS = "5m", 3
+_BUDGET = "5m"
+_SEEDS = 3
 _RATES = (0.5, 1.0, 2.0)  # times the learning rate
 _VALIDATIONS = 5  # in the first round
 _WARM_STEPS = 20
 _MIN_STEPS = 20
-CURVES, COSTS = "curves.png", "costs.png"
+CURVES = "curves.png"
+COSTS = "costs.png"
 HEADINGS = ("", "graph", "edges", "reach", "backend", "estimated", "a step", "rate", "equal time", "equal steps", "end")
 LEGEND = {
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
@@ -132,7 +134,8 @@ def compare(
             file = options.resolved(DEFAULTS, "hf").file
         _compare_hf(hf, None if file is None else Path(file), context, graphs, out, force)
         return
-    budget, seeds = budget or _BUDGET, seeds or _SEEDS
+    budget = budget or _BUDGET
+    seeds = seeds or _SEEDS
     with exit_on_invalid_input():
         require_accelerate()
         if search:
@@ -201,7 +204,8 @@ def _training(contest: "_Contest") -> Iterator[Train]:
 def _searched(contest: "_Contest", expressions: Sequence[str], trials: int, seconds: float) -> list[str]:
     """The expressions, with each range replaced by the number that Optuna found best."""
     ranged = [expression for expression in expressions if bounds(expression)]
-    share, best = seconds / (trials * len(ranged)), {}
+    share = seconds / (trials * len(ranged))
+    best = {}
 
     def error_of(graph: str) -> float:
         try:
@@ -279,7 +283,8 @@ class _Contest:
     @staticmethod
     def of(options: Options) -> "_Contest":
         if options.task == "text":
-            corpus, sizes = options.corpus(), options.sizes()
+            corpus = options.corpus()
+            sizes = options.sizes()
             stride = max(math.isqrt(sizes.context), 1)
             near = f"causal & window({max(sizes.context // 16, 1)}..{max(sizes.context // 4, 1)})"
             size = f"{len(corpus.characters)}, {sizes.dim}, {sizes.heads}, {sizes.layers}"
@@ -298,9 +303,11 @@ class _Contest:
 
             default_graphs = f"causal; {near}; strided({stride})"
             return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
-        nodes, of_nodes = options.load_nodes(), options.node_sizes()
+        nodes = options.load_nodes()
+        of_nodes = options.node_sizes()
         say_how_read(getattr(nodes.data, "understood", ()))
-        own, problem = nodes.own_graph, nodes.outputs.problem
+        own = nodes.own_graph
+        problem = nodes.outputs.problem
         chosen = {name: getattr(options, name) for name in (*FILES, "problem")}
         files = [
             f"--{name}" + ("" if value is True else f" {quote(str(value))}")
@@ -343,7 +350,8 @@ class _Candidate:
 
 def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> list[_Candidate]:
     """The graphs that the model can use within the budget. Prints their costs, and why others are left out."""
-    found, rows = [], []
+    found = []
+    rows = []
     for expression in expressions:
         try:
             one = _candidate(contest.make(expression, 0), expression)
@@ -458,7 +466,8 @@ def _rows(found: Comparison, candidates: Sequence[_Candidate]) -> list[tuple[str
 
 def _cautions(found: Comparison, contest: _Contest, options: Options) -> list[str]:
     """What the verdict does not tell, and the option that helps."""
-    cautions, best = [], found.last[0]
+    cautions = []
+    best = found.last[0]
     if caution := found.too_short():
         cautions.append(f"{caution} A longer --budget tells more.")
     if caution := found.alike():

@@ -103,7 +103,8 @@ def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]
         handle = mpnn.hf.use(model, **one.options)
         try:
             model(pieces[:1])  # binds the graph
-            losses, seconds = [], []
+            losses = []
+            seconds = []
             for piece in pieces:
                 began = perf_counter()
                 losses.append(model(piece[None], labels=piece[None]).loss.item())
@@ -146,7 +147,8 @@ def _are_equal(some: Sequence[Graph], others: Sequence[Graph]) -> bool:
 
 def verdict(readings: Sequence[Reading]) -> str:
     """The best graph, and the cheapest among those that are as good, each against the model's own graph."""
-    own, best = readings[0], min(readings, key=lambda one: mean(one.losses))
+    own = readings[0]
+    best = min(readings, key=lambda one: mean(one.losses))
     good = [one for one in readings if mean(one.losses) <= mean(best.losses) * (1 + _TOLERATED)]
     cheap = min(good, key=lambda one: one.seconds)
     said = f"{best.graph} predicts best: perplexity {best.perplexity:.4g}."

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-FAILED, REFUSED = 1, 2
+FAILED = 1
+REFUSED = 2
 _START = perf_counter()
 _SECONDS_A_LINE = 10.0
 
@@ -137,7 +138,8 @@ class _Lines(Progress):
     def update(self, task_id: TaskID, *arguments: Any, **fields: Any) -> None:
         was_finished = self.tasks[task_id].finished
         super().update(task_id, *arguments, **fields)
-        now, task = perf_counter(), self.tasks[task_id]
+        now = perf_counter()
+        task = self.tasks[task_id]
         if was_finished or (not task.finished and now - self._last < _SECONDS_A_LINE):
             return
         self._last = now

@@ -25,7 +25,9 @@ from mpnn.models import GPT
 from mpnn.train.checkpoint import Checkpoint, CheckpointError
 from mpnn.train.loop import TrainingDiverged, require_accelerate
 
-TEXT_GRAPHS, TEXT_SEEDS, TEXT_BATCH = ("causal", "causal & window(8)"), 3, 16
+TEXT_GRAPHS = ("causal", "causal & window(8)")
+TEXT_SEEDS = 3
+TEXT_BATCH = 16
 TIMED_GRAPHS = ("causal", "causal & window(64)")
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
 ATTENTION_LENGTH = 2048
@@ -68,12 +70,14 @@ def demo(
             corpus = Corpus.of("text", tasks.manual(), settings.context)
             nodes = Nodes.digits()
         with one_thread():
-            recalls, texts = len(recall.TOPOLOGIES) + 1, len(TEXT_GRAPHS) * TEXT_SEEDS
+            recalls = len(recall.TOPOLOGIES) + 1
+            texts = len(TEXT_GRAPHS) * TEXT_SEEDS
             checkpoints = [Checkpoint(out / f"checkpoint-{k}.pt") for k in range(recalls + texts + 2)]
             trained = _train(corpus, nodes, settings, seed, checkpoints)
             with console.status("timing steps"):
                 times = _times()
-            first, last = recalls, recalls + texts
+            first = recalls
+            last = recalls + texts
             results = Results(trained[:first], times, trained[first:last], trained[last:])
             footer = [
                 ("command", f"mpnn demo --steps {steps} --seed {seed}"),
@@ -133,7 +137,11 @@ def _times() -> Times:
     return Times(LENGTHS, steps, ATTENTION_LENGTH, attention_seconds(topologies, ATTENTION_LENGTH))
 
 
-_VOCABULARY, _DIM, _HEADS, _LAYERS = 96, 64, 4, 2  # those of the demo's text model
+# those of the demo's text model
+_VOCABULARY = 96
+_DIM = 64
+_HEADS = 4
+_LAYERS = 2
 
 
 def step_seconds(topologies: Mapping[str, Topology], lengths: Sequence[int]) -> dict[str, list[float]]:

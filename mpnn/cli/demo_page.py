@@ -224,7 +224,8 @@ def _texts(texts: list[Run], corpus: Corpus, settings: TextSettings, seed: int, 
 
 def _conclusion(causal: list[float], window: list[float]) -> str:
     gaps = paired_gaps(window, causal)
-    gap, half = mean(gaps), half_interval(gaps)
+    gap = mean(gaps)
+    half = half_interval(gaps)
     interval = f"95% interval of the difference: {gap - half:.3f} to {gap + half:.3f} nats"
     if not abs(gap) > half:
         return f"{len(gaps)} seeds cannot tell which is better ({interval}, positive where the window is)."
@@ -242,7 +243,8 @@ def _sample(model: GPT, corpus: Corpus, seed: int) -> str:
 def _digits(results: list[Run], nodes: Nodes) -> list[str]:
     trained = results[0]
     neighbors, alone = (each.result for each in results)
-    images, graph = nodes.data, trained.graph
+    images = nodes.data
+    graph = trained.graph
     test_nodes = images.test_mask.nonzero().squeeze(1)
     node = int(test_nodes[images.y[test_nodes] == _SHOWN_DIGIT][0])
     order = view_nodes.by_class(nodes)

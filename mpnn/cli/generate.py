@@ -60,11 +60,13 @@ def _config(folder: Path) -> Any:
 def _of_gpt(folder: Path, prompt: str, length: int, temperature: float) -> str:
     if (kind := _config(folder).get("model")) != "GPT":
         raise ValueError(f"{folder} holds a {kind}; only a GPT continues a text")
-    model, of_bytes = GPT.from_pretrained(folder), not (folder / CHARACTERS).is_file()
+    model = GPT.from_pretrained(folder)
+    of_bytes = not (folder / CHARACTERS).is_file()
     if not of_bytes:
         characters = Characters((folder / CHARACTERS).read_bytes().decode("utf-8"))
     elif (count := len(model.token.weight)) == _BYTES:
-        characters, prompt = Characters(map(chr, range(_BYTES))), prompt.encode().decode("latin-1")
+        characters = Characters(map(chr, range(_BYTES)))
+        prompt = prompt.encode().decode("latin-1")
     else:
         raise ValueError(
             f"{folder} has no {CHARACTERS}, and its GPT has {count} symbols, not {_BYTES} bytes: write its characters "

@@ -90,7 +90,8 @@ class Collection:
         shift = torch.bincount(of, minlength=len(which)).cumsum(0)[:-1]
         shift = torch.cat([shift.new_zeros(1), shift]) - self.starts[which]
         index = self.data.edge_index[:, edges] + shift[of_edge]
-        weight, features = self.data.edge_weight, self.data.edge_features
+        weight = self.data.edge_weight
+        features = self.data.edge_features
         attr = features[edges] if features is not None else None if weight is None else weight[edges, None]
         graph = from_edges(index, len(x), edge_attr=attr)
         return x, graph.with_self_loops(fill=1.0 if features is None else 0.0) if loops else graph, pool
@@ -150,10 +151,18 @@ class GraphRun(Run):
         precision: Precision = "no",
     ) -> None:
         assert isinstance(graphs.data, GraphTables)
-        self.tables, self.graphs, self.sizes, self.seed = graphs.data, graphs, sizes, seed
-        self.task, self.expression, self.steps, self.precision = "graphs", expression, steps, precision
-        self.measure, self.understood = MEASURES[self.tables.outputs.problem], self.tables.understood
-        self.device, self.rate = device, sizes.lr or _RATE
+        self.tables = graphs.data
+        self.graphs = graphs
+        self.sizes = sizes
+        self.seed = seed
+        self.task = "graphs"
+        self.expression = expression
+        self.steps = steps
+        self.precision = precision
+        self.measure = MEASURES[self.tables.outputs.problem]
+        self.understood = self.tables.understood
+        self.device = device
+        self.rate = sizes.lr or _RATE
         self.settings = {"task": "graphs", "graph": expression, "seed": seed, "steps": steps, "device": device}
         self.settings |= {"data": graphs.digest, "precision": precision}
         self.settings |= {name: value for name, value in asdict(sizes).items() if value is not None}
@@ -232,5 +241,6 @@ class GraphRun(Run):
 
     def _measured(self, which: Tensor) -> tuple[float, float]:
         """The loss and the score of some graphs."""
-        values, y = predictions(self.model, self.graphs, which, self.expression, self._loops), self.tables.y[which]
+        values = predictions(self.model, self.graphs, which, self.expression, self._loops)
+        y = self.tables.y[which]
         return node_loss(values, y).item(), node_score(values, y)

@@ -65,7 +65,9 @@ def _option(kind: Any, help: str, panel: str | None = None, metavar: str | None 
     return field(default=None, metadata={"kind": kind, "settings": settings})
 
 
-_TEXT, _NODE, _OWN = "Text only", "Nodes and graphs only", "Graphs of your own"
+_TEXT = "Text only"
+_NODE = "Nodes and graphs only"
+_OWN = "Graphs of your own"
 
 
 @dataclass(frozen=True)

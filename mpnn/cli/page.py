@@ -12,7 +12,8 @@ from mpnn.graph.files import write_atomically
 from mpnn.view import Page
 from mpnn.view.page import document
 
-RESULTS, PAGE = "compare.json", "index.html"
+RESULTS = "compare.json"
+PAGE = "index.html"
 _STYLE = Path(__file__).parent / "static" / "page.css"
 
 

@@ -64,7 +64,8 @@ def comparison_curves(found: Comparison, path: Path) -> None:
     """Validation error against training time, a line for each graph: the mean over its seeds, in a band of their range.
     Lines of graphs that dropped out end early."""
     figure = Figure(figsize=(5.8, 3.8), layout="constrained")
-    ax, lines = figure.add_subplot(), {}
+    ax = figure.add_subplot()
+    lines = {}
     for k, result in enumerate(found.results):
         at = np.linspace(0, result.seconds, 60)[1:]
         errors = np.array([result.errors(seconds=seconds) for seconds in at])
@@ -75,7 +76,8 @@ def comparison_curves(found: Comparison, path: Path) -> None:
     )
     finite = [error for _, errors in lines.values() for error in errors[len(errors) // 8 :] if np.isfinite(error)]
     if finite:
-        low, high = min(finite), max(finite)
+        low = min(finite)
+        high = max(finite)
         ax.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
     _save(figure, path)
 
@@ -83,7 +85,8 @@ def comparison_curves(found: Comparison, path: Path) -> None:
 def comparison_costs(found: Comparison, path: Path) -> None:
     """Validation error after equal steps against the seconds of a step. Dominated graphs are grey."""
     figure = Figure(figsize=(5.8, 3.8), layout="constrained")
-    ax, dominated = figure.add_subplot(), found.dominated
+    ax = figure.add_subplot()
+    dominated = found.dominated
     for k, result in enumerate(found.results):
         errors = np.array(result.errors(steps=found.steps))
         color = plot.MUTED if result.graph in dominated else plot.SERIES[k % len(plot.SERIES)]

@@ -74,7 +74,9 @@ def _predicted(
     if edges is None and (nodes is None or (over_edges and options.nodes is not None)):
         run, model = saved_run(folder)
         assert isinstance(run, NodeRun)
-        x, graph, ids = run.nodes.data.x, run.graph, saved["ids"]
+        x = run.nodes.data.x
+        graph = run.graph
+        ids = saved["ids"]
         x = x if nodes is None else _own(nodes, saved, folder).to(x.device)
     else:
         if options.nodes is None or (edges is not None and options.edges is None):
@@ -85,7 +87,8 @@ def _predicted(
         device = str(options.device)
         model = NODE_MODELS[str(options.model)].from_pretrained(folder).to(device)
         graph = graph_over(inputs, "edges", settings["graph"]).to(device)
-        x, ids = inputs.x.to(device), inputs.ids
+        x = inputs.x.to(device)
+        ids = inputs.ids
     with torch.no_grad():
         values = model.eval()(x, graph).cpu()
     return ids or [*map(str, range(len(values)))], saved["outputs"], values

@@ -22,8 +22,15 @@ from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History, Progress, Settings, fit
 
 LETTERS = "abcdefgh"
-LENGTH, ASKED, LAYERS, DIM, HEADS, LANDMARK = 48, 3, 2, 32, 2, 8
-STEPS, BATCH, RATE = 350, 32, 3e-3
+LENGTH = 48
+ASKED = 3
+LAYERS = 2
+DIM = 32
+HEADS = 2
+LANDMARK = 8
+STEPS = 350
+BATCH = 32
+RATE = 3e-3
 _WARM_STEPS = 20  # and no decay: the second hop is found at once, but not always early
 _STRINGS = 256  # that measure the accuracy
 
@@ -61,7 +68,10 @@ class RecallRun(Run):
 
     def __init__(self, expression: str, steps: int, seed: int) -> None:
         self.task = self.measure = "recall"
-        self.expression, self.steps, self.seed, self.layers = expression, min(steps, STEPS), seed, LAYERS
+        self.expression = expression
+        self.steps = min(steps, STEPS)
+        self.seed = seed
+        self.layers = LAYERS
         name, _, attention = expression.partition(":")
         topology = TOPOLOGIES[name]
         self.graph = topology.bind(LENGTH)

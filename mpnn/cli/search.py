@@ -72,7 +72,8 @@ def best_numbers(expression: str, trials: int, error: Callable[[str], float]) ->
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    ranges, measured = bounds(expression), dict[str, float]()
+    ranges = bounds(expression)
+    measured = dict[str, float]()
     refused = ""
 
     def objective(trial: optuna.Trial) -> float:

@@ -42,7 +42,9 @@ def train(
     `report(run, step, history)` is called here after each step, where the history has the last loss alone, and
     `check()` all the time: what they raise stops the processes after their step, each with its checkpoint written."""
     context = get_context("spawn")  # a fork would inherit locks of torch's threads
-    following, stop, reports = context.Value("i", 0), context.Event(), context.SimpleQueue()
+    following = context.Value("i", 0)
+    stop = context.Event()
+    reports = context.SimpleQueue()
     # As bytes: multiprocessing would share the memory of each tensor, by a file that both processes have open.
     shared = pickle.dumps((list(runs), list(checkpoints))), following, stop, reports, os.getpid()
     workers = [context.Process(target=_work, args=shared, daemon=True) for _ in range(count)]

@@ -40,7 +40,8 @@ _VALIDATION = 0.1
 _VALIDATIONS = 10
 _CROPS = 64  # of the validation text that `mpnn compare` reads at a time: some four steps of training
 _WEIGHT_DECAY = 5e-4  # of the GAT and GCN papers
-CHARACTERS, NODES = "characters.txt", "nodes.json"
+CHARACTERS = "characters.txt"
+NODES = "nodes.json"
 MEASURES = {"classes": "accuracy", "multilabel": "F1", "regression": "R2"}
 
 HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory")
@@ -190,7 +191,8 @@ def save_names(folder: Path, tables: Any, outputs: Outputs) -> None:
 def graph_over(nodes: data.PointClassification | NodeInputs, name: str, expression: str) -> Graph:
     """Parses `name`, `cora` or `edges` (the links of the data), or `knn(k)` (k nearest by features, undirected), both
     with self-loops, or any other topology, used unchanged."""
-    x, edges = nodes.x, getattr(nodes, "edge_index", None)
+    x = nodes.x
+    edges = getattr(nodes, "edge_index", None)
     weight, features = (getattr(nodes, name, None) for name in ("edge_weight", "edge_features"))
     if edges is not None and expression.strip() == name:
         attributes = features if weight is None else weight[:, None]
@@ -354,9 +356,16 @@ class TextRun(Run):
     """A GPT over a topology. The initial weights and the batches depend on the seed only, not on the graph."""
 
     def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int, device: str = "cpu") -> None:
-        self.task, self.measure, self.expression, self.steps = corpus.name, "loss", expression, settings.steps
-        self.corpus, self.sizes, self.seed, self.layers = corpus, settings, seed, settings.layers
-        topology, self.device = parse(expression), device
+        self.task = corpus.name
+        self.measure = "loss"
+        self.expression = expression
+        self.steps = settings.steps
+        self.corpus = corpus
+        self.sizes = settings
+        self.seed = seed
+        self.layers = settings.layers
+        topology = parse(expression)
+        self.device = device
         self.graph = topology.bind(settings.context)
         torch.manual_seed(seed)
         self.model: GPT = GPT(
@@ -433,10 +442,14 @@ class NodeRun(Run):
         device: str = "cpu",
         precision: Precision = "no",
     ) -> None:
-        self.precision, self.measure = precision, MEASURES[nodes.outputs.problem]
+        self.precision = precision
+        self.measure = MEASURES[nodes.outputs.problem]
         self.understood = getattr(nodes.data, "understood", ())
-        self.task, self.expression, self.steps = nodes.name, expression, epochs
-        self.nodes, self.seed = nodes.to(device), seed
+        self.task = nodes.name
+        self.expression = expression
+        self.steps = epochs
+        self.nodes = nodes.to(device)
+        self.seed = seed
         nodes = self.nodes
         self.graph = nodes.graph(expression)
         self.rate = sizes.lr or nodes.lr
@@ -490,7 +503,8 @@ class NodeRun(Run):
 
 def said_of_test(values: Tensor, y: Tensor, outputs: Outputs, rows: str) -> str:
     """How good the outputs of test nodes, or graphs, are, as a sentence."""
-    loss, score = node_loss(values, y).item(), node_score(values, y)
+    loss = node_loss(values, y).item()
+    score = node_score(values, y)
     where = f"on {len(y):,} test {rows}"
     if outputs.problem != "regression":
         return f"{MEASURES[outputs.problem]} {score:.1%}, loss {loss:.3f} nats, {where}"

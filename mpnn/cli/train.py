@@ -32,8 +32,11 @@ from mpnn.train.loop import TrainingDiverged, require_accelerate
 
 _CONTINUE = "Stopping and continuing"
 
-CHECKPOINT, STOPPED, FINISHED = "checkpoint.pt", "stopped", "run.json"
-GRAPH, CURVES = "graph.png", "curves.png"
+CHECKPOINT = "checkpoint.pt"
+STOPPED = "stopped"
+FINISHED = "run.json"
+GRAPH = "graph.png"
+CURVES = "curves.png"
 
 
 @takes(DEFAULTS)

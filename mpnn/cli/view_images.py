@@ -44,7 +44,8 @@ def of_transformers(name: str, model: Any, file: Path, graphs: Sequence[str] | N
     """
     image = _array(file) if file.suffix == ".npy" else _processed(name, file)
     down, across = pair(model.config.patch_size)
-    rows, columns = image.values.shape[-2] // down, image.values.shape[-1] // across
+    rows = image.values.shape[-2] // down
+    columns = image.values.shape[-1] // across
     extra = 0
 
     def record(expression: str) -> Recording:
@@ -148,7 +149,8 @@ def _array(file: Path) -> _Input:
     values = values[None] if values.dim() == 2 else values
     if values.dim() != 3 or not values.numel():
         raise ValueError(f"{file} must be an array [channels, height, width]; got {list(values.shape)}")
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     return _Input(values[None], _pixels((values - low) / (high - low).clamp(min=1e-12)))
 
 

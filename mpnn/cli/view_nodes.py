@@ -44,7 +44,8 @@ def of_run(folder: str, node: str | None, graphs: Sequence[str] | None) -> Page:
     def bind(expression: str) -> Graph:
         return nodes.graph(expression) if expression else run.graph
 
-    own, size = bind(graphs[0] if graphs else ""), len(nodes.data.x)
+    own = bind(graphs[0] if graphs else "")
+    size = len(nodes.data.x)
     ids = getattr(nodes.data, "ids", None)
     start = int((own.degree() - _TYPICAL).abs().argmin()) if node is None else _index(node, ids, size)
     order = _order(_nearest(own, start, _MAX_NODES), _classes(nodes))
@@ -74,7 +75,8 @@ def subject(model: Any, nodes: Nodes, graph: Graph, order: NDArray[np.int64], no
     at = torch.from_numpy(order)
     pictures = _pictures(nodes.data.x.cpu()[at]) if nodes.name == "digits" else None
     classes, given = _classes(nodes)[order].tolist(), predicted.cpu()[at].tolist()
-    ids, names = getattr(nodes.data, "ids", None), nodes.outputs.names
+    ids = getattr(nodes.data, "ids", None)
+    names = nodes.outputs.names
     return subjects.Nodes(
         order.tolist(),
         classes,

@@ -33,7 +33,8 @@ def of_transformers(name: str, model: Any, text: str, graphs: Sequence[str] | No
         raise ValueError(f"{name} has an encoder and a decoder; the viewer shows models over one sequence")
     tokenizer = tokenizer_of(name)
     inputs = tokenizer(text, return_tensors="pt", verbose=False)
-    count, most = inputs.input_ids.shape[1], getattr(config, "max_position_embeddings", None)
+    count = inputs.input_ids.shape[1]
+    most = getattr(config, "max_position_embeddings", None)
     if not count:
         raise ValueError("the text has no tokens; name one with --text")
     if most is not None and count > most:

@@ -47,7 +47,8 @@ def digits() -> PointClassification:
             "the digits come with scikit-learn, which is not installed; run: pip install scikit-learn"
         ) from error
     images, labels = load_digits(return_X_y=True)
-    node, order = np.arange(len(labels)), np.random.RandomState(0).permutation(len(labels))
+    node = np.arange(len(labels))
+    order = np.random.RandomState(0).permutation(len(labels))
     train = np.concatenate([order[labels[order] == c][:_LABELED_PER_CLASS] for c in range(10)])
     rest = order[~np.isin(order, train)]
     return PointClassification(

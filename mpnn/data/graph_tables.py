@@ -92,7 +92,8 @@ def graph_tables(
     """
     read = cache(_of_graphs)
     try:
-        tables, kinds = [read(graphs), _of_nodes(nodes)], dict.fromkeys(categories)
+        tables = [read(graphs), _of_nodes(nodes)]
+        kinds = dict.fromkeys(categories)
         if unknown := [name for name in ignore if not any(name in table.names for table in tables)]:
             raise ValueError(f"neither {graphs} nor {nodes} has a column {unknown[0]!r} to ignore")
         drops = [[name for name in ignore if name in table.names] for table in tables]

@@ -108,12 +108,14 @@ def neighbor_batches(
         ValueError: an argument does not fit; before the first batch. Errors of the thread are raised at its batch.
     """
     one_set("neighbor_batches", graph)
-    fanouts, seed = integers("fanouts", fanouts), as_integer("seed", seed)
+    fanouts = integers("fanouts", fanouts)
+    seed = as_integer("seed", seed)
     if not fanouts or min(fanouts) < -1:
         raise ValueError(f"fanouts must hold a number for each layer, -1 for all in-neighbors; got {list(fanouts)}")
     batch_size, prefetch = at_least("batch_size", batch_size, 1), at_least("prefetch", prefetch, 0)
     whole = _Whole.of(graph)
-    together, own = whole.rows.processes, whole.rows.num_own
+    together = whole.rows.processes
+    own = whole.rows.num_own
     if features is not None and len(features) != own:
         raise ValueError(f"features must have a row for each of the {own} nodes; got {len(features)}")
     if together is not None and together != (rank, world):
@@ -262,7 +264,9 @@ def sampled_batch(
     before: Tensor | None = None,
 ) -> NeighborBatch:
     """One batch of `neighbor_batches`."""
-    rows, sources, times = whole.rows, nodes.cpu(), None if before is None else before.cpu()
+    rows = whole.rows
+    sources = nodes.cpu()
+    times = None if before is None else before.cpu()
     layers: list[tuple[Graph, Tensor, Tensor]] = []
     ages: tuple[Tensor, ...] = ()
     for layer in reversed(range(len(fanouts))):

@@ -19,10 +19,13 @@ from mpnn.graphs.tables import ID, Columns, Table, counted_from, edge_columns, n
 
 Problem = Literal["classes", "multilabel", "regression"]
 PARTS = ("train", "val", "test")
-SPLIT, MASKS = "split", tuple(f"{part}_mask" for part in PARTS)
+SPLIT = "split"
+MASKS = tuple(f"{part}_mask" for part in PARTS)
 _RESERVED = (ID, SPLIT, *MASKS)
-_YES, _NO = ("1", "1.0", "true"), ("0", "0.0", "false")
-_TRAIN, _VALIDATION = 0.6, 0.2
+_YES = ("1", "1.0", "true")
+_NO = ("0", "0.0", "false")
+_TRAIN = 0.6
+_VALIDATION = 0.2
 _FEWEST = 4  # rows with a target, so that no part of the split is empty
 _MOST_CATEGORIES = 1000  # each is a column of ones and zeros
 _ROUNDING = 1e-4  # of the range of a feature: what float32 may take from it
@@ -583,7 +586,8 @@ def _classes(table: Table, name: str) -> tuple[Tensor, NDArray[np.bool_], Output
 
 def _standardized(y: Tensor, train: Tensor, outputs: Outputs) -> tuple[Tensor, Outputs]:
     """Targets as float32. Until then they are float64: those of a time stamp differ in digits that float32 has not."""
-    mean, std = y[train].mean(0), y[train].std(0, correction=0)
+    mean = y[train].mean(0)
+    std = y[train].std(0, correction=0)
     std = torch.where(std > 0, std, 1.0)
     return ((y - mean) / std).float(), replace(outputs, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 

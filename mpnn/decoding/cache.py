@@ -170,7 +170,8 @@ class KVCache:
     def _recurrence(self, layer: Any, graph: Topology | Graph, x: Tensor, source: Tensor | None) -> Round:
         """The round over the new nodes alone, with the state after the nodes before. `keep_state` gets the new one."""
         entry = self._states.setdefault(layer, _State())
-        start, stop = entry.count, entry.count + x.shape[-2]
+        start = entry.count
+        stop = entry.count + x.shape[-2]
         self._check_length(stop)
         if source is not None or not isinstance(graph, Topology) or documents(graph.bind(self.length)) != [self.length]:
             raise ValueError(f"a recurrence decodes node by node over the topology causal() alone; got {graph}")
@@ -181,7 +182,8 @@ class KVCache:
             positions = torch.arange(start, stop, device=x.device)
             new = new.with_positions(positions, positions)
         round: Round = layer.attention(x, x, new)
-        round.state, round.return_state = entry.value, True
+        round.state = entry.value
+        round.return_state = True
         return round
 
     def keep_state(self, layer: Any, state: Tensor, nodes: int) -> None:
@@ -189,7 +191,8 @@ class KVCache:
         if state.requires_grad:
             raise ValueError("a cache does not store gradients; decode under torch.no_grad()")
         entry = self._states.setdefault(layer, _State())
-        entry.value, entry.count = state, entry.count + nodes
+        entry.value = state
+        entry.count = entry.count + nodes
 
     def state(self, layer: Any) -> Tensor | None:
         """What `keep_state` stored last for the layer."""
@@ -267,7 +270,9 @@ class _Entry:
         if self.fixed and key.shape[-3] == 0:
             return
         if self.fixed and self.count == 0:  # never written in place, so gradients can flow
-            self.key, self.value, self.count = key, value, key.shape[-3]
+            self.key = key
+            self.value = value
+            self.count = key.shape[-3]
             return
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a cache does not store gradients; decode under torch.no_grad()")
@@ -280,7 +285,8 @@ class _Entry:
 
     def keep_last(self, nodes: int) -> None:
         """Drops all but the last nodes, and their memory."""
-        first, stop = max(self.count - self.dropped - nodes, 0), self.count - self.dropped
+        first = max(self.count - self.dropped - nodes, 0)
+        stop = self.count - self.dropped
         self.key, self.value = (x[..., first:stop, :, :].clone() for x in (self.key, self.value))
         self.dropped += first
 
@@ -350,7 +356,8 @@ class _Step:
         """A graph without edges of the new nodes and the sources `first` to `first + count`, with their positions."""
 
         def build() -> Graph:
-            dst, src = self.graph.node_positions()[0], torch.arange(first, first + count)
+            dst = self.graph.node_positions()[0]
+            src = torch.arange(first, first + count)
             src = src if self.src_positions is None else self.src_positions[first : first + count]
             return Graph.from_runs(Runs.of(len(dst), count, ())).to(dst.device).with_positions(dst, src)
 

@@ -52,7 +52,8 @@ def generate(
     _check_options(tokens, steps, temperature, top_k, top_p)
     total = tokens.shape[-1] + steps
     length = total if context is None else min(total, context)
-    cache, new = KVCache(length), tokens
+    cache = KVCache(length)
+    new = tokens
     ended = torch.zeros_like(tokens[..., :1], dtype=torch.bool)
     for _ in range(steps):
         logits = forward(new, cache=cache) if tokens.shape[-1] <= length else forward(tokens[..., -length:])
@@ -156,7 +157,8 @@ def beam_search(
     """
     if beams < 1 or steps < 1:
         raise ValueError(f"beams and steps must be at least 1; got {beams} and {steps}")
-    batch, device = len(tokens), tokens.device
+    batch = len(tokens)
+    device = tokens.device
     first = torch.arange(batch, device=device)[:, None] * beams  # index of the first text of each batch entry
     select(torch.arange(batch, device=device).repeat_interleave(beams))
     texts = tokens.repeat_interleave(beams, 0)
@@ -170,7 +172,8 @@ def beam_search(
         total = (score.view(-1, 1) + log_p).view(batch, -1)
         # each text ends in at most one way, so at least `beams` of 2 * beams candidates have not ended
         top, which = total.topk(min(2 * beams, total.shape[1]), 1)
-        parent, word = first + which // count, which % count
+        parent = first + which // count
+        word = which % count
         ends = word.eq(eos) if length < steps else torch.ones_like(word, dtype=torch.bool)
         ended, at = (top.masked_fill(~ends, -torch.inf) / _length_penalty(length, penalty)).max(1)
         better = ended > best

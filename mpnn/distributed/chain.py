@@ -41,7 +41,8 @@ class _FromPrevious(torch.autograd.Function):
 class _ToNext(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, last: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, ctx.next = group, dist.get_rank(group) + 1
+        ctx.group = group
+        ctx.next = dist.get_rank(group) + 1
         ctx.save_for_backward(last)
         if ctx.next < dist.get_world_size(group):
             dist.send(last, group=group, group_dst=ctx.next)

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from mpnn.graph.files import atomic_path, remove_abandoned
 from mpnn.graphs.compressed import CompressedGraph
 
-FORMAT, VERSION = "mpnn cut", 2
+FORMAT = "mpnn cut"
+VERSION = 2
 EDGE_DATA = {"edge_attr", "edge_type"}
 _CHUNK = 1 << 22  # edges that are read at once
 _BLOCK = 4096  # nodes that `ldg` assigns at once, at most
@@ -60,7 +61,8 @@ def cut(
         ValueError: if `owners` or `data` do not fit, or the folder holds another cut.
         TypeError: if `graph` is a subclass, such as a `TemporalGraph`.
     """
-    folder, data = Path(folder), dict(data or {})
+    folder = Path(folder)
+    data = dict(data or {})
     owners = _checked(graph, owners, ranks, data)
     facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, "ranks": ranks, "data": sorted(data)}
     facts |= {"num_nodes": graph.num_dst, "num_edges": graph.num_edges}
@@ -109,7 +111,8 @@ def ldg(graph: CompressedGraph, ranks: int) -> Ints:
     """
     owners = np.full(graph.num_dst, -1, np.int32)
     total = graph.num_edges + _NODE_COST * graph.num_dst
-    capacity, load = _SLACK * total / ranks + 1, np.zeros(ranks)
+    capacity = _SLACK * total / ranks + 1
+    load = np.zeros(ranks)
     block = min(_BLOCK, graph.num_dst // (64 * ranks) + 1)
     for first in range(0, graph.num_dst, block):
         stop = min(first + block, graph.num_dst)
@@ -178,7 +181,9 @@ def _write_part(
     local = np.empty(graph.num_src, np.int32)
     local[nodes], local[halo] = np.arange(len(nodes)), np.arange(len(nodes), len(nodes) + len(halo))
     num_edges = int((graph.offsets[nodes + 1] - graph.offsets[nodes]).sum())
-    edges, done, first = create(folder / "edges.npy", "w+", np.int32, (2, num_edges)), 0, 0
+    edges = create(folder / "edges.npy", "w+", np.int32, (2, num_edges))
+    done = 0
+    first = 0
     counts = {name: num_edges if name in EDGE_DATA else len(nodes) for name in data}
     mine = {
         name: create(folder / f"{name}.npy", "w+", x.dtype, (counts[name], *x.shape[1:])) for name, x in data.items()
@@ -190,7 +195,8 @@ def _write_part(
         edges[1, done:stop] = np.repeat(np.arange(first, first + len(rows), dtype=np.int32), degree)
         for name in data.keys() & EDGE_DATA:
             _copy(mine[name][done:stop], data[name], cast(Ints, graph.edge_ids)[places])
-        done, first = stop, first + len(rows)
+        done = stop
+        first = first + len(rows)
     for name in data.keys() - EDGE_DATA:
         _copy(mine[name], data[name], nodes)
     for written in (edges, *mine.values()):
@@ -212,7 +218,9 @@ def _copy(out: Ints, rows: Ints, index: Ints) -> None:
 
 def _write_leaving(file: Path, folder: Path, rank: int, ranks: int) -> None:
     """What every other rank fetches from this one, read from their lists."""
-    nodes, sizes, leaving = np.load(folder / f"rank-{rank}" / "nodes.npy"), np.zeros(ranks, np.int32), []
+    nodes = np.load(folder / f"rank-{rank}" / "nodes.npy")
+    sizes = np.zeros(ranks, np.int32)
+    leaving = []
     for other in range(ranks):
         until = np.cumsum(np.load(folder / f"rank-{other}" / "arriving.npy"))
         sizes[other] = until[rank] - (until[rank - 1] if rank else 0)

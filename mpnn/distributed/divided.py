@@ -77,7 +77,8 @@ class DividedGraph:
     def sample(self, nodes: Tensor, fanout: int, seed: int = 0) -> tuple[Tensor, Graph, Tensor]:
         """As `CompressedGraph.sample`. The index of an edge is that among the edges that arrived."""
         rows, owners, leaving = self._ask(nodes)
-        targets, columns = self.nodes[rows].numpy(), self.edges[0]
+        targets = self.nodes[rows].numpy()
+        columns = self.edges[0]
         first, stop = self._offsets[rows.numpy()], self._offsets[rows.numpy() + 1]
         found = sample_neighbors(first, stop, columns, len(self.sources), targets, fanout, seed)
         position, mine = torch.from_numpy(found.position), torch.from_numpy(np.diff(found.ptr))

@@ -49,7 +49,9 @@ class _Trip:
     every transport takes."""
 
     def __init__(self, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> None:
-        self.arriving, self.leaving, self.group = arriving, leaving, group
+        self.arriving = arriving
+        self.leaving = leaving
+        self.group = group
         self.back: tuple[Tensor, _Trip] | None = None
 
     def begin(self, x: Tensor) -> Tensor:
@@ -57,7 +59,8 @@ class _Trip:
         plain = x.reshape(len(x), math.prod(x.shape[1:])).contiguous().view(torch.uint8)
         plain = plain.cuda() if dist.get_backend(self.group) == "nccl" and not x.is_cuda else plain
         out = plain.new_empty(sum(self.arriving), plain.shape[1])
-        self._device, sizes = x.device, (self.arriving, self.leaving)
+        self._device = x.device
+        sizes = (self.arriving, self.leaving)
         self._sent, self._work = plain, dist.all_to_all_single(out, plain, *sizes, group=self.group, async_op=True)
         return out.view(x.dtype).view(len(out), *x.shape[1:])
 
@@ -113,7 +116,8 @@ class _Arrive(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, trip: _Trip) -> Tensor:
-        ctx.trip, ctx.device = trip, rows.device
+        ctx.trip = trip
+        ctx.device = rows.device
         return trip.end(rows.view_as(rows))
 
     @staticmethod

@@ -73,7 +73,8 @@ class Part:
             ValueError: if there are other numbers of processes and ranks, or another process opens another cut.
             RuntimeError: if no process group was initialized and no rank is named.
         """
-        folder, group = Path(folder), None if rank is not None else group_of(mesh)
+        folder = Path(folder)
+        group = None if rank is not None else group_of(mesh)
         rank = dist.get_rank(group) if rank is None else rank
         if not (folder / "cut.json").exists():
             raise FileNotFoundError(f"{folder} holds no cut; `mpnn graph cut` writes one")
@@ -97,12 +98,14 @@ class Part:
         data: dict[str, Any] = {name: mapped(name) for name in facts["data"]}
         edge_data = {name: data.pop(name) for name in sorted(data.keys() & disk.EDGE_DATA)}
         graph = Graph(len(nodes), len(sources), edges=edges, **edge_data).validate().with_positions(nodes, sources)
-        graph.name, graph.node_ids = f"rank {rank} of {folder.name}", (nodes, sources)
+        graph.name = f"rank {rank} of {folder.name}"
+        graph.node_ids = (nodes, sources)
         part = Part(graph, graph.node_positions()[1], torch.arange(len(nodes)), mapped("arriving").tolist(), data)
         if group is not None:
             agreement.gather(f"the cut {facts['sha256']} in {folder}", group)
             leaving = torch.from_numpy(np.load(folder / f"leaving-{rank}.npy")).long()
-            sizes, rows = leaving[:ranks].tolist(), leaving[ranks:]
+            sizes = leaving[:ranks].tolist()
+            rows = leaving[ranks:]
             fetched = torch.arange(len(nodes), len(sources))
             graph.exchange = HaloExchange(part, fetched, list(rows.split(sizes)), group)
             on_disk, owners = (
@@ -114,7 +117,8 @@ class Part:
     @staticmethod
     def of(graph: Graph, rank: int, dst: Owners, src: Owners) -> "Part":
         """The part of `rank`, whose destinations and sources have these owners."""
-        rows, nodes = rows_of(graph, rank, dst), dst.nodes(rank).to(graph.device)
+        rows = rows_of(graph, rank, dst)
+        nodes = dst.nodes(rank).to(graph.device)
         mine = src.nodes(rank).to(graph.device)
         sources, part = rows.compact(mine)
         owner = src.of(sources.cpu())
@@ -123,7 +127,8 @@ class Part:
         if part.is_explicit:
             owner[owner == rank] = -1
             order = owner.argsort(stable=True).to(graph.device)
-            sources, part = sources[order], subgraphs.with_sources(part, order)
+            sources = sources[order]
+            part = subgraphs.with_sources(part, order)
         own = torch.arange(len(mine), device=graph.device) if part.is_explicit else torch.searchsorted(sources, mine)
         part.name = graph.name
         part.node_ids = (nodes.int(), sources.int())
@@ -170,7 +175,8 @@ class HaloExchange(Transport):
     def __init__(self, part: Part, fetched: Tensor, leaving: list[Tensor], group: dist.ProcessGroup) -> None:
         """`fetched`: which of the part's sources arrive, in the order of their owners, int64."""
         device = part.graph.device
-        self.own, self.group = part.own, group
+        self.own = part.own
+        self.group = group
         self.rows = part.graph.num_dst, len(part.own)
         # Where the own rows and those of each owner go among the sources. If they stay together, in order, they are
         # concatenated around the own ones, else permuted.
@@ -181,7 +187,9 @@ class HaloExchange(Transport):
         of_dst, of_src = part.graph.node_positions()
         self._own_nodes = nodes_at(of_dst, of_src[part.own])
         self._halo, self._nothing = nodes_at(of_dst[:0], of_src[fetched]), nodes_at(of_dst[:0], of_src[:0])
-        self.arriving, self.leaving, self.sizes = part.fetched, leaving, [len(rows) for rows in leaving]
+        self.arriving = part.fetched
+        self.leaving = leaving
+        self.sizes = [len(rows) for rows in leaving]
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
@@ -275,7 +283,9 @@ class OwnExchange(Transport):
     """Computes queries, keys and values of the own nodes before anything travels."""
 
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
-        self.rank, self.ranks, self.group = dist.get_rank(group), dst.ranks, group
+        self.rank = dist.get_rank(group)
+        self.ranks = dst.ranks
+        self.group = group
         self.rows = dst.sizes[self.rank], src.sizes[self.rank]
         of_dst, of_src = graph.node_positions()
         self._own_nodes = nodes_at(
@@ -295,7 +305,8 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dim: int, *pieces: Tensor) -> Tensor:
-        ctx.dim, ctx.sizes = dim, [x.shape[dim] for x in pieces]
+        ctx.dim = dim
+        ctx.sizes = [x.shape[dim] for x in pieces]
         shape = list(pieces[0].shape)
         shape[dim] = sum(ctx.sizes)
         return torch.cat(pieces, dim, out=memory.empty(pieces[0], *shape))

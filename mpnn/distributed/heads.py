@@ -27,7 +27,8 @@ from mpnn.scores import BUILT_IN
 
 def refusal(layer: Layer, ranks: int) -> str | None:
     """Why the heads of a layer cannot be divided over so many ranks, or None if they can."""
-    attention, name = layer.attention, type(layer.attention).__name__
+    attention = layer.attention
+    name = type(layer.attention).__name__
     if (reason := pieces.not_by_node(attention)) is not None:
         return reason
     heads, shared = heads_of(attention)
@@ -71,7 +72,8 @@ class HeadsExchange(OwnExchange):
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
         super().__init__(graph, dst, src, group)
         self.own = torch.arange(graph.num_src, device=graph.device)  # of the graph it runs over, all nodes are its own
-        self._dst, self._src = dst, src
+        self._dst = dst
+        self._src = src
 
     def refusal(self, layer: Layer) -> str | None:
         return refusal(layer, self.ranks)
@@ -96,7 +98,9 @@ class HeadsExchange(OwnExchange):
         return (replace(pieces.mapped(whole, visit), head_ids=(mine.start, heads)),)
 
     def run(self, rounds: tuple[Round, ...], run: Callable[[Round], Any]) -> tuple[Tensor, None]:
-        out, size = run(rounds[0])[0], self.rows[0]  # the own heads of all destinations, [..., N_dst, H / ranks, D]
+        # the own heads of all destinations, [..., N_dst, H / ranks, D]
+        out = run(rounds[0])[0]
+        size = self.rows[0]
         arrived = self.all_to_all(self._dst.by_owner(out.movedim(-3, 0)), [size] * self.ranks, self._dst.sizes)
         heads = arrived.unflatten(0, (self.ranks, size)).movedim(0, -3)  # [own, batch..., ranks, H / ranks, D]
         return heads.flatten(-3, -2).movedim(0, -3), None

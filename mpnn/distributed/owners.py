@@ -20,7 +20,9 @@ class Owners:
     """
 
     def __init__(self, bounds: Tensor, owner: Tensor, ranks: int) -> None:
-        self.bounds, self.owner, self.ranks = bounds, owner, ranks
+        self.bounds = bounds
+        self.owner = owner
+        self.ranks = ranks
         self._kept: dict[torch.device, tuple[Tensor, Tensor] | None] = {}
 
     @staticmethod
@@ -68,7 +70,8 @@ class Owners:
     def nodes(self, rank: int) -> Tensor:
         """The nodes of a rank, int64 ascending."""
         mine = (self.owner == rank).nonzero().squeeze(1)
-        first, size = self.bounds[mine], self.bounds.diff()[mine]
+        first = self.bounds[mine]
+        size = self.bounds.diff()[mine]
         before = size.cumsum(0) - size  # nodes of the rank before each of its blocks
         return torch.arange(int(size.sum())) + torch.repeat_interleave(first - before, size)
 

@@ -159,7 +159,11 @@ class Partition:
     def __init__(
         self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup | None, transport: str = "auto"
     ) -> None:
-        self.graph, self.dst, self.src, self.group, self.transport = graph, dst, src, group, transport
+        self.graph = graph
+        self.dst = dst
+        self.src = src
+        self.group = group
+        self.transport = transport
         self._shards: dict[str, Graph] = {}  # of this process, by transport
         self._most_by_queries: dict[tuple[int, int, int], int] = {}  # bytes of the busiest rank, by widths
         self.shardings: dict[str, Any] = {}  # of `sharded`, by transport: they keep the parts of other graphs
@@ -216,7 +220,8 @@ class Partition:
             return "halo"
         attention = layer.attention
         num_heads, kv_heads = heads.heads_of(attention)
-        shape, width = (num_heads, kv_heads, attention.head_dim), 2 * kv_heads * attention.head_dim
+        shape = (num_heads, kv_heads, attention.head_dim)
+        width = 2 * kv_heads * attention.head_dim
         if isinstance(attention, DotProduct):
             width = min(width, attention.to_key.in_features)
         most = {"halo": 4 * width * self._fetched}
@@ -276,7 +281,8 @@ class Partition:
         """
         if num_heads % self.ranks or (kv_heads % self.ranks and self.ranks % kv_heads):
             raise ValueError(f"{self.ranks} ranks do not divide {num_heads} heads of queries and {kv_heads} of keys")
-        query, shared = num_heads // self.ranks, max(1, kv_heads // self.ranks)
+        query = num_heads // self.ranks
+        shared = max(1, kv_heads // self.ranks)
         numbers = [
             (self.dst.num_nodes - mine) * query  # queries of other ranks' nodes
             + mine * (num_heads - query)  # results of the other heads
@@ -316,7 +322,8 @@ class Partition:
     ) -> str:
         """A table of nodes, edges and bytes of each rank, for features of `width` numbers in a layer. With `num_heads`
         of width / num_heads also the bytes of transport="heads"."""
-        plans, nbytes = self.plans(), self.fetched_bytes(width, dtype, batch)
+        plans = self.plans()
+        nbytes = self.fetched_bytes(width, dtype, batch)
         whole = max(1, self.src.num_nodes - self.src.num_nodes // self.ranks)
         lines = [
             f"{self.graph} over {self.ranks} ranks",

@@ -31,15 +31,18 @@ def choose_hubs(graph: Graph, ranks: int, most: Callable[[Tensor], int]) -> Tens
     best = torch.zeros(graph.num_dst, dtype=torch.bool)
     if ranks == 1:
         return best
-    least, tried = None, 0
+    least = None
+    tried = 0
     for k in range(1, _THRESHOLDS + 1):
         hubs = degree > graph.num_src >> k
         count = int(hubs.sum())
         if count == tried or count * ranks > graph.num_dst:
             continue
-        tried, least = count, most(best) if least is None else least
+        tried = count
+        least = most(best) if least is None else least
         if (received := most(hubs)) < least:
-            best, least = hubs, received
+            best = hubs
+            least = received
     return best
 
 
@@ -75,7 +78,9 @@ class QueriesExchange(HaloExchange):
         self, graph: Graph, part: Part, hubs: Tensor, dst: Owners, src: Owners, group: dist.ProcessGroup
     ) -> None:
         super().__init__(part, *lists(part, src, group), group)
-        rank, device, self.ranks = dist.get_rank(group), graph.device, dst.ranks
+        rank = dist.get_rank(group)
+        device = graph.device
+        self.ranks = dst.ranks
         nodes = hubs.nonzero().squeeze(1)
         self._owners = Owners.of_nodes(dst.of(nodes), self.ranks)
         self._mine = torch.searchsorted(dst.nodes(rank), nodes[self._owners.nodes(rank)]).to(device)

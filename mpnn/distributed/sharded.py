@@ -81,8 +81,12 @@ class _Sharding:
         owners: tuple[Owners, Owners] | None,
         given: Partition | None = None,
     ) -> None:
-        self._group, self._transport, self._given_owners, self._given = group, transport, owners, given
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._group = group
+        self._transport = transport
+        self._given_owners = owners
+        self._given = given
+        self.rank = dist.get_rank(group)
+        self.ranks = dist.get_world_size(group)
         if owners is not None and owners[0].ranks != self.ranks:
             raise ValueError(f"owners are for {owners[0].ranks} ranks; there are {self.ranks} processes")
         # Parts by graph and division. Processes bind the same graphs in the same order, so all build a part, or none.

@@ -34,7 +34,8 @@ def view_of(graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) ->
     view = rows_of(graph, rank, dst).alias()
     everything = torch.arange(graph.num_src, dtype=torch.int32, device=graph.device)
     view.node_ids = dst.nodes(rank).int().to(graph.device), everything
-    view.name, view.exchange = graph.name, StreamExchange(graph, dst, src, group)
+    view.name = graph.name
+    view.exchange = StreamExchange(graph, dst, src, group)
     return view
 
 
@@ -46,7 +47,8 @@ class StreamExchange(OwnExchange):
     def __init__(self, graph: Graph, dst: Owners, src: Owners, group: dist.ProcessGroup) -> None:
         super().__init__(graph, dst, src, group)
         part = Part.of(graph, self.rank, dst, src)
-        self._leaving, self._arriving = lists(part, src, group)[1], part.fetched
+        self._leaving = lists(part, src, group)[1]
+        self._arriving = part.fetched
         self.own = src.nodes(self.rank).to(graph.device)
         owner = src.of(part.sources.cpu()).to(graph.device)
         self._sources = [part.sources[owner == r] for r in range(self.ranks)]
@@ -72,7 +74,8 @@ class StreamExchange(OwnExchange):
         """The rows of the block of a step, from its owner; x holds the own rows along `dim`."""
         if not step:
             return x
-        to, source = (self.rank - step) % self.ranks, self.owner(step)
+        to = (self.rank - step) % self.ranks
+        source = self.owner(step)
         rows = x.movedim(dim, 0).index_select(0, self._leaving[to])
         arrived = self._travel(rows, self._arriving[source], source, to)
         self.received += arrived.nbytes
@@ -83,7 +86,8 @@ class StreamExchange(OwnExchange):
         if not step:
             total += gradient
             return
-        to, source = (self.rank - step) % self.ranks, self.owner(step)
+        to = (self.rank - step) % self.ranks
+        source = self.owner(step)
         arrived = self._travel(gradient.movedim(dim, 0), len(self._leaving[to]), to, source)
         total.movedim(dim, 0).index_add_(0, self._leaving[to], arrived.to(total.dtype))
 
@@ -94,7 +98,8 @@ class StreamExchange(OwnExchange):
 
     def block(self, round: Round, step: int, features: list[Tensor]) -> Round:
         """The round over the block of a step. `features`: its tensors, sources being those of the block."""
-        graph, sources = round.graph, self._sources[self.owner(step)]
+        graph = round.graph
+        sources = self._sources[self.owner(step)]
         part = graph.cached(("sources of", self.owner(step)), lambda: graph.columns(sources))
         if part.node_ids is None and graph.node_ids is not None:
             part.node_ids = graph.node_ids[0], sources.int()
@@ -128,7 +133,10 @@ class _Stream(torch.autograd.Function):
             out, lse = (part, more) if out is None or lse is None else ops.merge([(out, lse), (part, more)])
         assert out is not None
         assert lse is not None
-        ctx.exchange, ctx.round, ctx.run, ctx.nodes = exchange, round, run, nodes
+        ctx.exchange = exchange
+        ctx.round = round
+        ctx.run = run
+        ctx.nodes = nodes
         ctx.save_for_backward(out, lse, *tensors)
         return out.to(round.value.dtype)
 
@@ -136,7 +144,8 @@ class _Stream(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:
         out, lse, *tensors = ctx.saved_tensors
-        exchange, needed = ctx.exchange, ctx.needs_input_grad[3:]
+        exchange = ctx.exchange
+        needed = ctx.needs_input_grad[3:]
         totals = [torch.zeros_like(x) if need else None for x, need in zip(tensors, needed, strict=True)]
         d_out = d_out.to(out.dtype)
         for step in range(exchange.ranks):

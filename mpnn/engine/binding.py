@@ -27,7 +27,8 @@ def bind(graph: Topology | Graph, x: Tensor, source: Tensor, layer: Layer) -> Gr
     compiles = torch.compiler.is_compiling()
     if ACTIVE and active() is not None:
         graph = _part(graph, x, source, layer, compiles)
-    num_dst, num_src = x.shape[-2], source.shape[-2]
+    num_dst = x.shape[-2]
+    num_src = source.shape[-2]
     if isinstance(graph, Topology):
         # A traced program binds when it runs: sizes may be symbols while it is traced.
         if compiles:

@@ -21,7 +21,8 @@ from scipy.optimize import least_squares
 from mpnn.backends.cost_model import Counts, is_once
 from mpnn.backends.tuned import Prices
 
-SHARED, MIN_WEIGHT = 0.9, 0.1
+SHARED = 0.9
+MIN_WEIGHT = 0.1
 GROUP_FREEDOM = 4.0
 _SMALLEST = 1e-4  # nanoseconds; a price changes by factors, so it cannot start at 0
 

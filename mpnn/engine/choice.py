@@ -287,7 +287,9 @@ def _through(rewrite: Rewrite, round: Round, choose: Callable[[Round], Choice | 
 
 def _stand_in(round: Round) -> Result:
     """Results of the shapes of a round's, each a view of one number."""
-    graph, heads, needs_grad = round.graph, round.heads, round.needs_grad
+    graph = round.graph
+    heads = round.heads
+    needs_grad = round.needs_grad
 
     # A number expanded to a shape has strides of 0 and takes no memory, however large the graph is.
     def of(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -32,14 +32,16 @@ _PLAIN = {
     **dict.fromkeys(("head_ids", "mix_logits", "mix_weights"), None),
     **dict.fromkeys(("return_weights", "return_lse", "return_state", "keep_accumulate_dtype"), False),
 }
-_fields, _values = attrgetter(*_PLAIN), tuple(_PLAIN.values())
+_fields = attrgetter(*_PLAIN)
+_values = tuple(_PLAIN.values())
 
 
 def message(operator: Any, graph: Any, x: Tensor) -> Tensor | None:
     """The messages [..., N, D] of an operator without attention, for a call of x and a graph alone; None if something
     asks for a plan."""
     graph = operator.graph if graph is None else graph
-    update, aggregate = operator._modules["update"], operator.aggregate
+    update = operator._modules["update"]
+    aggregate = operator.aggregate
     if type(x) is not Tensor or not _runs(graph, aggregate, x, 2) or x.shape[-2] != graph.num_dst:
         return None
     if operator.backend != "auto" or (operator.training and operator.edge_dropout):
@@ -57,7 +59,8 @@ def _summed(graph: Graph, aggregate: Any, x: Tensor, weight: Tensor | None, reco
     """Sums or means of x [N_src, D]."""
     if graph.stored_edges.dtype is not torch.int64:  # they are many
         return reduce.reduced(graph, aggregate, x.unsqueeze(1), weight, recorded).squeeze(1)
-    kind, rows = reduce.KINDS[type(aggregate)], partial(edges.in_order, graph)
+    kind = reduce.KINDS[type(aggregate)]
+    rows = partial(edges.in_order, graph)
     listed = graph.cached("listed", lambda: row_reduce.Listed(graph.ends, graph.num_dst, graph.num_src))
     summed: Tensor = (row_reduce.RowSum.apply if recorded else row_reduce.row_sum)(x, weight, rows, listed, kind)
     return summed
@@ -66,7 +69,8 @@ def _summed(graph: Graph, aggregate: Any, x: Tensor, weight: Tensor | None, reco
 def result(round: Round) -> Tensor | None:
     """What a round of plain or weighted messages results in, [..., N, H, D]; None if something asks for a plan. No
     transform of torch.func is active."""
-    value, bias = round.value, round.bias
+    value = round.value
+    bias = round.bias
     if type(value) is not Tensor or not _runs(round.graph, round.reduce, value, 3):
         return None
     if round.normalize != "none" or round.dropout or not all(map(is_, _fields(round), _values)):

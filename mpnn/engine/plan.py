@@ -91,7 +91,8 @@ def plan(round: Round, backend: str = "auto") -> Plan:
     first = _candidate(chosen)
     candidates = [first, *(_alone(b, round) for b in registered() if chosen.name != b.NAME)]
     candidates.sort(key=lambda c: c.seconds)
-    graph, work = _describe_graph(round), _describe_work(round)
+    graph = _describe_graph(round)
+    work = _describe_work(round)
     slow = slowness.sentence(round, chosen) if backend == "auto" else ""
     return Plan(chosen.name, tuple(candidates), graph, work, rewrites=first.rewrites, slow=slow)
 
@@ -119,7 +120,8 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
     Raises:
         TypeError: if `op` has another type, or the arguments do not match the signature of `op`.
     """
-    described, is_whole_layer = "", False
+    described = ""
+    is_whole_layer = False
     if isinstance(op, Round):
         if features or call:
             raise TypeError("explain(round) takes no further arguments")

@@ -33,7 +33,8 @@ def sentence(round: Round, choice: Choice) -> str:
     """Why a choice is slow, and what would make it fast; empty if it is not slow."""
     if "edge_list" not in choice.backends or choice.estimate is None or round.recurrent:
         return ""
-    seconds, fast = choice.estimate.seconds, _kernels(round)
+    seconds = choice.estimate.seconds
+    fast = _kernels(round)
     if seconds < _RATIO * fast:
         return ""
     needs = [need for need in _ADVICE if need in round.needs]

@@ -36,7 +36,8 @@ _SLOW = 4.0  # backends expected to take so many times the least are not timed
 def tune(seconds: float | None = None) -> Prices:
     """Measures for about `seconds` (None: `SECONDS`), with the threads that torch uses, and returns their prices."""
     seconds = SECONDS if seconds is None else seconds
-    threads, samples = torch.get_num_threads(), []
+    threads = torch.get_num_threads()
+    samples = []
     rounds = list(probes())
     for round, taken in zip(rounds, least(list(map(_works, rounds)), seconds), strict=True):
         own: list[Any] = [b for b in BACKENDS if b.NAME in taken]
@@ -48,7 +49,8 @@ def tune_maps(seconds: float | None = None) -> Prices:
     """The prices of linear maps (`update/maps.py`), measured in the same way. Empty where torch has no oneDNN."""
     if onednn.why_missing() is not None:
         return {}
-    threads, products = torch.get_num_threads(), [(*size, t) for size in _MAPS for t in (False, True)]
+    threads = torch.get_num_threads()
+    products = [(*size, t) for size in _MAPS for t in (False, True)]
     times = least([_products(*product) for product in products], SECONDS if seconds is None else seconds)
     samples = [
         Sample({name: cost_model.per_thread(maps.counts(*product)[name], threads) for name in taken}, taken)
@@ -76,7 +78,8 @@ def probes() -> Iterator[Round]:
     def scattered(nodes: int, degree: int) -> Graph:
         return graphs.from_edges(torch.randint(0, nodes, (2, nodes * degree), generator=generator), nodes)
 
-    lists, shared = [scattered(*size) for size in ((40, 3), (1000, 2), (600, 12))], scattered(400, 20)
+    lists = [scattered(*size) for size in ((40, 3), (1000, 2), (600, 12))]
+    shared = scattered(400, 20)
     runs = [
         *(graphs.complete().bind(48), graphs.causal().bind(192), graphs.complete().bind(100, 300)),
         *(graphs.window(2).bind(800), graphs.window(24).bind(300), graphs.documents([30] * 8).bind(240)),
@@ -135,7 +138,8 @@ def _works(round: Round) -> dict[str, Callable[[], object]]:
 def least(every: list[dict[str, Callable[[], object]]], seconds: float) -> list[dict[str, float]]:
     """The least time of each function, in turns: a busy moment disturbs one turn of all, not all turns of one."""
     times = [dict.fromkeys(works, inf) for works in every]
-    ends, turns = time.perf_counter() + seconds, 0
+    ends = time.perf_counter() + seconds
+    turns = 0
     # The first turn warms caches up, so one is never enough.
     while turns < 2 or time.perf_counter() < ends:
         turns += 1

@@ -40,11 +40,13 @@ class Algebra(GraphData):
         explicit one, or of this one. Raises as `|`."""
         if not isinstance(other, GraphData):
             return NotImplemented
-        one, two = self, other
+        one = self
+        two = other
         if _has_data(two) or (two.is_explicit and not one.is_explicit):
             one, two = two, one
         refuse_loss("&", two)
-        runs, alike = _merged(one, two, operator.and_), common("&", one, two)
+        runs = _merged(one, two, operator.and_)
+        alike = common("&", one, two)
         if one.is_explicit:
             return _edges_in(one, runs, alike)
         labels = None

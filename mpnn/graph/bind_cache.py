@@ -47,7 +47,9 @@ class BindCache:
     def __init__(self, limit: int) -> None:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._newest: _Entry | None = None
-        self._limit, self._derived, self._surveyed = limit, csr.derivations(), 0
+        self._limit = limit
+        self._derived = csr.derivations()
+        self._surveyed = 0
         self._lock = RLock()
 
     @property
@@ -95,7 +97,8 @@ class BindCache:
                 return entry.graph
         graph = outside_modes(build)
         with self._lock:
-            entry, before = self._entries.setdefault(key, _Entry(graph)), self._newest
+            entry = self._entries.setdefault(key, _Entry(graph))
+            before = self._newest
             self._newest = entry
             self._entries.move_to_end(key)
             if csr.derivations() - self._surveyed >= len(self._entries) // 8:
@@ -153,7 +156,8 @@ def cached_graph(build: Callable[P, Graph]) -> Callable[P, Graph]:
 def bytes_of(root: Any) -> int:
     """Bytes of all arrays and tensors reachable from an object. Shared memory counts once."""
     seen: set[int] = set()
-    todo, total = [root], 0
+    todo = [root]
+    total = 0
     while todo:
         x = todo.pop()
         if isinstance(x, _ATOMS) or id(x) in seen:
@@ -215,7 +219,8 @@ def _stamp(graph: Graph) -> int:
 
 def _derived_graphs(graph: BoundGraph) -> Iterator[BoundGraph]:
     """The graph and all graphs cached on it: copies on other devices, and graphs derived by layers."""
-    todo, seen = [graph], {id(graph)}
+    todo = [graph]
+    seen = {id(graph)}
     while todo:
         one = todo.pop()
         yield one

@@ -50,7 +50,8 @@ class BlockMask:
         begun = src[first] < runs.start
         unended = runs.stop < src[last]
         covered = _covered(row, first + begun, last - unended, across, height)
-        low, high = width[column], np.zeros(len(here), np.int64)
+        low = width[column]
+        high = np.zeros(len(here), np.int64)
         np.minimum.at(low, np.searchsorted(here, row * (across + 1) + first), runs.start - src[first])
         np.maximum.at(high, np.searchsorted(here, row * (across + 1) + last - 1), runs.stop - src[last - 1])
         low[Runs.of(down, across, [(row, first + 1, last)]).contains(at, column)] = 0
@@ -95,7 +96,8 @@ def _covered(row: Ints, first: Ints, last: Ints, across: int, height: Ints) -> t
     at = np.concatenate([base + first[nonempty], base + last[nonempty]])
     step = np.repeat([1, -1], len(base))
     order = np.argsort(at, kind="stable")
-    at, depth = at[order], np.cumsum(step[order])
+    at = at[order]
+    depth = np.cumsum(step[order])
     full = (depth[:-1] == height[at[:-1] // (across + 1)]) & (at[1:] > at[:-1])
     return at[:-1][full], at[1:][full]
 
@@ -117,20 +119,25 @@ def count_blocks(edges: Strips | Runs, rows: int, columns: int) -> tuple[int, in
     if isinstance(edges, Runs):
         blocks, width = _count_by_row(edges, rows, columns)
         return blocks, width * rows
-    blocks, width, period = 0, 0, lcm(rows, columns)
+    blocks = 0
+    width = 0
+    period = lcm(rows, columns)
     for part in edges.parts(period):
         periods, others = part.split(period)
         for counts in (_count_in_periods(periods, rows, columns), _count_by_row(others, rows, columns)):
-            blocks, width = blocks + counts[0], width + counts[1]
+            blocks = blocks + counts[0]
+            width = width + counts[1]
     return blocks, width * rows
 
 
 def _count_by_row(edges: Strips | Runs, rows: int, columns: int) -> tuple[int, int]:
     """Blocks and their columns `low` to `high`, one row of blocks after the other."""
-    blocks, width = 0, 0
+    blocks = 0
+    width = 0
     for group in edges.grouped(rows):
         counts = _count(group.ptr, group.start, group.stop, columns)
-        blocks, width = blocks + int(counts[0].sum()), width + int(counts[1].sum())
+        blocks = blocks + int(counts[0].sum())
+        width = width + int(counts[1].sum())
     return blocks, width
 
 
@@ -141,13 +148,19 @@ def _count_in_periods(strips: Strips, rows: int, columns: int) -> tuple[int, int
     none both in the first and in the last period, counts grow evenly from one to the other, and their sum is a series.
     Otherwise the periods are halved.
     """
-    period, blocks, width = lcm(rows, columns), 0, 0
-    runs, final = strips.first, strips.last
+    period = lcm(rows, columns)
+    blocks = 0
+    width = 0
+    runs = strips.first
+    final = strips.last
     moves = (final.start > runs.start).astype(np.int64), (final.stop > runs.stop).astype(np.int64)
-    strip, first, last = np.arange(len(strips.height)), np.zeros_like(strips.height), strips.height // period - 1
+    strip = np.arange(len(strips.height))
+    first = np.zeros_like(strips.height)
+    last = strips.height // period - 1
     while len(strip):
         count = np.diff(runs.ptr)[strip]
-        ptr, which = np.append(0, np.cumsum(count)), expand(runs.ptr[strip], runs.ptr[strip + 1])
+        ptr = np.append(0, np.cumsum(count))
+        which = expand(runs.ptr[strip], runs.ptr[strip + 1])
         total, differ = np.zeros((2, len(strip)), np.int64), np.zeros(len(which), bool)
         for top in range(0, period, rows):
             shares = []
@@ -161,7 +174,8 @@ def _count_in_periods(strips: Strips, rows: int, columns: int) -> tuple[int, int
             differ |= shares[0] != shares[1]
         settled = _sums(ptr, differ) == 0
         series = (total * (last - first + 1) // 2)[:, settled].sum(1)
-        blocks, width = blocks + int(series[0]), width + int(series[1])
+        blocks = blocks + int(series[0])
+        width = width + int(series[1])
         middle = ((first + last) // 2)[~settled]
         strip = np.tile(strip[~settled], 2)
         first, last = np.append(first[~settled], middle + 1), np.append(middle, last[~settled])
@@ -171,7 +185,8 @@ def _count_in_periods(strips: Strips, rows: int, columns: int) -> tuple[int, int
 def _count(ptr: Ints, start: Ints, stop: Ints, columns: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """For runs that are the unions of a row of blocks each, sorted, and overlapping at most as far as they are sorted:
     the number of blocks of each row, their columns `low` to `high`, and whether a run shares a block with the next."""
-    first, last = start // columns, (stop - 1) // columns
+    first = start // columns
+    last = (stop - 1) // columns
     shared = np.zeros(len(start), np.int64)
     shared[:-1] = np.maximum(last[:-1] - first[1:] + 1, 0)
     shared[ptr[1:][np.diff(ptr) > 0] - 1] = 0  # the last run of a row has no next one

@@ -18,9 +18,11 @@ def require(nbytes: int, what: str, advice: str, limit: int | None = None) -> No
     """
     if nbytes < _SMALL:
         return
-    free, why = available_bytes(), "available"
+    free = available_bytes()
+    why = "available"
     if limit is not None and limit < free:
-        free, why = limit, "allowed"
+        free = limit
+        why = "allowed"
     if nbytes > free:
         raise MemoryError(
             f"{what} would need about {nbytes / 2**30:,.1f} GiB, but {free / 2**30:,.1f} GiB are {why}; {advice}"

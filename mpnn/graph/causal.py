@@ -43,12 +43,14 @@ def convolution(graph: Graph) -> tuple[int, list[int]] | None:
 
 
 def _convolution(graph: Graph) -> tuple[int, list[int]] | None:
-    runs, nodes = graph.runs, graph.num_dst
+    runs = graph.runs
+    nodes = graph.num_dst
     one_run = len(runs.start) == nodes and bool((np.diff(runs.ptr) == 1).all())
     if nodes != graph.num_src or not one_run or not (runs.stop == np.arange(nodes) + 1).all():
         return None
     count = runs.stop - runs.start
-    radius, begins = int(count.max(initial=1)) - 1, count == 1
+    radius = int(count.max(initial=1)) - 1
+    begins = count == 1
     if not (begins[1:] | (count[1:] == np.minimum(count[:-1] + 1, radius + 1))).all() or count.sum() != graph.num_edges:
         return None
     return radius, [int(n) for n in np.diff(np.flatnonzero(begins), append=nodes)]

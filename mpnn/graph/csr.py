@@ -40,7 +40,8 @@ class graph_property(Generic[T]):
     which takes longer than most of what a small graph derives: two threads may compute the same value twice."""
 
     def __init__(self, build: Callable[[Any], T]) -> None:
-        self.build, self.__doc__ = build, build.__doc__
+        self.build = build
+        self.__doc__ = build.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

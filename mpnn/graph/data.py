@@ -256,7 +256,8 @@ class GraphData(BoundGraph):
         if isinstance(relation, Table):
             relation.check_fits(self.num_dst, self.num_src, self.shift)
         graph = self._copy()
-        graph.relation, graph._edge_type = relation, None
+        graph.relation = relation
+        graph._edge_type = None
         return graph
 
     def with_positions(self: G, dst: Tensor, src: Tensor) -> G:
@@ -356,9 +357,12 @@ class GraphData(BoundGraph):
         self._accept()
 
     def _copy(self: G, convert: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> G:
-        sizes, device = (self.num_dst, self.num_src), device or self.device
+        sizes = (self.num_dst, self.num_src)
+        device = device or self.device
         graph = type(self)(*sizes, runs=self._given_runs, labels=self._labels, name=self.name, device=device)
-        graph.relation, graph.shift, graph.order = self.relation, self.shift, self.order
+        graph.relation = self.relation
+        graph.shift = self.shift
+        graph.order = self.order
         graph.batch_sizes = self.batch_sizes
         for name in ("_edges", "edge_attr", "_edge_type", "positions", "degrees", "node_ids"):
             x = getattr(self, name)

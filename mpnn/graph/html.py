@@ -44,7 +44,9 @@ def of_graph(graph: Topology | BoundGraph) -> str:
 
 def of_operator(operator: Any) -> str:
     """The parts of a `MessagePassing`, and its graph."""
-    name, graph, attention = type(operator).__name__, operator.graph, operator.attention
+    name = type(operator).__name__
+    graph = operator.graph
+    attention = operator.attention
     parts = [("aggregate", type(operator.aggregate).__name__), ("update", type(operator.update).__name__)]
     parts += [("attention", "none" if attention is None else repr(attention).splitlines()[0].rstrip("("))]
     parts += [("backend", operator.backend), ("parameters", f"{sum(p.numel() for p in operator.parameters()):,}")]
@@ -72,7 +74,8 @@ def _box(title: object, picture: str, lines: Iterable[str]) -> str:
 
 
 def _facts(graph: Graph) -> list[str]:
-    pairs, square = max(graph.num_dst * graph.num_src, 1), graph.num_dst == graph.num_src
+    pairs = max(graph.num_dst * graph.num_src, 1)
+    square = graph.num_dst == graph.num_src
     size = f"{graph.num_dst:,} nodes" if square else f"{graph.num_dst:,} destinations, {graph.num_src:,} sources"
     share = graph.num_edges / pairs
     percent = f"{share:.2%}" if share >= 1e-4 or not share else f"{100 * share:.1g}%"

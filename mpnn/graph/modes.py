@@ -36,7 +36,8 @@ def uncompiled(function: F) -> F:
 def outside_modes(build: Callable[[], T]) -> T:
     """Returns `build()`, run outside `torch.inference_mode`, the transforms of `torch.func`, and modes of dispatch."""
     transforms = torch._C._are_functorch_transforms_active()
-    dispatched, functions = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    dispatched = torch._C._len_torch_dispatch_stack()
+    functions = torch._C._len_torch_function_stack()
     if not (transforms or dispatched or functions or torch.is_inference_mode_enabled()):
         return build()  # on a molecule, to leave modes that are not there takes as long as to sort its edges
     recording = torch.is_grad_enabled()  # plans depend on it, and leaving inference mode enables it

@@ -100,7 +100,8 @@ def _span_unions(runs: Runs, start: Ints, stop: Ints) -> Runs:
     if longest == 1:
         return runs.take(start)
     half = 1 << ((longest - 1).bit_length() - 1)
-    first, last = np.minimum(start + half, stop), np.maximum(stop - half, start)
+    first = np.minimum(start + half, stop)
+    last = np.maximum(stop - half, start)
     base = runs.num_dst + 1
     spans, which = np.unique(np.concatenate([start * base + first, last * base + stop]), return_inverse=True)
     parts = _span_unions(runs, spans // base, spans % base)

@@ -27,7 +27,9 @@ from torch import Tensor
 from mpnn.graph import Graph
 from mpnn.kernels.dropout_threshold import threshold
 
-_A, _B = 0x7FEB352D, 0x846CA68B - (1 << 32)  # multipliers of lowbias32, as signed words
+# multipliers of lowbias32, as signed words
+_A = 0x7FEB352D
+_B = 0x846CA68B - (1 << 32)
 
 
 def new_seed(device: torch.device) -> Tensor:

@@ -40,7 +40,9 @@ def _row_groups(graph: Graph) -> list[RowGroups] | None:
     if graph.is_explicit or graph.structure.most_runs > 1 or not graph.num_edges:
         return None
     runs = graph.runs
-    row, start, stop = runs.row, runs.start, runs.stop
+    row = runs.row
+    start = runs.start
+    stop = runs.stop
     first = _first_rows(row, start, stop)
     last = np.append(first[1:], len(row)) - 1
     if (stop[last] - start[last]).sum() > _COPIES * graph.num_src:

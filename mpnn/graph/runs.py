@@ -61,7 +61,9 @@ class Runs:
             raise ValueError("a pickle holds a graph whose runs are damaged; save the graph again")
 
     def _is_valid(self) -> bool:
-        ptr, start, stop = self.ptr, self.start, self.stop
+        ptr = self.ptr
+        start = self.start
+        stop = self.stop
         if type(self.num_dst) is not int or type(self.num_src) is not int:
             return False
         if any(array.ndim != 1 or array.dtype != np.int64 for array in (ptr, start, stop)):
@@ -83,8 +85,10 @@ class Runs:
         Intervals may be in any order, overlap, be empty or exceed the range; they are clipped, sorted and merged.
         """
         check_line(num_dst, num_src)
-        starts, stops = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        count, checked = 0, _UNCHECKED
+        starts = [np.zeros(0, np.int64)]
+        stops = [np.zeros(0, np.int64)]
+        count = 0
+        checked = _UNCHECKED
         for interval in intervals:
             row, start, stop = np.broadcast_arrays(*(np.asarray(part, np.int64) for part in interval))
             start, stop = np.clip(start, 0, num_src), np.clip(stop, 0, num_src)
@@ -215,7 +219,8 @@ class Runs:
 
     def complement(self) -> "Runs":
         start, stop = self._flat()
-        gap_start, gap_stop = np.insert(stop, 0, 0), np.append(start, self.num_dst * (self.num_src + 1))
+        gap_start = np.insert(stop, 0, 0)
+        gap_stop = np.append(start, self.num_dst * (self.num_src + 1))
         gap = gap_start < gap_stop
         row_start, row_stop = Runs.full(*self._size())._flat()
         return _intersect(*self._size(), _merge(gap_start[gap], row_start), _merge(gap_stop[gap], row_stop))
@@ -235,11 +240,13 @@ class Runs:
         least, most = np.zeros((2, self.num_dst), np.int64)
         least[other.row], most[other.row] = other.start, other.stop
         used = self.ptr[1:] > self.ptr[:-1]
-        first, last = self.ptr[:-1][used], self.ptr[1:][used] - 1
+        first = self.ptr[:-1][used]
+        last = self.ptr[1:][used] - 1
         if (self.start[first] >= least[used]).all() and (self.stop[last] <= most[used]).all():
             return self
         row = self.row
-        start, stop = np.maximum(self.start, least[row]), np.minimum(self.stop, most[row])
+        start = np.maximum(self.start, least[row])
+        stop = np.minimum(self.stop, most[row])
         inside = start < stop
         ptr = np.append(0, np.cumsum(np.bincount(row[inside], minlength=self.num_dst)))
         return Runs(self.num_dst, self.num_src, ptr, start[inside], stop[inside])
@@ -280,7 +287,8 @@ class Runs:
         above = Runs(self.num_dst + 1, self.num_src, np.insert(self.ptr, 0, 0), self.start, self.stop)
         row, column = (below ^ above).edges()
         order = np.argsort(column, kind="stable")
-        row, column = row[order], column[order]
+        row = row[order]
+        column = column[order]
         if len(row) == 0:
             return Runs(self.num_src, self.num_dst, np.zeros(self.num_src + 1, np.int64), empty, empty)
         ptr = np.concatenate([[0], np.cumsum(np.bincount(column[::2], minlength=self.num_src))])
@@ -303,7 +311,8 @@ class Runs:
         """As `Strips.cliques`."""
         if self.num_dst != self.num_src or len(self.start) != self.num_dst or (np.diff(self.ptr) != 1).any():
             return None
-        row, first = np.arange(self.num_dst), self.start
+        row = np.arange(self.num_dst)
+        first = self.start
         if not ((first <= row) & (row < self.stop) & (first[first] == first) & (self.stop[first] == self.stop)).all():
             return None
         sizes = (self.stop - first)[first == row]

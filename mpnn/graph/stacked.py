@@ -45,12 +45,18 @@ class StackedGraph(BoundGraph):
             raise ValueError(f"stack must be (items,) or (items, heads), which divide {flat.num_dst} rows; got {stack}")
         if flat.has_edge_types or flat.edge_attr is not None:
             raise ValueError(f"graphs that differ by item and head cannot have data of edges; {flat} has")
-        self.flat, self.stack, self.name = flat, stack, flat.name
-        self.num_dst, self.num_src, self.device = flat.num_dst // count, flat.num_src, flat.device
+        self.flat = flat
+        self.stack = stack
+        self.name = flat.name
+        self.num_dst = flat.num_dst // count
+        self.num_src = flat.num_src
+        self.device = flat.device
         self.shift = shared.get("shift", 0)
         self.relation, self.positions = shared.get("relation"), shared.get("positions")
         self.edge_attr = self.degrees = self.node_ids = None
-        self._memo, self._of_users, self._moved = {}, {}, {}
+        self._memo = {}
+        self._of_users = {}
+        self._moved = {}
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -76,7 +82,9 @@ class StackedGraph(BoundGraph):
             raise IndexError(f"there are {self.items} items and {self.heads} heads; got {item} and {head}")
         first = (item * self.heads + head) * self.num_dst
         graph = self.flat.rows(first, first + self.num_dst)
-        graph.shift, graph.relation, graph.positions = self.shift, self.relation, self.positions
+        graph.shift = self.shift
+        graph.relation = self.relation
+        graph.positions = self.positions
         return graph
 
     def dense(self) -> Tensor:
@@ -108,7 +116,8 @@ class StackedGraph(BoundGraph):
     def __sub__(self, other: BoundGraph) -> "StackedGraph":
         return self._merged("-", operator.sub, other)
 
-    __ror__, __rand__ = __or__, __and__
+    __ror__ = __or__
+    __rand__ = __and__
 
     def __rsub__(self, other: BoundGraph) -> "StackedGraph":
         return self._merged("-", lambda mine, theirs: theirs - mine, other)

@@ -54,7 +54,8 @@ def _tests(
     state: dict[str, Any], num_dst: int, num_src: int, device: torch.device
 ) -> Iterator[tuple[str, str, Callable[[Any], bool]]]:
     """The name of each field, what it must be, and a function that tells whether a value is that."""
-    sizes, edges = (num_dst, num_src), state["_edges"]
+    sizes = (num_dst, num_src)
+    edges = state["_edges"]
 
     def is_pair(x: Any, fits: Callable[[Any, int], bool]) -> bool:
         return type(x) is tuple and len(x) == 2 and all(map(fits, x, sizes))

@@ -148,7 +148,8 @@ class Strips:
         count = np.where(alone, self.height, 1)
         which = np.repeat(np.arange(len(count)), count)
         below = np.arange(len(which)) - (np.cumsum(count) - count)[which]
-        row, start = top[which] + below, first.start[which] + below
+        row = top[which] + below
+        start = first.start[which] + below
         begins = row == start
         if not (begins[1:] | (start[1:] == start[:-1])).all():
             return None
@@ -180,16 +181,19 @@ class Strips:
             row = np.arange(top, bottom)
             strip = np.searchsorted(self.rows, row, side="right") - 1
             begin, end = self.first.ptr[strip], self.first.ptr[strip + 1]
-            which, below = expand(begin, end), np.repeat(row - self.rows[strip], end - begin)
+            which = expand(begin, end)
+            below = np.repeat(row - self.rows[strip], end - begin)
             for first, last, out in ends:
                 out[ptr[top] : ptr[bottom]] = first[which] + below * (last > first)[which]
         return Runs(self.num_dst, self.num_src, ptr, start, stop)
 
     def between(self, start: int, stop: int) -> "Strips":
         """The rows `start` to `stop`."""
-        a, b = np.searchsorted(self.rows, start, side="right") - 1, np.searchsorted(self.rows, stop)
+        a = np.searchsorted(self.rows, start, side="right") - 1
+        b = np.searchsorted(self.rows, stop)
         b = max(a, b)
-        inside, ptr = slice(self.first.ptr[a], self.first.ptr[b]), self.first.ptr[a : b + 1]
+        inside = slice(self.first.ptr[a], self.first.ptr[b])
+        ptr = self.first.ptr[a : b + 1]
         ends = (np.stack([runs.start[inside], runs.stop[inside]]) for runs in (self.first, self.last))
         parts = _Intervals(self.rows[a : b + 1], np.repeat(np.arange(b - a), np.diff(ptr)), *ends)
         parts = parts.cut(np.array([start, stop]))
@@ -207,7 +211,8 @@ class Strips:
 
     def split(self, period: int) -> "tuple[Strips, Strips]":
         """The rows of long strips in whole periods, counted from row 0, and the other rows, both renumbered."""
-        begin, end = -(-self.rows[:-1] // period) * period, self.rows[1:] // period * period
+        begin = -(-self.rows[:-1] // period) * period
+        end = self.rows[1:] // period * period
         long = end - begin >= _PERIODS * period
         parts = self._intervals().cut(begin[long], end[long])
         inside = np.zeros(len(parts.rows) - 1, bool)
@@ -224,7 +229,8 @@ class Strips:
             yield Runs.of(-(-part.num_dst // size), self.num_src, [(group, pieces.first[0], pieces.last[1])])
 
     def complement(self) -> "Strips":
-        ptr, bound = self.first.ptr, self.num_src
+        ptr = self.first.ptr
+        bound = self.num_src
         ends = [
             np.stack([np.insert(runs.stop, ptr[:-1], 0), np.insert(runs.start, ptr[1:], bound)])
             for runs in (self.first, self.last)
@@ -293,8 +299,10 @@ class _Intervals:
         which = np.repeat(np.arange(len(self.strip)), count)
         strip = expand(begin[self.strip], begin[self.strip] + count)
         order = np.argsort(strip, kind="stable")
-        which, strip = which[order], strip[order]
-        begins, moves = self.first[:, which], (self.last > self.first)[:, which]
+        which = which[order]
+        strip = strip[order]
+        begins = self.first[:, which]
+        moves = (self.last > self.first)[:, which]
         top = self.rows[self.strip[which]]
         first, last = (np.where(moves, begins + (row - top), begins) for row in (rows[strip], rows[strip + 1] - 1))
         return _Intervals(rows, strip, first, last)
@@ -312,11 +320,13 @@ def require_strips(count: int, runs: int) -> None:
 
 def _check_moves(parts: _Intervals) -> None:
     """Raises ValueError unless each end stays where it is, or moves by one source per row."""
-    moved, height = parts.last - parts.first, np.diff(parts.rows)[parts.strip] - 1
+    moved = parts.last - parts.first
+    height = np.diff(parts.rows)[parts.strip] - 1
     wrong = ((moved != 0) & (moved != height)).any(0)
     if wrong.any():
         which = int(wrong.argmax())
-        first, last = parts.rows[parts.strip[which]], parts.rows[parts.strip[which] + 1] - 1
+        first = parts.rows[parts.strip[which]]
+        last = parts.rows[parts.strip[which] + 1] - 1
         raise ValueError(
             f"the run {parts.first[:, which].tolist()} of row {first} becomes {parts.last[:, which].tolist()} in row "
             f"{last}, but its ends must stay or grow by one per row; add a break between these rows"
@@ -325,7 +335,8 @@ def _check_moves(parts: _Intervals) -> None:
 
 def _change(row: Ints, first: Ints, last: Ints) -> Ints:
     changes = (first > 0) != (last > 0)
-    row, first = row[changes], first[changes]
+    row = row[changes]
+    first = first[changes]
     return row + np.where(first > 0, first, 1 - first)
 
 
@@ -334,7 +345,8 @@ def _merged(num_src: int, parts: _Intervals, overlaps: bool) -> Strips:
     in common. See `mpnn.graph.runs` for the comparisons."""
     while True:
         strip = np.sort(parts.strip, kind="stable")
-        inside, top = strip[1:] == strip[:-1], parts.rows[strip[1:]]
+        inside = strip[1:] == strip[:-1]
+        top = parts.rows[strip[1:]]
         starts, stops = (_sorted(parts, num_src, end) for end in (0, 1))
         ahead = [start[1:] - stop[:-1] for start, stop in zip(starts, stops, strict=True)]  # in the first, last row
         if overlaps:
@@ -346,10 +358,14 @@ def _merged(num_src: int, parts: _Intervals, overlaps: bool) -> Strips:
         parts = parts.cut(*at)
     holds = inside & (ahead[0] > 0)
     if overlaps:
-        begins, ends = np.insert(holds, 0, False), np.append(holds, False)
+        begins = np.insert(holds, 0, False)
+        ends = np.append(holds, False)
     else:
-        begins, ends = np.insert(~inside | holds, 0, True), np.append(~inside | holds, True)
-    begins, ends = begins[: len(strip)], ends[: len(strip)]  # there may be no interval
+        begins = np.insert(~inside | holds, 0, True)
+        ends = np.append(~inside | holds, True)
+    # there may be no interval
+    begins = begins[: len(strip)]
+    ends = ends[: len(strip)]
     first, last = (np.stack([start[begins], stop[ends]]) for start, stop in zip(starts, stops, strict=True))
     return _strips(num_src, _joined(_Intervals(parts.rows, strip[begins], first, last)))
 
@@ -362,7 +378,8 @@ def _sorted(parts: _Intervals, num_src: int, end: int) -> tuple[Ints, Ints]:
 
 def _joined(parts: _Intervals) -> _Intervals:
     """Joins neighboring strips, cut where an outcome changed without consequence. Intervals are sorted."""
-    height, count = np.diff(parts.rows), np.bincount(parts.strip, minlength=len(parts.rows) - 1)
+    height = np.diff(parts.rows)
+    count = np.bincount(parts.strip, minlength=len(parts.rows) - 1)
     ptr = np.append(0, np.cumsum(count))
     joins = count[1:] == count[:-1]
     if not joins.any():

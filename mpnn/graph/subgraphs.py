@@ -136,7 +136,8 @@ def without_rows(graph: G, rows: Tensor) -> G:
     """The graph without the edges of the destinations `rows`, bool [num_dst]."""
     if graph.is_explicit:
         return selected(graph, ~rows.to(graph.device)[graph.ends[1]])
-    runs, dropped = graph.runs, rows.cpu().numpy()
+    runs = graph.runs
+    dropped = rows.cpu().numpy()
     keep = ~dropped[runs.row]
     return structured(
         graph, Runs.of(graph.num_dst, graph.num_src, [(runs.row[keep], runs.start[keep], runs.stop[keep])])

@@ -220,7 +220,8 @@ def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
 
 def _like(topology: Topology, graph: BoundGraph) -> Graph:
     """Binds the topology to the nodes of a graph. Rules that compare positions use the positions of its rows."""
-    first, last = graph.shift, graph.shift + graph.num_dst
+    first = graph.shift
+    last = graph.shift + graph.num_dst
     if first > 0 and last <= graph.num_src and topology.positional and not topology.memory and graph.positions is None:
         return topology.bind(graph.num_src).rows(first, last).to(graph.device)
     return topology.bind(graph.num_dst, graph.num_src).to(graph.device)
@@ -289,7 +290,8 @@ class _Rule(Topology):
         breaks = np.asarray(self.breaks(num_dst, num_src, *self.args), np.int64)
         require_strips(breaks.size, breaks.size)
         rows = distinct(np.array([0, num_dst]), np.clip(breaks, 0, num_dst))
-        strip, i = np.arange(len(rows) - 1), np.stack([rows[:-1], rows[1:] - 1], 1).reshape(-1)
+        strip = np.arange(len(rows) - 1)
+        i = np.stack([rows[:-1], rows[1:] - 1], 1).reshape(-1)
         pairs = self.rule(i, num_src, *self.args)
         if isinstance(pairs, Combs):
             require_strips(len(strip), pairs.num_runs // 2)

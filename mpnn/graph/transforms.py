@@ -120,7 +120,9 @@ def keep_edges(graph: G, keep: Tensor) -> G:
     """The edges where `keep`, bool [E], is True; `edge_ids` of the result holds their indices in `graph`."""
     edge_ids = keep.nonzero().squeeze(1).to(graph.device)
     subset = selected(graph, edge_ids)
-    subset.edge_ids, subset.exchange, subset.node_ids = edge_ids, graph.exchange, graph.node_ids
+    subset.edge_ids = edge_ids
+    subset.exchange = graph.exchange
+    subset.node_ids = graph.node_ids
     return subset
 
 

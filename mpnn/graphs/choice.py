@@ -111,7 +111,8 @@ def chosen(indices: Tensor, num_src: int) -> Graph:
     ends[:, :-1] = narrow[:, 1:] > narrow[:, :-1] + 1
     ends &= narrow >= 0
     ptr = np.append(0, np.cumsum(begins.sum(1)))
-    start, stop = narrow[begins].astype(np.int64), narrow[ends].astype(np.int64) + 1
+    start = narrow[begins].astype(np.int64)
+    stop = narrow[ends].astype(np.int64) + 1
     return _stacked(Runs(len(listed), num_src, ptr, start, stop), indices, f"{indices.shape[-1]} chosen")
 
 

@@ -165,13 +165,16 @@ def compressed(graph: Graph) -> CompressedGraph:
     """
     csr = graph.csr
     row, col = csr.row.cpu().numpy(), csr.col.cpu().numpy()
-    keys, edge_ids = row.astype(np.int64) << 32 | col, None
+    keys = row.astype(np.int64) << 32 | col
+    edge_ids = None
     if graph.edge_attr is None and not graph.has_edge_types:
         keys.sort()
     else:
         order = np.argsort(keys, kind="stable")
-        keys, edge_ids = keys[order], order if csr.edge_id is None else csr.edge_id.cpu().numpy()[order]
-    columns, sums = (keys & 0xFFFFFFFF).astype(np.int32), sums_of_weights(graph.edge_attr, edge_ids)
+        keys = keys[order]
+        edge_ids = order if csr.edge_id is None else csr.edge_id.cpu().numpy()[order]
+    columns = (keys & 0xFFFFFFFF).astype(np.int32)
+    sums = sums_of_weights(graph.edge_attr, edge_ids)
     return CompressedGraph(csr.ptr.cpu().numpy(), columns, graph.num_src, edge_ids, sums)
 
 

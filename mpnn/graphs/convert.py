@@ -62,7 +62,8 @@ def from_networkx(graph: Any, weight: str | None = None) -> Graph:
     if not hasattr(graph, "nodes"):
         raise TypeError(f"from_networkx needs a networkx graph; got {type(graph).__name__}")
     number = {node: k for k, node in enumerate(graph.nodes)}
-    edges, values = [], []
+    edges = []
+    values = []
     for u, v, data in graph.edges(data=True):
         ends = [(number[u], number[v])]
         if not graph.is_directed() and u != v:

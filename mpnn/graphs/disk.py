@@ -24,7 +24,8 @@ from mpnn.graphs.compressed import CompressedGraph
 from mpnn.graphs.tables import Columns, counted_from, edge_chunks
 
 Ints = NDArray[np.int64]
-_FORMAT, _VERSION = "mpnn csr", 1
+_FORMAT = "mpnn csr"
+_VERSION = 1
 _DTYPES = {"offsets": np.int64, "columns": np.int32, "edge_ids": np.int64}
 _SAMPLES = 1 << 14  # keys of each sorted piece that decide where pieces are cut
 
@@ -158,7 +159,8 @@ def chunks_of(edges: Any, size: int, columns: Columns | None = None) -> Iterator
         parts = edges
     else:
         raise TypeError(f"edges must be a path, integers [2, E] or an iterable of them; got {type(edges).__name__}")
-    waiting, count = [], 0
+    waiting = []
+    count = 0
     for part in parts:
         array = _checked(np.asarray(part))
         for start in range(0, array.shape[1], size):
@@ -195,7 +197,8 @@ def _sorted_pieces(
 ) -> tuple[list[tuple[Ints, Ints | None]], list[int]]:
     """Memory maps of sorted keys (destination, source) and of edge ids; the largest source and destination."""
     pieces: list[tuple[Ints, Ints | None]] = []
-    most, done = [-1, -1], 0
+    most = [-1, -1]
+    done = 0
     for k, chunk in enumerate(chunks):
         for end, (role, n) in enumerate((("source", num_src), ("destination", num_dst))):
             _check_ends(chunk, chunk[end], role, 2**31 - 1 if n is None else n, n is None, done)
@@ -204,7 +207,8 @@ def _sorted_pieces(
         ids = None
         if with_ids:
             order = np.argsort(keys, kind="stable")
-            keys, ids = keys[order], order + done
+            keys = keys[order]
+            ids = order + done
         else:
             keys.sort()
         pieces.append(

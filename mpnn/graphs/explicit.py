@@ -164,7 +164,8 @@ def batch(graphs: Sequence[Graph]) -> Graph:
         kind = _join("edge_type", [g.types for g in graphs if g.types is not None])
         joined = Graph(num_dst, num_src, edges=_join_edges(graphs), edge_attr=attr, edge_type=kind, device=device)
     else:
-        runs, labels = Runs.stack([g.runs for g in graphs]), _join_labels(graphs)
+        runs = Runs.stack([g.runs for g in graphs])
+        labels = _join_labels(graphs)
         joined = Graph(num_dst, num_src, runs=runs, labels=labels, relation=graphs[0].relation, device=device)
     joined.name = f"{len(graphs)} graphs"
     if any(g.positions is not None for g in graphs):

@@ -213,9 +213,12 @@ def farthest(positions: Tensor, n: int, labels: Tensor | None = None) -> Tensor:
         return torch.zeros(0, dtype=torch.int64, device=positions.device)
     chosen = np.zeros((len(sizes), n), np.int64)
     for nodes, cloud in _clouds(at, label, torch.float64):
-        rows, places, last = np.arange(len(nodes)), cloud.numpy(), np.zeros(len(nodes), np.int64)
+        rows = np.arange(len(nodes))
+        places = cloud.numpy()
+        last = np.zeros(len(nodes), np.int64)
         along = [np.ascontiguousarray(places[..., axis]) for axis in range(at.shape[1])]
-        distance, found = np.where(nodes < 0, -1.0, np.inf), np.empty((len(nodes), n), np.int64)
+        distance = np.where(nodes < 0, -1.0, np.inf)
+        found = np.empty((len(nodes), n), np.int64)
         for k in range(n):
             found[:, k] = nodes[rows, last]
             square = np.zeros_like(distance)
@@ -247,7 +250,8 @@ def _nearest_by_tree(at: np.ndarray, k: int, label: Ints | None) -> Ints:
 
     span = float(np.ptp(at, axis=0).max(initial=0.0)) * at.shape[1] ** 0.5
     clouds = _apart(at, label, 2 * span + 1)
-    found, rows = np.empty((len(at), k), np.int64), np.arange(len(at))
+    found = np.empty((len(at), k), np.int64)
+    rows = np.arange(len(at))
     if len(crowded := _in_crowds(clouds, k)):
         found[crowded] = _at_the_same_place(clouds, crowded, k)
         rows = np.delete(rows, crowded)
@@ -260,7 +264,8 @@ def _nearest_by_tree(at: np.ndarray, k: int, label: Ints | None) -> Ints:
     found[rows[is_clear]] = index[is_clear, 1 : k + 1]
     if is_clear.all():
         return found
-    rows, index = rows[~is_clear], index[~is_clear]
+    rows = rows[~is_clear]
+    index = index[~is_clear]
     found[rows], (tied, radii) = _ranked(at, label, rows, index, k, len(at))
     if len(upon := tied[radii <= 0]):
         found[upon] = _at_the_same_place(clouds, upon, k)
@@ -298,7 +303,8 @@ def _nearest_of_all(at: np.ndarray, k: int, label: Ints | None) -> Ints:
     found = np.empty((len(at), k), np.int64)
     for nodes, cloud in _clouds(at - at.mean(0), label):
         squares = cloud.square().sum(-1)
-        missing, size = torch.from_numpy(nodes < 0), nodes.shape[1]
+        missing = torch.from_numpy(nodes < 0)
+        size = nodes.shape[1]
         error = (cloud.shape[2] + 4) * 2.0**-23 * float(squares.max())
         candidates = min(k + 1 + max(4, k // 4), size)
         for rows in torch.arange(size).split(max(1, _PAIRS_AT_ONCE // nodes.size)):
@@ -307,7 +313,8 @@ def _nearest_of_all(at: np.ndarray, k: int, label: Ints | None) -> Ints:
             value, column = distance.topk(candidates, dim=2, largest=False)
             apart = (value[..., 1 : k + 2].diff(dim=2, prepend=value[..., :1]) > 2 * error).all(2).numpy()
             for own, row, index, clear in zip(nodes, nodes[:, rows], column.numpy(), apart, strict=True):
-                nearest, exists = own[index[:, : k + 1]], row >= 0
+                nearest = own[index[:, : k + 1]]
+                exists = row >= 0
                 clear = clear & exists & (nearest[:, 0] == row)
                 found[row[clear]] = nearest[clear, 1:]
                 close = exists & ~clear
@@ -378,7 +385,8 @@ def _within(tree: Any, at: np.ndarray, rows: Ints, radii: np.ndarray) -> Iterato
 
 def _in_groups(sizes: Ints, most: int) -> Iterator[slice]:
     """Slices of consecutive elements whose sizes add up to at most `most`, or of one element."""
-    begin, total = 0, np.cumsum(sizes)
+    begin = 0
+    total = np.cumsum(sizes)
     while begin < len(sizes):
         before = total[begin - 1] if begin else 0
         end = max(int(np.searchsorted(total, before + most, side="right")), begin + 1)
@@ -478,11 +486,14 @@ def _pairs(
         trees = [cKDTree(_apart(x, label, 2 * r)) for x, label in ((dst, dst_label), (src, src_label))]
         pairs = trees[0].sparse_distance_matrix(trees[1], r * _A_LITTLE_MORE, output_type="ndarray")
         pairs = pairs[pairs["i"] != pairs["j"]] if dst is src else pairs
-        i, j, near = pairs["i"], pairs["j"], pairs["v"] <= r / _A_LITTLE_MORE
+        i = pairs["i"]
+        j = pairs["j"]
+        near = pairs["v"] <= r / _A_LITTLE_MORE
     if not near.all():
         unsure = np.flatnonzero(~near)
         near[unsure] = _lengths(dst[i[unsure]] - src[j[unsure]]) <= r
-        i, j = i[near], j[near]
+        i = i[near]
+        j = j[near]
     return i, j
 
 
@@ -496,8 +507,12 @@ def _pairs_of_clouds(nodes: Ints, cloud: Tensor, r: float) -> tuple[Ints, Ints, 
         exists = torch.from_numpy(nodes >= 0)
         near &= exists[:, None] & exists[..., None]
     near.diagonal(dim1=1, dim2=2).fill_(False)
-    flags, all_nodes, size = near.numpy().reshape(nodes.size, -1), nodes.ravel(), nodes.shape[1]
-    place, count, every = np.flatnonzero(flags), np.count_nonzero(flags, axis=1), np.arange(nodes.size)
+    flags = near.numpy().reshape(nodes.size, -1)
+    all_nodes = nodes.ravel()
+    size = nodes.shape[1]
+    place = np.flatnonzero(flags)
+    count = np.count_nonzero(flags, axis=1)
+    every = np.arange(nodes.size)
     source = place + np.repeat((every // size - every) * size, count)  # its number among all nodes
     src = source if np.array_equal(all_nodes, every) else all_nodes[source]
     sure = distance.numpy().ravel()[place] <= r - off if unsure else np.ones(len(place), bool)
@@ -513,7 +528,9 @@ def _sorted(positions: Tensor, dst: Ints, src: Ints, shift: np.ndarray | None, n
     key = dst * np.int64(len(positions)) + src
     if shift is not None or not (key[1:] > key[:-1]).all():
         order = np.argsort(key) if shift is None else np.lexsort((*shift.T[::-1], key))
-        dst, src, shift = dst[order], src[order], None if shift is None else shift[order]
+        dst = dst[order]
+        src = src[order]
+        shift = None if shift is None else shift[order]
     edges = np.empty((2, len(src)), np.int64)
     edges[0], edges[1] = src, dst
     stored = narrow(torch.from_numpy(edges).to(positions.device), len(positions), len(positions))

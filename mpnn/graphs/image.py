@@ -186,7 +186,8 @@ def _neighbors(
     moves_inward: bool, at: Ints, size: int, kernel: int, dilation: int, stride: int, causal: bool
 ) -> tuple[Ints, Ints]:
     """The first neighbor along an axis, and their number; they are `dilation` apart."""
-    phase, place = at % dilation, at // dilation
+    phase = at % dilation
+    place = at // dilation
     count = (size - phase + dilation - 1) // dilation  # of the nodes of this remainder
     leader = np.minimum(place // stride * stride + (stride - 1 if causal else stride // 2), count - 1)
     first = leader - (kernel - 1 if causal else kernel // 2)
@@ -240,7 +241,8 @@ def convolution(
                                                                 ..##..
                                                                 ....##
     """
-    size, taps = _size(height, width), _pair("kernel", kernel, 1)
+    size = _size(height, width)
+    taps = _pair("kernel", kernel, 1)
     step, pad, apart = _pair("stride", stride, 1), _pair("padding", padding, 0), _pair("dilation", dilation, 1)
     relation = Taps(size[1], convolved(*size, taps, step, pad, apart)[1], taps, step, pad, apart)
     return Topology.of(_convolution, *size, taps, step, pad, apart, relation=relation)
@@ -258,7 +260,8 @@ def _convolution(
 ) -> Pairs:
     rows, columns = convolved(height, width, kernel, stride, padding, dilation)
     _check_nodes("convolution", i, num_src, (rows, columns), (height, width))
-    y, x = i // columns * stride[0] - padding[0], i % columns * stride[1] - padding[1]
+    y = i // columns * stride[0] - padding[0]
+    x = i % columns * stride[1] - padding[1]
     down, across = (_taps(at, k, d, n) for at, k, d, n in zip((y, x), kernel, dilation, (height, width), strict=True))
     spans = [(0, kernel[1] - 1)] if dilation[1] == 1 else [(b * dilation[1],) * 2 for b in across]
     return [
@@ -319,9 +322,11 @@ def pooling(height: int, width: int, size: int | Sequence[int]) -> Topology:
 
 
 def _pooling(i: Ints, num_src: int, height: int, width: int, size: tuple[int, int]) -> Pairs:
-    rows, columns = -(-height // size[0]), -(-width // size[1])
+    rows = -(-height // size[0])
+    columns = -(-width // size[1])
     _check_nodes("pooling", i, num_src, (rows, columns), (height, width))
-    y, x = i // columns * size[0], i % columns * size[1]
+    y = i // columns * size[0]
+    x = i % columns * size[1]
     deep = min(size[0], height)
     return [pair for a in range(deep) for pair in _row_runs(y + a, x, x + size[1] - 1, height, width)]
 
@@ -367,7 +372,8 @@ def _window_of(at: Ints, length: int, size: int, shift: int) -> Ints:
 def _row_runs(y: Ints, first: Ints, last: Ints, height: int, width: int) -> Pairs:
     """The pixels `first..last` of image row `y`, clipped to the image."""
     inside = (y >= 0) & (y < height)
-    first, last = np.maximum(first, 0), np.minimum(last, width - 1)
+    first = np.maximum(first, 0)
+    last = np.minimum(last, width - 1)
     empty = ~inside | (first > last)
     return [(np.where(empty, 0, y * width + first), np.where(empty, 0, y * width + last + 1))]
 

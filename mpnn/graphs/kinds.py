@@ -89,7 +89,8 @@ class HeteroGraph(Mapping[EdgeKind, Graph]):
         by kind. Sources are those of all relations, relation by relation: a node has other features in each. Edges come
         relation by relation, with the number of their relation as edge_type."""
         first = dict(zip(self.num_nodes, accumulate(self.num_nodes.values(), initial=0), strict=False))
-        num_src, edges = 0, []
+        num_src = 0
+        edges = []
         for relation, graph in self.items():
             src, dst = graph.edge_index
             edges.append(torch.stack([src + num_src, dst + first[relation[2]]]))

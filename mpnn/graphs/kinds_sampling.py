@@ -82,7 +82,8 @@ def sample(
             at = frontier.get(relation[2], np.zeros(0, np.int64))
             if not len(at) or not fanout:
                 continue
-            nodes, when = found[relation[2]].node[at], found[relation[2]].moment[at]
+            nodes = found[relation[2]].node[at]
+            when = found[relation[2]].moment[at]
             rows = _rows(graph, relation)
             first, stop = rows.rows(torch.from_numpy(nodes), None if moments is None else moments[when])
             if latest and fanout > 0 and isinstance(rows, TemporalGraph):
@@ -157,7 +158,8 @@ def _fanouts_of(graph: HeteroGraph, fanout: int | Mapping[EdgeKind, int]) -> dic
 def _rows(graph: HeteroGraph, relation: EdgeKind) -> CompressedGraph:
     """The rows of a relation; in the order of time if its sources have times."""
     if relation not in graph.rows:
-        one, time = graph[relation].to("cpu"), graph.times.get(relation[0])
+        one = graph[relation].to("cpu")
+        time = graph.times.get(relation[0])
         graph.rows[relation] = _timeless(one) if time is None else TemporalGraph(one, time.cpu()[one.ends[0]])
     return graph.rows[relation]
 
@@ -183,7 +185,8 @@ def _result(
     edges: Mapping[EdgeKind, list[tuple[Ints, Ints, Ints]]],
     moments: Tensor | None,
 ) -> HeteroSample:
-    relations, edge_ids = {}, {}
+    relations = {}
+    edge_ids = {}
     for relation, parts in edges.items():
         one, (source, _, destination) = graph[relation], relation
         key, dst, position = (np.concatenate(part) for part in zip(_NO_EDGES, *parts, strict=True))

@@ -43,7 +43,8 @@ def random_walk_neighbors(graph: Graph, k: int, walks: int = 100, length: int = 
     directions = [graph.csr] if graph.num_dst == graph.num_src else [graph.csr, graph.csc]
     steps = [(edges.ptr.cpu(), edges.col.cpu()) for edges in directions]
     start = torch.arange(graph.num_dst).repeat_interleave(walks)
-    current, visits = start, []
+    current = start
+    visits = []
     for _ in range(length):
         for ptr, col in steps:
             start, current = _step(start, current, ptr, col, generator)
@@ -112,7 +113,8 @@ def _by_rejection(
     while len(pair) < count:
         draws = min((count - len(pair)) * pairs // num_absent + 16, _MAX_DRAWS)
         drawn = torch.randint(pairs, (draws,), generator=generator)
-        dst, src = drawn.numpy() // present.num_src, drawn.numpy() % present.num_src
+        dst = drawn.numpy() // present.num_src
+        src = drawn.numpy() % present.num_src
         pair = torch.cat([pair, drawn[~torch.from_numpy(present.contains(dst, src))]])
         if distinct:
             pair = pair[_first_occurrences(pair)]
@@ -149,7 +151,9 @@ def _step(
     nodes and the current nodes of these walks."""
     choices = ptr[current + 1] - ptr[current]
     active = choices > 0
-    start, current, choices = start[active], current[active], choices[active]
+    start = start[active]
+    current = current[active]
+    choices = choices[active]
     choice = (torch.rand(len(current), dtype=torch.float64, generator=generator) * choices).long()
     return start, col[ptr[current] + choice]
 

@@ -175,7 +175,9 @@ def _fixed_breaks(num_dst: int, num_src: int, block: int, summary: int = 1) -> I
 def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs | Combs:
     if summary == block:
         return [(0, i + 1)]
-    first, own = block - summary, i - i % block  # of the first summary, of the row's block
+    # of the first summary, of the row's block
+    first = block - summary
+    own = i - i % block
     near = own if summary == 0 else np.maximum(own - summary, 0)  # the last summary touches the block
     count = np.minimum(i // block - 1, -((first - num_src) // block)).clip(0) if summary else np.zeros_like(i)
     return Combs(num_src, np.full_like(i, first), count, block, summary, last=(near, i + 1))
@@ -212,7 +214,8 @@ def _global_breaks(num_dst: int, num_src: int, nodes: int | tuple[int, ...]) -> 
 def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
     if isinstance(nodes, int):
         return [(0, np.where(i < nodes, num_src, nodes))]
-    most, hubs = max(num_rows(i), num_src), np.asarray(nodes, np.int64)
+    most = max(num_rows(i), num_src)
+    hubs = np.asarray(nodes, np.int64)
     if len(hubs) and hubs.max() >= most:
         raise ValueError(f"global node {hubs.max()} does not exist among {most} nodes; bind at least {hubs.max() + 1}")
     hub_rows = (0, np.where(np.isin(i, hubs), num_src, 0))
@@ -346,7 +349,8 @@ def _ends(num_dst: int, num_src: int, lengths: tuple[int, ...]) -> Ints:
 
 
 def _documents(i: Ints, num_src: int, lengths: tuple[int, ...]) -> Pairs:
-    num_dst, n = num_rows(i), sum(lengths)
+    num_dst = num_rows(i)
+    n = sum(lengths)
     if num_dst != num_src:
         raise ValueError(f"{documents(lengths)} needs as many sources as destinations; got {num_dst} x {num_src}")
     if num_dst != n:

@@ -39,7 +39,8 @@ def random(degree: int, block: int = 1, seed: int = 0) -> Topology:
 
 
 def _random(i: Ints, num_src: int, degree: int, block: int = 1, seed: int = 0) -> Pairs:
-    rows, columns = len(i), -(-num_src // block)
+    rows = len(i)
+    columns = -(-num_src // block)
     generator = np.random.default_rng([seed, rows, num_src])
     drawn = _draw(generator, np.full(rows, columns), degree // block)
     return _blocks(drawn, block)
@@ -129,7 +130,9 @@ def bigbird(block: int = 64, window: int = 3, random: int = 3, globals: int = 2,
 def _bigbird(
     i: Ints, num_src: int, block: int = 64, window: int = 3, random: int = 3, globals: int = 2, seed: int = 0
 ) -> Pairs:
-    columns, side, at = -(-num_src // block), window // 2, i // block
+    columns = -(-num_src // block)
+    side = window // 2
+    at = i // block
     num_global = min(globals, columns)
     low = np.clip(np.maximum(at - side, num_global), 0, columns)  # blocks of the window that are not global
     high = np.clip(at + side + 1, low, columns)

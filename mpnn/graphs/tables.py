@@ -261,7 +261,8 @@ def numbered_ends(table: Table, ends: Sequence[str], hint: str = _FACTORIZE) -> 
 
 def edge_columns(table: Table, columns: Columns | None) -> list[int]:
     """The indices of the two columns of edges among those of a table."""
-    names, width = (table.names if table.header or table.lines is None else []), len(table.names)
+    names = table.names if table.header or table.lines is None else []
+    width = len(table.names)
     listed = f" ({', '.join(map(repr, names))})" if names else ""
     if columns is None:
         if width != 2:
@@ -385,7 +386,8 @@ def _text(path: Path, gaps: bool, notes: bool, header: bool | None, size: int | 
             begun += text.count("\n")
             if layout is None and rows:
                 layout = _Layout.of(path, rows[:_SAMPLE], header)
-                numbers, rows = numbers[layout.is_header :], rows[layout.is_header :]
+                numbers = numbers[layout.is_header :]
+                rows = rows[layout.is_header :]
             for at in range(0, len(rows), size or len(rows) or 1):
                 part = slice(at, at + (size or len(rows)))
                 assert layout is not None

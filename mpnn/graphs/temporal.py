@@ -30,7 +30,9 @@ class TemporalGraph(CompressedGraph):
         if as_of not in ("query", "edge"):
             raise ValueError(f"as_of must be 'query' or 'edge'; got {as_of!r}")
         check_times("times", times, graph.num_edges)
-        self.whole, self.latest, self.as_of = graph.to("cpu"), latest, as_of
+        self.whole = graph.to("cpu")
+        self.latest = latest
+        self.as_of = as_of
         src, dst = self.whole.edge_index.numpy()
         order = np.lexsort((times.numpy(force=True), dst))
         offsets = np.bincount(dst + 1, minlength=graph.num_dst + 1).cumsum()
@@ -48,8 +50,11 @@ class TemporalGraph(CompressedGraph):
         if self.latest and fanout >= 0:
             first = np.maximum(first, stop - fanout)
         sample = sample_neighbors(first, stop, self.columns, self.num_src, nodes.numpy(), fanout, seed)
-        n, edges, dst = len(nodes), torch.from_numpy(sample.position), torch.from_numpy(sample.destination)
-        asked, happened = before[dst], self.times[edges]
+        n = len(nodes)
+        edges = torch.from_numpy(sample.position)
+        dst = torch.from_numpy(sample.destination)
+        asked = before[dst]
+        happened = self.times[edges]
         nodes = torch.cat([nodes, torch.from_numpy(self.columns[sample.position].astype(np.int64))])
         times = torch.cat([before, happened if self.as_of == "edge" else asked])
         moment = np.unique(times.numpy(), return_inverse=True)[1]
@@ -65,7 +70,9 @@ class TemporalGraph(CompressedGraph):
         start, stop = super().rows(nodes)
         if before is None:
             return start, stop
-        low, moment, times = start, before.numpy(), self.times.numpy()
+        low = start
+        moment = before.numpy()
+        times = self.times.numpy()
         while (low < stop).any():
             middle = (low + stop) // 2
             earlier = (low < stop) & (times[np.minimum(middle, len(times) - 1)] < moment)

@@ -85,12 +85,16 @@ def paths(parent: Ints) -> Strips:
     """The nodes from a root to each node, as a strip of rows for each chain of nodes."""
     n = len(parent)
     begins = np.append(True, parent[1:] != np.arange(n - 1))[:n]
-    head, chain = np.flatnonzero(begins), np.cumsum(begins) - 1
-    rows, strip, count = np.append(head, n), np.arange(len(head)), len(head)
+    head = np.flatnonzero(begins)
+    chain = np.cumsum(begins) - 1
+    rows = np.append(head, n)
+    strip = np.arange(len(head))
+    count = len(head)
     runs = [np.stack([strip, head, rows[1:]])]  # of the last row of each strip, the nearest to the node first
     while len(strip):
         stop = parent[runs[-1][1]] + 1
-        strip, stop = strip[stop > 0], stop[stop > 0]
+        strip = strip[stop > 0]
+        stop = stop[stop > 0]
         runs.append(np.stack([strip, head[chain[stop - 1]], stop]))
         count += len(strip)
         require_room(len(head), n, count)
@@ -115,7 +119,8 @@ def along(paths: Runs, topology: Topology) -> Runs:
             f"in {topology}, position {i} attends to position {by_depth.stop[late.argmax()] - 1}, and a node of a tree "
             f"attends to itself and its ancestors only; use causal() & ({topology})"
         )
-    node, first = paths.row, depth[paths.start]
+    node = paths.row
+    first = depth[paths.start]
     of_path = Runs.of(len(node), most, [(np.arange(len(node)), first, first + paths.stop - paths.start)])
     inside = by_depth.take(depth[node]) & of_path
     shift = (paths.start - first)[inside.row]

@@ -190,10 +190,15 @@ class NeighborhoodAttentionGeneric(nn.Module):
                 "Number of attention heads must evenly divide embedding dimension, got "
                 f"embed_dim={embed_dim}, num_heads={num_heads}."
             )
-        self.na_dim, self.embed_dim, self.num_heads = na_dim, embed_dim, num_heads
+        self.na_dim = na_dim
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
         self.scale = qk_scale or self.head_dim**-0.5
-        self.kernel_size, self.stride, self.dilation, self.is_causal = kernel_size, stride, dilation, is_causal
+        self.kernel_size = kernel_size
+        self.stride = stride
+        self.dilation = dilation
+        self.is_causal = is_causal
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
         self.proj = nn.Linear(embed_dim, embed_dim)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -239,7 +244,8 @@ class NeighborhoodAttention3D(NeighborhoodAttentionGeneric):
 
 def _beside(graph: Graph, count: int) -> Graph:
     """The graph with `count` more sources, from which each destination receives."""
-    runs, nodes = graph.runs, graph.num_src
+    runs = graph.runs
+    nodes = graph.num_src
     both = [(runs.row, runs.start, runs.stop), (np.arange(graph.num_dst), nodes, nodes + count)]
     return Graph.from_runs(Runs.of(graph.num_dst, nodes + count, both))
 

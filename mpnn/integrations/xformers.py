@@ -115,7 +115,8 @@ def _attend(
         )
     q, k, v = (x.unsqueeze(2) if dims == 3 else x.flatten(2, -2) for x in (query, key, value))
     graph, numbers = _graph(bias, (len(q), q.shape[2], q.shape[1], k.shape[1]))
-    graph, per_edge = graph.to(q.device), None
+    graph = graph.to(q.device)
+    per_edge = None
     if numbers is not None:
         src, dst = graph.edge_index
         per_edge = numbers[..., dst, src].transpose(1, 2)

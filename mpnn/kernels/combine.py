@@ -48,8 +48,10 @@ def why_missing() -> str | None:
 
 def forward(kind: Associative, value: Tensor, weight: Tensor | None, parts: Parts, out: Tensor) -> None:
     """Combines the messages weight * value of each row into out [B, rows, size]."""
-    code, identity = _compiled(kind, value), value.new_tensor(kind.identity).numpy()[()]
-    heads, size = 1 if weight is None else weight.shape[-1], value.shape[2]
+    code = _compiled(kind, value)
+    identity = value.new_tensor(kind.identity).numpy()[()]
+    heads = 1 if weight is None else weight.shape[-1]
+    size = value.shape[2]
     for b in range(len(value)):
         shared = (*_arrays(parts.rows), _entry(value, b), size, _entry(weight, b, value), heads, identity)
         _each_part(parts, out[b], lambda span, to, shared=shared: code.forward(*span, *shared, to), code.join)
@@ -57,8 +59,10 @@ def forward(kind: Associative, value: Tensor, weight: Tensor | None, parts: Part
 
 def ties(kind: Associative, value: Tensor, weight: Tensor | None, parts: Parts, out: Tensor) -> Tensor:
     """How many messages of each row have a lift that equals the result, at least 1, [B, rows, size]."""
-    code, count = _compiled(kind, value), torch.zeros_like(out)
-    heads, size = 1 if weight is None else weight.shape[-1], value.shape[2]
+    code = _compiled(kind, value)
+    count = torch.zeros_like(out)
+    heads = 1 if weight is None else weight.shape[-1]
+    size = value.shape[2]
     for b in range(len(value)):
         read = (_entry(value, b), size, _entry(weight, b, value), heads, _entry(out, b))
         shared = (*_arrays(parts.rows), *read)
@@ -77,7 +81,9 @@ def backward(
     d_weight: Tensor | None,
 ) -> None:
     """Writes the gradients of the value [B, columns, size] and, unless d_weight is None, of the weights [B, E, H]."""
-    code, heads, size = _compiled(kind, value), 1 if weight is None else weight.shape[-1], value.shape[2]
+    code = _compiled(kind, value)
+    heads = 1 if weight is None else weight.shape[-1]
+    size = value.shape[2]
     for b in range(len(value)):
         read = (_entry(d_out, b), _entry(compared, b, value), size, _entry(weight, b, value))
         shared = (*_arrays(parts.rows), *read, _entry(d_weight, b, value), heads, _entry(value, b))
@@ -89,13 +95,15 @@ def _each_part(
 ) -> None:
     """Runs `run((first edge, last edge, first row, last row, in place), target)` on each part. Rows that begin in a
     part are written to `out` [rows, size]; its share of the row before is joined afterwards."""
-    rows, ptr = parts.rows, parts.rows.ptr.numpy()
+    rows = parts.rows
+    ptr = parts.rows.ptr.numpy()
     cuts = parts.cuts.tolist()
     # A row belongs to the part in which it begins.
     starts = [0, *np.searchsorted(ptr, cuts[1:-1]).tolist(), rows.num_rows]
     shared = [k for k in range(len(parts)) if cuts[k] < ptr[starts[k]]]
     # Threads write these pieces side by side and never into the same row, so that nothing is locked.
-    target, pieces = out.view(-1).numpy(), {k: np.empty(out.shape[1], out.numpy().dtype) for k in shared}
+    target = out.view(-1).numpy()
+    pieces = {k: np.empty(out.shape[1], out.numpy().dtype) for k in shared}
 
     def work(k: int) -> None:
         if k in pieces:
@@ -164,12 +172,14 @@ def _kernels(combine: Scalar, gradient: Scalar | None, lift: Scalar | None, sing
         width = size // heads
         for r in range(top, bottom):
             at = (node[r] if len(node) else r) * size if in_place else 0
-            begin, end = max(ptr[r], first), min(ptr[r + 1], last)
+            begin = max(ptr[r], first)
+            end = min(ptr[r + 1], last)
             for d in range(size):
                 # A row without messages is 0, as everywhere, and not the identity, which may be infinite.
                 out[at + d] = identity if begin < end else 0
             for e in range(begin, end):
-                source, to = np.int64(col[e]) * size, (edge[e] if len(edge) else e) * heads
+                source = np.int64(col[e]) * size
+                to = (edge[e] if len(edge) else e) * heads
                 for h in range(heads):
                     w = weight[to + h] if len(weight) else x.dtype.type(1)
                     for d in range(h * width, (h + 1) * width):
@@ -186,7 +196,8 @@ def _kernels(combine: Scalar, gradient: Scalar | None, lift: Scalar | None, sing
             for d in range(size):
                 out[at + d] = 0
             for e in range(max(ptr[r], first), min(ptr[r + 1], last)):
-                source, to = np.int64(col[e]) * size, (edge[e] if len(edge) else e) * heads
+                source = np.int64(col[e]) * size
+                to = (edge[e] if len(edge) else e) * heads
                 for h in range(heads):
                     w = weight[to + h] if len(weight) else x.dtype.type(1)
                     for d in range(h * width, (h + 1) * width):
@@ -203,7 +214,8 @@ def _kernels(combine: Scalar, gradient: Scalar | None, lift: Scalar | None, sing
             for d in range(size):
                 out[at + d] = 0
             for e in range(max(ptr[r], first), min(ptr[r + 1], last)):
-                source, to = np.int64(col[e]) * size, (edge[e] if len(edge) else e) * heads
+                source = np.int64(col[e]) * size
+                to = (edge[e] if len(edge) else e) * heads
                 for h in range(heads):
                     w = weight[to + h] if len(weight) else out.dtype.type(1)
                     total = out.dtype.type(0)

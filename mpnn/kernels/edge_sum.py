@@ -50,11 +50,14 @@ class EdgeMap(torch.autograd.Function):
         ctx, f: RowFunction, residual: bool, dst: Tensor, src: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         edge, weight, of_dst, of_src, *parameters = tensors
-        ctx.f, ctx.residual, ctx.ends = f, residual, (dst, src)
+        ctx.f = f
+        ctx.residual = residual
+        ctx.ends = (dst, src)
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         width = edge.shape[-1] if residual else f(edge.new_empty(0, len(weight)), *parameters).shape[-1]
-        out, sums = empty(edge, *edge.shape[:-1], width), edge.new_zeros(*of_dst.shape[:-1], width)
+        out = empty(edge, *edge.shape[:-1], width)
+        sums = edge.new_zeros(*of_dst.shape[:-1], width)
         for (e, new), (a, b, total), ends in _blocks(dst, src, len(weight), (edge, out), (of_dst, of_src, sums)):
             of_z = f(_sums(weight, ends, e, a, b), *parameters)
             if residual:
@@ -67,7 +70,8 @@ class EdgeMap(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_new: Tensor | None, d_sums: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         refuse_batches(d_new, d_sums)
-        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[4:]
+        tensors = ctx.saved_tensors
+        needs = ctx.needs_input_grad[4:]
         upstream = [d for d in (d_new, d_sums) if d is not None]
         if torch.is_grad_enabled():  # the gradients are to be differentiated
             outputs = _by_torch(ctx.f, ctx.residual, *ctx.ends, *tensors)
@@ -116,10 +120,12 @@ class RowMap(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
         refuse_batches(d_out)
-        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        tensors = ctx.saved_tensors
+        needs = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # the gradients are to be differentiated
             return None, *_differentiable([ctx.f(*tensors)], tensors, needs, [d_out])
-        x, parameters = tensors[0].detach(), _leaves(tensors[1:], needs[1:])
+        x = tensors[0].detach()
+        parameters = _leaves(tensors[1:], needs[1:])
         d_x = empty(x, *x.shape) if needs[0] else None
         for rows, d_new, *d_rows in _rows(x, d_out, *(() if d_x is None else (d_x,))):
             rows = rows.detach().requires_grad_(needs[0])
@@ -168,7 +174,8 @@ def _blocks(
 ) -> Iterator[tuple[list[Tensor], list[Tensor], tuple[Tensor, Tensor]]]:
     """For each entry of the batch and each block of edges: the rows of tensors [B, E, ...], the entries of tensors
     [B, N, ...], and the two ends of the edges."""
-    size, num_edges = max(1, BLOCK // max(1, width)), len(dst)
+    size = max(1, BLOCK // max(1, width))
+    num_edges = len(dst)
     for entry in range(len(of_edges[0])):
         for first in range(0, num_edges, size):
             block = slice(first, first + size)

@@ -24,7 +24,8 @@ from mpnn.kernels.cpu.library import address, fields
 ACTIVATIONS = "identity", "gelu", "gelu_tanh", "relu", "quick_gelu", "silu"
 """In the order of `panels::Activation`."""
 
-_NO_MEMORY, _OUTDATED = 1, 2
+_NO_MEMORY = 1
+_OUTDATED = 2
 _MAPS = c_void_p * 7
 _STRIDES = c_int64 * 7
 
@@ -65,7 +66,8 @@ class Documents:
     ) -> None:
         self.is_causal = is_causal
         lengths = np.asarray(rows, np.int64)
-        self.count, self.rows = len(lengths), int(lengths.sum())
+        self.count = len(lengths)
+        self.rows = int(lengths.sum())
         self._table: NDArray[np.int64] = np.empty((len(lengths), 4), np.int64)
         self._table[:, 0] = np.cumsum(lengths) - lengths
         self._table[:, 1] = lengths
@@ -103,7 +105,8 @@ class Form:
         """The shapes [out, in] of the maps."""
         heads = self.heads if self.kv_heads is None else self.kv_heads
         head_width = self.width // self.heads if self.head_width is None else self.head_width
-        inner, of_keys = self.heads * head_width, (heads * head_width, self.width)
+        inner = self.heads * head_width
+        of_keys = (heads * head_width, self.width)
         up = self.hidden, self.width
         maps = [(inner, self.width), of_keys, of_keys, (self.width, inner), up, (self.width, self.hidden)]
         return [*maps, up] if self.gated else maps
@@ -148,11 +151,13 @@ class EncoderLayer:
 
     def __init__(self, form: Form, weights: Weights) -> None:
         p = _sizes(form)
-        p.scale, p.epsilon = form.scale, (c_double * 2)(*form.epsilons)
+        p.scale = form.scale
+        p.epsilon = (c_double * 2)(*form.epsilons)
         count = _numbers(p)
         if not count:
             raise ValueError(f"there is no kernel for a layer of these sizes: {form}")
-        self._p, self._weights = p, weights
+        self._p = p
+        self._weights = weights
         self._packed = torch.empty(count)
         _LAYERS.add(self)
         p.packed = address(self._packed)
@@ -193,9 +198,13 @@ class EncoderLayer:
                 sizes.
             MemoryError: if there was no memory for intermediate results.
         """
-        p, y = _Parameters.from_buffer_copy(self._p), torch.empty_like(x)
+        p = _Parameters.from_buffer_copy(self._p)
+        y = torch.empty_like(x)
         self._p.calls += 1
-        p.x, p.y, p.documents, p.count = address(x), address(y), documents.address, documents.count
+        p.x = address(x)
+        p.y = address(y)
+        p.documents = documents.address
+        p.count = documents.count
         p.causal = documents.is_causal
         if x.shape[-1] != p.width or x.numel() != documents.rows * p.width:
             raise ValueError(f"x must hold {documents.rows} rows of {p.width} numbers; got {list(x.shape)}")

@@ -33,7 +33,8 @@ class FeatureDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, keys: Tensor, p: float) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.keys, ctx.p = keys, p
+        ctx.keys = keys
+        ctx.p = p
         return _drop(x, keys, p)
 
     @staticmethod
@@ -43,7 +44,9 @@ class FeatureDropout(torch.autograd.Function):
 
 
 def _drop(x: Tensor, keys: Tensor, p: float) -> Tensor:
-    out, rows, width = empty(x, *x.shape), x.shape[:-1].numel(), x.shape[-1]
+    out = empty(x, *x.shape)
+    rows = x.shape[:-1].numel()
+    width = x.shape[-1]
     x = x.resolve_neg().contiguous()
     parameters = _Parameters(address(x), address(out), address(keys), rows, width, threshold(p), 1 / (1 - p))
     parts = max(1, min(rows, x.numel() // _MIN_COMPONENTS, 4 * torch.get_num_threads()))

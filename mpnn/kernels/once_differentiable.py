@@ -133,7 +133,8 @@ def _by_formula(gradients: Any, upstream: Any) -> Any:
         return _refuse_behind(gradients)
     mask = getattr(node, "_saved_attn_mask", None)
     mask = getattr(node, "_saved_attn_bias", None) if mask is None else mask
-    causal, scale = node._saved_is_causal, node._saved_scale
+    causal = node._saved_is_causal
+    scale = node._saved_scale
 
     def formula(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attention(query, key, value, mask, causal, scale)

@@ -35,7 +35,9 @@ def select_by_offset(x: Tensor, clip: int, start: int, columns: int) -> Tensor:
     Rows have positions i = start, start + 1, ..., the `columns` j = 0, 1, .... There is at least one of each."""
     rows = x.shape[-2]
     # all offsets j - i, split by the table from -clip to clip: how many are below it, inside, and above
-    least, largest, count = 1 - start - rows, columns - 1 - start, rows + columns - 1
+    least = 1 - start - rows
+    largest = columns - 1 - start
+    count = rows + columns - 1
     below, above = (min(max(0, beyond), count) for beyond in (-clip - least, largest - clip))
     numbers = x.narrow(-1, min(max(0, clip + least), 2 * clip + 1), count - below - above)
     if below or above:

@@ -38,7 +38,8 @@ class PositiveFeatures(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, directions: Tensor, maximum: Callable[[Tensor], Tensor]) -> Tensor:
-        rows, half = x.reshape(-1, x.shape[-1]), x.square().sum(-1) / 2
+        rows = x.reshape(-1, x.shape[-1])
+        half = x.square().sum(-1) / 2
         phi = empty(x, len(rows), len(directions))
         largest = x.new_empty(len(rows))
         for chunk in _chunks(phi):

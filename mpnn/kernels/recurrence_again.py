@@ -10,7 +10,9 @@ from torch import Tensor
 
 from mpnn.kernels.once_differentiable import gradients_again
 
-_CHUNK, _CHUNK_OF_FEATURES = 64, 32  # nodes whose pairs are in memory; with gates a feature, pairs times features
+# nodes whose pairs are in memory; with gates a feature, pairs times features
+_CHUNK = 64
+_CHUNK_OF_FEATURES = 32
 _NO_GATE = -800.0  # its exponential is 0 in float64; with -inf a difference would be NaN
 
 
@@ -48,7 +50,9 @@ def _recurrence_by_torch(
     rate = None if beta is None else beta.to(wide).transpose(1, 2)[..., None]
     zeros = query.new_zeros(*query.shape[:2], query.shape[-1], value.shape[-1])
     S = zeros if state is None else state.to(wide)
-    outs, first, size = [], 0, _CHUNK if gate.shape[-1] == 1 else _CHUNK_OF_FEATURES
+    outs = []
+    first = 0
+    size = _CHUNK if gate.shape[-1] == 1 else _CHUNK_OF_FEATURES
     for end in ends:
         # Only the first document begins with the caller's state.
         S = S if first == 0 else zeros
@@ -83,7 +87,9 @@ def _scan_by_torch(
     ends: Sequence[int], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The scan node by node, by operations that are differentiable again."""
-    outs, h, begins = [], state, set(ends[:-1])
+    outs = []
+    h = state
+    begins = set(ends[:-1])
     for t in range(x.shape[1]):
         h = torch.zeros_like(state) if t in begins else h
         step = dt[:, t, None]

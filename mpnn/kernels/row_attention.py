@@ -30,9 +30,16 @@ from mpnn.kernels.rows import EdgeTensor, NodeTensor, Parts, Rows, RowsStruct, e
 
 LANES = 8  # features are padded to a multiple of this
 _SOFTMAX = NORMALIZERS["softmax"]
-_WEIGHTED, _NUMBERS, _ACTIVATIONS = 0, 1, 2  # kinds of RowSums
-_MAX_PARTS, _MIN_COMPONENTS = 32, 1 << 17  # components of a part's edges
-SHARED_FORWARD, SHARED_BACKWARD = 8, 4  # heads of a key from which on the kernels copy keys
+# kinds of RowSums
+_WEIGHTED = 0
+_NUMBERS = 1
+_ACTIVATIONS = 2
+# components of a part's edges
+_MAX_PARTS = 32
+_MIN_COMPONENTS = 1 << 17
+# heads of a key from which on the kernels copy keys
+SHARED_FORWARD = 8
+SHARED_BACKWARD = 4
 _LONG = 16  # edges of a node from which on copies of keys pay
 _SHARED_PARTS = 8  # parts with copies of the gradients of keys
 
@@ -243,7 +250,9 @@ def _readable(spec: Spec, *tensors: Tensor | None) -> Tensors:
 
 def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None]:
     """out; the row maximum and inverse row sum [..., N_dst, 2, H]; and the weights, if they are returned."""
-    value, heads, rows = inputs.value, spec.heads, spec.rows
+    value = inputs.value
+    heads = spec.heads
+    rows = spec.rows
     batch, width = value.shape[:-3], value.shape[-1]
     count = batch.numel()
     parts = rows.parts(heads * width, _MAX_PARTS, _MIN_COMPONENTS)
@@ -275,8 +284,13 @@ def _parameters(spec: Spec, inputs: Tensors, parts: Parts, *, by_source: bool = 
     nodes = 2 if spec.score == ADDITIVE else 3
     p = RowAttention.from_buffer_copy(_NOTHING)
     p.rows = parts.struct
-    p.heads, p.score, p.normalize, p.activation = spec.heads, spec.score, spec.normalize, int(spec.tanh)
-    p.scale, p.softcap, p.slope = spec.scale, spec.softcap, spec.slope
+    p.heads = spec.heads
+    p.score = spec.score
+    p.normalize = spec.normalize
+    p.activation = int(spec.tanh)
+    p.scale = spec.scale
+    p.softcap = spec.softcap
+    p.slope = spec.slope
     p.value = node_tensor(inputs.value, 3)
     if inputs.query is not None and inputs.key is not None:
         p.query = node_tensor(inputs.query, nodes)
@@ -289,9 +303,12 @@ def _parameters(spec: Spec, inputs: Tensors, parts: Parts, *, by_source: bool = 
             setattr(p, name, edge_tensor(x, trailing, ids))
     if inputs.dst_bias is not None and inputs.src_bias is not None:
         row, col = (inputs.dst_bias, inputs.src_bias)[:: -1 if by_source else 1]
-        p.row_bias, p.col_bias, p.num_cols = address(row), address(col), col.shape[-2]
+        p.row_bias = address(row)
+        p.col_bias = address(col)
+        p.num_cols = col.shape[-2]
     if spec.dropout_keys is not None:
-        p.threshold, p.keep_scale = threshold(spec.dropout), 1 / (1 - spec.dropout)
+        p.threshold = threshold(spec.dropout)
+        p.keep_scale = 1 / (1 - spec.dropout)
         dst_ids, src_ids = spec.dropout_ids or (None, None)
         row_ids, col_ids = (src_ids, dst_ids) if by_source else (dst_ids, src_ids)
         p.dropout_keys, p.row_ids, p.col_ids = map(address, (spec.dropout_keys, row_ids, col_ids))
@@ -301,7 +318,8 @@ def _parameters(spec: Spec, inputs: Tensors, parts: Parts, *, by_source: bool = 
 def _shared(spec: Spec, inputs: Tensors, least: int) -> bool:
     """Whether heads of a `DOT` score share keys so that the kernels' `shared` way pays."""
     key: Any = inputs.key
-    value, rows = inputs.value, spec.rows
+    value = inputs.value
+    rows = spec.rows
     key_heads, nodes = max(key.shape[-2], value.shape[-2]), max(rows.num_rows, key.shape[-3])
     shares = shares_keys(spec.heads, key_heads, rows.num_edges, nodes, least)
     return shares and all(x.stride(-2) == x.shape[-1] for x in (key, value))
@@ -325,8 +343,11 @@ class _Backward:
     """The backward pass of a call."""
 
     def __init__(self, spec: Spec, inputs: Tensors, saved: _Saved, needed: Sequence[bool]) -> None:
-        self.spec, self.inputs, self.saved = spec, inputs, saved
-        self.count, self.heads = inputs.value.shape[:-3].numel(), spec.heads
+        self.spec = spec
+        self.inputs = inputs
+        self.saved = saved
+        self.count = inputs.value.shape[:-3].numel()
+        self.heads = spec.heads
         self.width = self.heads * inputs.value.shape[-1]
         self.wanted = {name for name, need in zip(Tensors._fields, needed, strict=True) if need}
         self.tables = [name for name in self.wanted if name in spec.types]
@@ -339,7 +360,8 @@ class _Backward:
         with_weight = "edge_value" in self.tables
         of_nodes = bool({"dst_bias", "src_bias"} & self.wanted)
         with_bias = ("table" in self.tables or of_nodes) and (spec.softcap != 0 or spec.score in (ADDITIVE, ACTIVATED))
-        self.weight_at, self.bias_at = (1 if with_weight else -1), (1 + with_weight if with_bias else -1)
+        self.weight_at = 1 if with_weight else -1
+        self.bias_at = 1 + with_weight if with_bias else -1
         is_read = ("query" in self.wanted and not self.shared) or bool(self.tables) or of_nodes
         self.stride = 1 + with_weight + with_bias if is_read else 0
         self.numbers = inputs.value.new_empty(self.count, spec.rows.num_edges, self.stride, self.heads)
@@ -364,20 +386,30 @@ class _Backward:
 
     def _by_rows(self) -> None:
         """Gradients of the tensors of sources and edges, and of queries if heads share keys."""
-        spec, inputs, saved, count = self.spec, self.inputs, self.saved, self.count
-        value, nodes, parts = inputs.value, 2 if self.spec.score == ADDITIVE else 3, self.parts
+        spec = self.spec
+        inputs = self.inputs
+        saved = self.saved
+        count = self.count
+        value = inputs.value
+        nodes = 2 if self.spec.score == ADDITIVE else 3
+        parts = self.parts
         p = _parameters(spec, inputs, parts, by_source=not self.shared)
         p.shared = self.shared
-        p.d_out, p.num_dst = node_tensor(saved.d_out, 3), spec.rows.num_rows
-        p.d_weights, p.numbers = address(saved.d_weights), address(self.numbers) if self.stride else None
-        p.stride, p.weight_at, p.bias_at = self.stride, self.weight_at, self.bias_at
+        p.d_out = node_tensor(saved.d_out, 3)
+        p.num_dst = spec.rows.num_rows
+        p.d_weights = address(saved.d_weights)
+        p.numbers = address(self.numbers) if self.stride else None
+        p.stride = self.stride
+        p.weight_at = self.weight_at
+        p.bias_at = self.bias_at
         if spec.normalize == _SOFTMAX:
             row_stats = memory.empty(value, count, p.num_dst, 3, self.heads)
             p.row_stats = address(row_stats)
             self._prepare(row_stats)
         of_rows, of_parts = (("query",), ("value", "key")) if self.shared else (("value", "key"), ())
         for name in self.wanted.intersection(of_rows):
-            shape, trailing = getattr(inputs, name).shape, nodes if name == "key" else 3
+            shape = getattr(inputs, name).shape
+            trailing = nodes if name == "key" else 3
             self.results[name] = _by_rows(value, parts, trailing, shape)
         for name in self.wanted.intersection(of_parts):
             self.results[name] = memory.zeros(value, count * len(parts), *getattr(inputs, name).shape[-3:])
@@ -408,24 +440,30 @@ class _Backward:
 
     def _prepare(self, row_stats: Tensor) -> None:
         """Fills `row_stats`: what weights and their gradients depend on, by destination."""
-        spec, saved = self.spec, self.saved
+        spec = self.spec
+        saved = self.saved
         rows = parts_of(spec.rows, self.width).struct
         p = RowAttention(rows=rows, heads=self.heads, d_out=node_tensor(saved.d_out, 3))
-        p.num_dst, p.row_stats, p.saved_stats = spec.rows.num_rows, address(row_stats), address(saved.stats)
+        p.num_dst = spec.rows.num_rows
+        p.row_stats = address(row_stats)
+        p.saved_stats = address(saved.stats)
         p.saved_out, p.saved_weights, p.d_weights = map(address, (saved.out, saved.weights, saved.d_weights))
         library.run("row_attention_prepare", row_stats.dtype, p, self.count, len(self.parts))
         if saved.d_lse is not None:  # w_ij is also the derivative of lse_i by l_ij
             row_stats[:, :, 2] -= saved.d_lse.view(-1, p.num_dst, self.heads)
 
     def _by_destination(self) -> None:
-        spec, inputs, score = self.spec, self.inputs, self.spec.score
+        spec = self.spec
+        inputs = self.inputs
+        score = self.spec.score
         p = RowSums(activation=int(spec.tanh), slope=spec.slope, factor=1.0, which=0)
         if score == ADDITIVE:
             p.kind = _NUMBERS
         else:
             p.kind = _WEIGHTED if score == DOT else _ACTIVATIONS
             p.factor = spec.scale if score == DOT else 1.0
-            p.x, p.vector = node_tensor(inputs.key, 3), address(inputs.vector)
+            p.x = node_tensor(inputs.key, 3)
+            p.vector = address(inputs.vector)
             p.own = node_tensor(inputs.query if score == ACTIVATED else None, 3)
             ids = spec.types["edge_key"].ids if "edge_key" in spec.types else None
             p.edge_key = edge_tensor(inputs.edge_key, 3, ids)
@@ -435,7 +473,9 @@ class _Backward:
 
     def _by_type(self, name: str) -> None:
         """The gradient of a tensor with a row for each edge type."""
-        table, spec, numbers = getattr(self.inputs, name), self.spec, name == "table"
+        table = getattr(self.inputs, name)
+        spec = self.spec
+        numbers = name == "table"
         which = {"edge_value": self.weight_at, "table": max(self.bias_at, 0)}.get(name, 0)
         p = RowSums(
             kind=_NUMBERS if numbers else _WEIGHTED, factor=spec.scale if name == "edge_key" else 1.0, which=which
@@ -451,7 +491,10 @@ class _Backward:
         """Runs `row_attention_sums` along the rows of an order of edges."""
         parts = parts_of(rows, self.width)
         out = _by_rows(self.inputs.value, parts, trailing, shape)
-        p.rows, p.heads, p.numbers, p.stride = parts.struct, self.heads, address(self.numbers), self.stride
+        p.rows = parts.struct
+        p.heads = self.heads
+        p.numbers = address(self.numbers)
+        p.stride = self.stride
         p.out = node_tensor(out, trailing)
         if len(parts) > 1:
             partial = _Partial(out, self.count, len(parts), self.heads * p.out.width)
@@ -465,7 +508,8 @@ class _Backward:
 def _by_rows(like: Tensor, parts: Parts, trailing: int, shape: Sequence[int]) -> Tensor:
     """Allocates an output [..., rows, ...] with `trailing` dimensions from the rows on. Rows that no part writes in
     full are zero."""
-    rows, size = parts.rows, math.prod(shape) * like.element_size()
+    rows = parts.rows
+    size = math.prod(shape) * like.element_size()
     if size < memory.LARGE or not rows.num_edges:
         return like.new_zeros(shape)
     out = memory.empty(like, *shape)

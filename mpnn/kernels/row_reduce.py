@@ -18,11 +18,17 @@ from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gr
 from mpnn.kernels.rows import Parts, Rows, RowsStruct
 
 KINDS = ("sum", "mean", "max", "min", "var")
-_SUM, _SQUARES, _EXTREME, _COUNTED = 0, 1, 2, 3  # what the kernels fold
+# what the kernels fold
+_SUM = 0
+_SQUARES = 1
+_EXTREME = 2
+_COUNTED = 3
 _LINEAR = ("sum", "mean")
 _FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES}
 _FIRST_CALLS = 64  # of a graph, before its edges are sorted
-_MAX_PARTS, _MIN_COMPONENTS = 16, 1 << 18  # components of a part's edges
+# components of a part's edges
+_MAX_PARTS = 16
+_MIN_COMPONENTS = 1 << 18
 
 
 class RowReduceStruct(Structure):
@@ -64,7 +70,10 @@ class RowReduce(torch.autograd.Function):
         kind: str | Associative,
         again: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        ctx.rows, ctx.columns, ctx.kind, ctx.again = rows, columns, kind, again
+        ctx.rows = rows
+        ctx.columns = columns
+        ctx.kind = kind
+        ctx.again = again
         compared = _fold(value, weight, rows, "mean")[0] if kind == "var" else None
         out, count = _fold(value, weight, rows, kind, compared, counted=columns is not None)
         linear = kind in _LINEAR  # the gradient of the value does not depend on it
@@ -72,7 +81,8 @@ class RowReduce(torch.autograd.Function):
             compared = out
         needs_value = not linear or (weight is not None and weight.requires_grad)
         ctx.save_for_backward(value if needs_value else None, weight, compared, count)
-        ctx.dtype, ctx.of_value = value.dtype, value.shape
+        ctx.dtype = value.dtype
+        ctx.of_value = value.shape
         return out if out.dtype is value.dtype else out.to(value.dtype)
 
     @staticmethod
@@ -86,7 +96,8 @@ class RowReduce(torch.autograd.Function):
             return *gradients_again(ctx.again, tensors, ctx.needs_input_grad[:2], (d_out,)), None, None, None, None
         value, weight, _, _ = ctx.saved_tensors
         if are_batches((d_out,)):
-            mean, needs = ctx.kind == "mean", ctx.needs_input_grad[:2]
+            mean = ctx.kind == "mean"
+            needs = ctx.needs_input_grad[:2]
             if value is None:  # the gradient does not depend on it
                 value = torch.zeros(ctx.of_value, dtype=ctx.dtype).requires_grad_()
             by_torch = partial(_sum_by_torch, ctx.rows, mean)
@@ -111,7 +122,8 @@ class Adjoint(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, d_out: Tensor, value: Tensor | None, weight: Tensor | None, rows: Rows, columns: Rows
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.rows, ctx.columns = rows, columns
+        ctx.rows = rows
+        ctx.columns = columns
         ctx.save_for_backward(d_out, value, weight)
         ctx.set_materialize_grads(False)
         if value is None:
@@ -121,7 +133,8 @@ class Adjoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx, of_value: Tensor | None, of_weight: Tensor | None = None) -> Any:  # type: ignore[no-untyped-def]
         d_out, value, weight = ctx.saved_tensors
-        rows, columns = ctx.rows, ctx.columns
+        rows = ctx.rows
+        columns = ctx.columns
         if are_batches((of_value, of_weight)):
             by_torch = partial(_adjoint_by_torch, rows, columns.num_rows)
             needs = ctx.needs_input_grad[:3]
@@ -174,7 +187,8 @@ class Listed:
     calls = 0
 
     def __init__(self, edges: Tensor, num_dst: int, num_src: int) -> None:
-        self.edges, self.nodes = edges, (num_src, num_dst)
+        self.edges = edges
+        self.nodes = (num_src, num_dst)
         first = address(edges) or 0
         self._ends = first, first + 8 * edges.shape[1]
         self._shares: dict[torch.dtype, Tensor] = {}
@@ -186,7 +200,8 @@ class Listed:
 
     def summed(self, x: Tensor, weight: Tensor | None, kind: str, transposed: bool = False) -> Tensor:
         """As `summed`."""
-        size, to = x.shape[1], 0 if transposed else 1
+        size = x.shape[1]
+        to = 0 if transposed else 1
         out = empty(x, self.nodes[to], size)
         share = self.share(x.dtype) if kind == "mean" else None
         ends = self._ends[to], self._ends[1 - to], self.edges.shape[1]
@@ -213,7 +228,11 @@ class RowSum(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, x: Tensor, weight: Tensor | None, rows: Callable[[bool], Rows], listed: Listed, kind: str
     ) -> Tensor:
-        ctx.rows, ctx.listed, ctx.kind, ctx.of_x, ctx.dtype = rows, listed, kind, x.shape, x.dtype
+        ctx.rows = rows
+        ctx.listed = listed
+        ctx.kind = kind
+        ctx.of_x = x.shape
+        ctx.dtype = x.dtype
         ctx.save_for_backward(weight)
         return row_sum(x, weight, rows, listed, kind)
 
@@ -222,7 +241,8 @@ class RowSum(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         if are_batches((d_out,)):
             x = torch.zeros(ctx.of_x, dtype=ctx.dtype).requires_grad_()  # the gradient does not depend on it
-            rows, mean = ctx.rows(False), ctx.kind == "mean"
+            rows = ctx.rows(False)
+            mean = ctx.kind == "mean"
             found = gradients_again(
                 lambda x: _sum_by_torch(rows, mean, x.unsqueeze(0), weight).squeeze(0), (x,), (True,), (d_out,)
             )
@@ -339,7 +359,8 @@ def _fold(
     counted: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
-    value, weight = plain(value), None if weight is None else plain(weight)
+    value = plain(value)
+    weight = None if weight is None else plain(weight)
     is_repeated = own is None and (kind in _LINEAR if counted else type(kind) is str)
     if is_repeated and (found := _again(value, weight, rows, cast(str, kind))) is not None:
         return found, None
@@ -353,7 +374,9 @@ def _fold(
         return out, combine.ties(kind, value, weight, parts, out) if counted and kind.shares_ties else None
     p = _parameters(value, weight, parts, own, out)
     p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
-    p.sign, p.mean, p.count = (-1.0 if kind == "min" else 1.0), int(kind in ("mean", "var")), address(count)
+    p.sign = -1.0 if kind == "min" else 1.0
+    p.mean = int(kind in ("mean", "var"))
+    p.count = address(count)
     _run("row_reduce_forward", p, value, len(parts))
     if is_repeated and len(parts) == len(value) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:
         form = kind, value.dtype, value.shape, None if weight is None else weight.shape
@@ -383,7 +406,8 @@ def _fold_backward(
             combine.backward(kind, d_out, compared, value, weight, parts, d_value, d_weight)
         else:
             p = _parameters(d_out, weight, parts, value, d_value)
-            p.kind, p.sign = _FOLDS.get(kind, _EXTREME), 1.0
+            p.kind = _FOLDS.get(kind, _EXTREME)
+            p.sign = 1.0
             p.compared, p.d_weight = address(compared), address(d_weight)
             _run("row_reduce_backward", p, value, len(parts))
     if d_weight is not None and weight is not None and len(weight) < len(d_weight):

@@ -74,8 +74,13 @@ class Rows:
         slot: Tensor | None = None,
         node: Tensor | None = None,
     ) -> None:
-        self.ptr, self.col, self.edge, self.slot, self.node = ptr, col, edge, slot, node
-        self.num_rows, self.num_edges = ptr.numel() - 1, col.numel()
+        self.ptr = ptr
+        self.col = col
+        self.edge = edge
+        self.slot = slot
+        self.node = node
+        self.num_rows = ptr.numel() - 1
+        self.num_edges = col.numel()
         self._parts: dict[tuple[int, int, int], Parts] = {}
         self._shares: dict[torch.dtype, Tensor] = {}
         self.repeated: dict[Hashable, bytes] = {}  # parameters of calls, by their form
@@ -141,7 +146,8 @@ def node_tensor(x: Tensor | None, trailing: int) -> NodeTensor:
     """A tensor [..., N, heads, width], or with two `trailing` dimensions [..., N, heads] of width 1."""
     if x is None:
         return NodeTensor(None, 1, 0, 0, 0, 0)
-    shape, strides = x.shape, x.stride()
+    shape = x.shape
+    strides = x.stride()
     between = strides[-1 - trailing] if len(shape) > trailing else 0
     if trailing == 2:
         return NodeTensor(address(x), shape[-1], 1, between, *strides[-2:])

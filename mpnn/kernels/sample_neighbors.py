@@ -70,7 +70,8 @@ def sample_neighbors(
 def _compiled(
     columns: NDArray[np.int32], first: Ints, degree: Ints, ptr: Ints, num_src: int, targets: Ints, seed: int
 ) -> Sample:
-    count, num_edges = len(targets), int(ptr[-1])
+    count = len(targets)
+    num_edges = int(ptr[-1])
     nodes = np.empty(count + num_edges, np.int32)
     nodes[:count] = targets
     ends, position = np.empty((2, num_edges), np.int64), np.empty(num_edges, np.int64)
@@ -95,7 +96,9 @@ def by_python(
 ) -> Sample:
     """The same in Python: where the kernels are missing, and what they are tested against."""
     index = {int(node): k for k, node in enumerate(targets)}
-    source, destination, position = [], [], []
+    source = []
+    destination = []
+    position = []
     for t, node in enumerate(targets):
         count, size = int(ptr[t + 1] - ptr[t]), int(degree[t])
         chosen = draw(count, size, mix64((seed & _WORD) ^ mix64(int(node)))) if count < size else range(size)

@@ -162,7 +162,10 @@ def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, bloc
     query, key, value = map(_readable, (query, key, value))
     p = _Parameters(groups, heads, key.shape[3], batch, nodes, width, value.shape[-1], scale)
     p.query, p.key, p.value = (_features(x, groups) for x in (query, key, value))
-    p.out, p.blocks, p.num_blocks, p.together = address(out), fields.ctypes.data, len(fields), 1
+    p.out = address(out)
+    p.blocks = fields.ctypes.data
+    p.num_blocks = len(fields)
+    p.together = 1
     library.run("scan", out.dtype, p, batch * groups, _column_parts(batch * groups, p.value_width))
     return out
 
@@ -179,7 +182,9 @@ def _readable(x: Tensor) -> Tensor:
 def _in_order(blocks: list[Block], nodes: int) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
     """The fields of each block, and whether it adds to rows that an earlier block wrote [blocks, 6]; and the rows to
     be zeros before: those that no block writes."""
-    written, touched, fields = np.zeros(nodes + 2, bool), np.zeros(nodes, bool), []
+    written = np.zeros(nodes + 2, bool)
+    touched = np.zeros(nodes, bool)
+    fields = []
     for block in blocks:
         rows = slice(block.first, block.last)
         # A block that adds to some rows may be the first at others, so that these must be 0 before.
@@ -240,7 +245,8 @@ def recurrence(
             raise ValueError(f"{name} must have shape [B, N, H, width]; got {list(x.shape)}")
     batch, nodes, _, width = query.shape
     heads = max(x.shape[2] for x in (query, key, value, log_gate, beta) if x is not None)
-    heads, deep = max(heads, 0 if state is None else state.shape[1]), value.shape[-1]
+    heads = max(heads, 0 if state is None else state.shape[1])
+    deep = value.shape[-1]
     gates = (width,) if log_gate is not None and log_gate.dim() == 4 else ()
     check_shape("log_gate", log_gate, batch, nodes, heads, *gates, optional=True)
     check_shape("beta", beta, batch, nodes, heads, optional=True)
@@ -374,7 +380,8 @@ class _Recurrence(torch.autograd.Function):
     def once(ctx, d_out: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         query, key, value, log_gate, beta, state = ctx.saved_tensors
         p, _held = _parameters(query, key, value, log_gate, beta, state, *ctx.options)
-        like, heads = query.new_empty(0, dtype=_wide(query)), p.groups
+        like = query.new_empty(0, dtype=_wide(query))
+        heads = p.groups
         d_out = like.new_zeros(p.batch, p.num_dst, heads, p.value_width) if d_out is None else _readable(d_out)
         d_last = None if d_last is None else d_last.contiguous().resolve_neg()
         shared = gcd(query.shape[2], key.shape[2], value.shape[2])  # heads beside these share no gradient
@@ -386,7 +393,8 @@ class _Recurrence(torch.autograd.Function):
             for n, x in zip(copies, (query, key, value), strict=True)
         ]
         rest = [None if x is None else empty(like, *x.shape) for x in (log_gate, beta, state)]
-        p.d_out, p.d_last = _features(d_out, heads), address(d_last)
+        p.d_out = _features(d_out, heads)
+        p.d_last = address(d_last)
         p.d_query, p.d_key, p.d_value = (_Gradient(address(x), x.shape[3], len(x)) for x in grads)
         p.d_log_gate, p.d_beta, p.d_state = map(address, rest)
         library.run(_kernel(log_gate, beta) + "_backward", like.dtype, p, p.batch, parts)
@@ -411,7 +419,9 @@ def _run(
     like = query.new_empty(0, dtype=_wide(query))
     out = empty(like, p.batch, p.num_dst, heads, p.value_width)
     last = empty(like, p.batch, heads, p.width, p.value_width)
-    p.out, p.last, p.unit = address(out), address(last), unit
+    p.out = address(out)
+    p.last = address(last)
+    p.unit = unit
     # A step of decoding: products of chunks would be of matrices with a single row.
     if p.num_dst <= _FEW and len(ends) == 1:
         library.run("recurrence_steps", like.dtype, p, p.batch, heads)
@@ -457,7 +467,8 @@ def _parameters(
     p.log_gate, p.beta, p.state = map(address, numbers)
     p.by_feature = log_gate is not None and log_gate.dim() == 4
     blocks = _blocks(ends)
-    p.blocks, p.num_blocks = blocks.ctypes.data, len(blocks)
+    p.blocks = blocks.ctypes.data
+    p.num_blocks = len(blocks)
     return p, (features, numbers, blocks)
 
 
@@ -472,7 +483,8 @@ def _blocks(ends: tuple[int, ...]) -> NDArray[np.int64]:
 
 def _scan(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: list[Block]) -> Tensor:
     batch, nodes, groups, heads = query.shape[:-1]
-    deep, wide = value.shape[-1], _wide(query)
+    deep = value.shape[-1]
+    wide = _wide(query)
     out = query.new_zeros(batch, nodes, groups, heads, deep, dtype=wide)
     step = _chunk(batch * groups)
 

@@ -26,7 +26,9 @@ from mpnn.kernels.scan import (
     refuse_tangents,
 )
 
-_CHANNELS, _STATES = 8, 16  # of a block of the kernel: others are padded
+# of a block of the kernel: others are padded
+_CHANNELS = 8
+_STATES = 16
 _PARTS = 4  # least number of work items of a backward pass, for any number of threads
 
 
@@ -114,7 +116,8 @@ def selective_scan(
         return _factored(y, x, D, z), last.mT
     x, B, C = (tensor.to(wide) for tensor in (x, B, C))
     starts = np.array([0, *ends], np.int64)
-    more_channels, more_states = -channels % _CHANNELS, -states % _STATES
+    more_channels = -channels % _CHANNELS
+    more_states = -states % _STATES
     # The fused pass reads x, dt and z where they lie and has no gradient. Everything else goes through autograd, with
     # padded channels.
     if is_differentiated() or more_channels:
@@ -195,7 +198,9 @@ def _scan(
     z = None if z is None else z.resolve_neg()
     y, last = empty(x, *x.shape), empty(x, *state.shape)
     p = _parameters(tensors, starts)
-    p.y, p.last, p.softplus = address(y), address(last), softplus
+    p.y = address(y)
+    p.last = address(last)
+    p.softplus = softplus
     p.bias, p.D, p.z = map(address, (bias, D, z))
     p.z_batch, p.z_node = (0, 0) if z is None else z.stride()[:2]
     library.run("selective_scan", y.dtype, p, p.batch, min(p.channels // _CHANNELS, 4 * torch.get_num_threads()))
@@ -207,5 +212,6 @@ def _parameters(tensors: Sequence[Tensor], starts: Any) -> _Parameters:
     x, dt, A, B, C, state = tensors
     p = _Parameters(*x.shape, len(A), address(x), address(dt), *x.stride()[:2], *dt.stride()[:2])
     p.A, p.B, p.C, p.state = map(address, (A, B, C, state))
-    p.starts, p.documents = starts.ctypes.data, len(starts) - 1
+    p.starts = starts.ctypes.data
+    p.documents = len(starts) - 1
     return p

@@ -51,7 +51,8 @@ class _ShortConvolution(torch.autograd.Function):
     @once_differentiable
     def once(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        dx, dw = dy * weight[0], torch.empty_like(weight)
+        dx = dy * weight[0]
+        dw = torch.empty_like(weight)
         leading = list(range(x.dim() - 1))
         dw.zero_()[0] = (dy * x).sum(leading)
         for o, mask in _shifts(x, weight, ctx.inside):

@@ -78,6 +78,7 @@ def state_update(
     tensors = [t if t is None else t.float().contiguous().resolve_neg() for t in (x, z, dt, A, bias, D, B, C)]
     out = state.new_empty(batch, heads, values)
     p = _Parameters(batch, heads, groups, values, keys, address(state), *map(address, tensors))
-    p.out, p.softplus = address(out), softplus
+    p.out = address(out)
+    p.softplus = softplus
     library.run("state_update", torch.float32, p, batch, heads)
     return out

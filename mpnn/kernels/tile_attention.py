@@ -24,7 +24,9 @@ from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gr
 
 Arrays = tuple[NDArray[Any], ...]
 
-ROWS, COLUMNS = 32, 96  # queries and keys of a tile; those of tile_attention.cpp
+# queries and keys of a tile; those of tile_attention.cpp
+ROWS = 32
+COLUMNS = 96
 _MIN_PRODUCTS = 1 << 20  # products per part: about 25 us
 MAX_KEPT = 1 << 25  # bytes of cached tiles per part
 _SEGMENTS = 6  # least number of work items of a backward pass, for any number of threads
@@ -89,7 +91,8 @@ class Layout:
             cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], count + 1), side="left")
             cuts = np.unique(np.array([0, *cuts[1:-1], len(ptr) - 1], np.int64))
             parts = [other[ptr[a] : ptr[b]] for a, b in pairwise(cuts)]
-            low, high = [x.min(initial=len(self.by_query[0])) for x in parts], [x.max(initial=-1) for x in parts]
+            low = [x.min(initial=len(self.by_query[0])) for x in parts]
+            high = [x.max(initial=-1) for x in parts]
             pairs = combinations(range(len(parts)), 2)
             common = [t - s for s, t in pairs if low[s] <= high[t] and low[t] <= high[s]]
             self._segments[count] = cuts, max(common, default=0) + 1
@@ -157,7 +160,8 @@ class TileAttention(torch.autograd.Function):
         batch, num_dst, heads, _ = query.shape
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(_wide(query), batch, heads, num_dst)
         ctx.save_for_backward(query, key, value, table, bias, dst_bias, src_bias, out, lse)
-        ctx.options, ctx.again = options, again
+        ctx.options = options
+        ctx.again = again
         ctx.set_materialize_grads(False)
         if not out.numel() or not value.numel():
             # Without features there is nothing to read, and an address of an empty tensor may be null.
@@ -193,7 +197,8 @@ class TileAttention(torch.autograd.Function):
         p.shared_batch = p.batch if bias is not None and len(bias) < p.batch else 1
         groups = p.batch // p.shared_batch * p.key_heads
         segments, p.copies = layout.segments(-(-_SEGMENTS // groups))
-        p.num_segments, p.segments = len(segments) - 1, segments.ctypes.data
+        p.num_segments = len(segments) - 1
+        p.segments = segments.ctypes.data
         # Segments of keys side by side add to the same queries: each has a copy, and the sum of copies has a fixed
         # order.
         d_query = zeros(lse, p.copies, *query.shape)
@@ -222,13 +227,16 @@ def _parameters(
     p, (query, key, value, table, bias, dst_bias, src_bias, out, lse) = _Parameters(), tensors
     p.batch, p.num_dst, p.heads, p.width = query.shape
     _, p.num_src, p.key_heads, p.value_width = value.shape
-    p.scale, p.softcap = scale, softcap or 0.0
+    p.scale = scale
+    p.softcap = softcap or 0.0
     p.query, p.key, p.value, p.out = map(_features, (query, key, value, out))
     p.lse, p.table, p.bias, p.dst_bias, p.src_bias = map(address, (lse, table, bias, dst_bias, src_bias))
     if bias is not None:
-        p.edges, p.bias_batch = bias.shape[-1], bias.stride(0) if len(bias) > 1 else 0
+        p.edges = bias.shape[-1]
+        p.bias_batch = bias.stride(0) if len(bias) > 1 else 0
     if dropout is not None:
-        p.dropout_keys, p.dropout_threshold = address(dropout.keys), threshold(dropout.p)
+        p.dropout_keys = address(dropout.keys)
+        p.dropout_threshold = threshold(dropout.p)
         p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
         if dropout.ids is not None:
             p.dst_ids, p.src_ids = map(address, dropout.ids)
@@ -258,6 +266,7 @@ def _slots(reach: int, size: int) -> int:
 
 def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layout) -> None:
     """Splits the items into several ranges per thread, each large enough for a thread."""
-    products, threads = p.batch * p.heads * p.width * len(layout.by_query[1]) * ROWS * COLUMNS, torch.get_num_threads()
+    products = p.batch * p.heads * p.width * len(layout.by_query[1]) * ROWS * COLUMNS
+    threads = torch.get_num_threads()
     parts = max(1, min(items, products // _MIN_PRODUCTS, 8 * threads if threads > 1 else 1))
     library.run(f"tile_attention_{name}", dtype, p, parts=parts)

@@ -29,7 +29,8 @@ from mpnn.graphs.parse import parse, text_of
 M = TypeVar("M", bound="Model")
 T = TypeVar("T")
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
 _CONFIG_KEY = "config"  # key in the metadata of the weights, whose value is the content of config.json
 _DIGEST_KEY = "sha256"  # the same, of the digest of the file
 
@@ -91,7 +92,8 @@ class Model(nn.Module):
                 file. The message says which and why.
         """
         safetensors = _safetensors()
-        path, weights = Path(folder) / CONFIG, Path(folder) / WEIGHTS
+        path = Path(folder) / CONFIG
+        weights = Path(folder) / WEIGHTS
         config = _config(path, cls.__name__)
         if not weights.is_file():
             raise FileNotFoundError(f"there is no {weights}; save_pretrained writes it beside {CONFIG}")

@@ -180,7 +180,8 @@ class Round:
 
         A score's features of destinations have them all. Without any, and in a recurrence, it is the largest number
         that an operand has: heads may share values, keys and numbers of edges, and in a recurrence queries."""
-        value, score = self.value, self.score
+        value = self.value
+        score = self.score
         if not (self.weighted or self.recurrent):
             return value.shape[-2]
         of_score = [] if score is None else [(getattr(score, name), role) for name, role in score.roles.items()]
@@ -247,8 +248,10 @@ class Round:
         no object of the caller's, because the graph caches it."""
         kind: Any = type(self)
         operands, plain = _readers(kind)
-        score, dropout = self.score, self.dropout
-        options, defaults = plain(self), _plain_defaults(kind)
+        score = self.score
+        dropout = self.dropout
+        options = plain(self)
+        defaults = _plain_defaults(kind)
         return (
             kind,
             *_forms(operands(self)),
@@ -282,7 +285,8 @@ class Round:
         arithmetic. One that is absent is zeros beside the other."""
         if self.dst_bias is None and self.src_bias is None:
             return None, None
-        zeros, heads = self.value.new_zeros((), dtype=self.accumulate_dtype), self.heads
+        zeros = self.value.new_zeros((), dtype=self.accumulate_dtype)
+        heads = self.heads
         dst, src = (zeros if x is None else x.to(self.accumulate_dtype) for x in (self.dst_bias, self.src_bias))
         return (
             dst.expand(*self.batch, self.graph.num_dst, heads),

@@ -100,7 +100,8 @@ def missing(round: Any, serves: frozenset[str], reasons: dict[str, str]) -> str 
         return None
     sentences = SENTENCES | reasons
     need = next((need for need in sentences if need in lacking), min(lacking))
-    sentence, activation = sentences.get(need, f"it does not support {need}"), getattr(round.score, "activation", None)
+    sentence = sentences.get(need, f"it does not support {need}")
+    activation = getattr(round.score, "activation", None)
     names = {
         "{score}": type(round.score).__name__,
         "{aggregate}": type(round.reduce).__name__,

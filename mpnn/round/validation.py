@@ -42,7 +42,8 @@ def round(round: Round) -> None:
         raise TypeError(f"reduce must be an Aggregator, as mpnn.aggregate.aggregator makes one; got {round.reduce!r}")
     if any(bias is None for bias in round.bias):
         raise TypeError("bias is a tuple of tensors and tables; got None in it")
-    seed, ids = round.seed, round.head_ids
+    seed = round.seed
+    ids = round.head_ids
     if seed is not None and not (isinstance(seed, Tensor) and seed.dtype == torch.int64 and not seed.dim()):
         raise TypeError(f"seed must be an int64 scalar tensor, or None; got {seed!r}")
     if ids is not None and not 0 <= ids[0] <= ids[0] + round.heads <= ids[1]:
@@ -72,7 +73,8 @@ def round(round: Round) -> None:
     if round.recurrent:
         recurrence(round)
     for name, x, role in of_nodes:
-        heads, grouped = x.shape[-role.trailing], role.grouped or round.recurrent
+        heads = x.shape[-role.trailing]
+        grouped = role.grouped or round.recurrent
         if heads == 1 and (grouped or name in _BIASES):
             continue
         if grouped and (heads == 0 or round.heads % heads):
@@ -94,7 +96,8 @@ def round(round: Round) -> None:
 def recurrence(round: Round) -> None:
     """Raises ValueError or TypeError unless the round is a causal sum of values weighted by dot products alone, and its
     gates, beta and state fit."""
-    score, plain = round.score, round.normalize == "none" and type(round.reduce) is Sum
+    score = round.score
+    plain = round.normalize == "none" and type(round.reduce) is Sum
     plain = plain and not (round.biased or round.edge_value is not None or round.dropout or round.return_lse)
     if type(score) is not Dot or score.softcap is not None or score.edge_key is not None or not plain:
         raise ValueError(
@@ -111,7 +114,9 @@ def recurrence(round: Round) -> None:
         if isinstance(x, Tensor) and x.dim() < shape.count(","):
             raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}")
         _beside_value(name, x, round)
-    nodes, heads, width = round.graph.num_dst, round.heads, score.key.shape[-1]
+    nodes = round.graph.num_dst
+    heads = round.heads
+    width = score.key.shape[-1]
     _fits("log_gate", round.log_gate, (*round.batch, nodes, heads), ((1,), (width,)))
     _fits("beta", round.beta, (*round.batch, nodes, heads), ((),))
     _fits("state", round.state, (*round.batch, heads, width, round.value.shape[-1]), ((),))
@@ -300,7 +305,8 @@ def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> No
         hint = f": for one head, {name}.unsqueeze(-2)" if x.dim() == trailing == 2 else ""
         raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}{hint}")
     floating(name, x)
-    nodes, expected = x.shape[-1 - trailing], graph.num_src if role == "sources" else graph.num_dst
+    nodes = x.shape[-1 - trailing]
+    expected = graph.num_src if role == "sources" else graph.num_dst
     if nodes != expected:
         hint = f"; {name} is read as {shape}" if expected in x.shape else ""
         raise ValueError(f"{name} has {nodes} nodes (shape {list(x.shape)}), but {graph} has {expected} {role}{hint}")

@@ -39,7 +39,9 @@ class Checkpoint:
     def __init__(
         self, path: str | os.PathLike[str], *, seconds: float = 30.0, run: Mapping[str, Any] | None = None
     ) -> None:
-        self.path, self.seconds, self.run = Path(path), seconds, dict(run or {})
+        self.path = Path(path)
+        self.seconds = seconds
+        self.run = dict(run or {})
         self.step: int | None = None
         self._last = monotonic()
 
@@ -60,7 +62,8 @@ class Checkpoint:
         """
         content = {"format": _FORMAT, "run": self.run | dict(settings), "step": step, "state": dict(state)}
         write_atomically(self.path, lambda temporary: _save(content, temporary))
-        self.step, self._last = step, monotonic()
+        self.step = step
+        self._last = monotonic()
 
     def read(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The state that was written last, or None if there is no file.

@@ -134,7 +134,8 @@ class Comparison:
         gaps = paired_gaps(best.errors(seconds=self.last_seconds), other.errors(seconds=self.last_seconds))
         if not all(map(math.isfinite, gaps)):
             return f"{said}. Training over {other.graph} diverged."
-        margin, half = mean(gaps), half_interval(gaps)
+        margin = mean(gaps)
+        half = half_interval(gaps)
         seeds = f"{len(gaps)} seeds" if len(gaps) > 1 else "one seed"
         cheaper = min((best, other), key=lambda result: result.seconds_per_step).graph
         if not any(gaps):
@@ -173,7 +174,8 @@ class Comparison:
         little only where the 95% interval between the best and the worst is within 1%, too."""
         by_error = sorted(self.results, key=lambda result: mean(result.errors(steps=self.steps)))
         best, worst = (by_error[k].errors(steps=self.steps) for k in (0, -1))
-        least, gap = mean(best), mean(worst) - mean(best)
+        least = mean(best)
+        gap = mean(worst) - mean(best)
         if len(by_error) < 2 or not gap < _ALIKE * least:
             return ""
         said = f"After {self.steps:,} equal steps, the errors of all graphs are within {gap / least:.1%}"
@@ -242,7 +244,8 @@ def compare(
     seconds = budget * _FIRST_ROUND / (len(graphs) * len(rates))
     report(f"learning rates: {len(rates)} for each of {len(graphs)} graphs, {_time(seconds)} each")
     states = {graph: _best_rate(graph, rates, first, seconds, train) for graph in graphs}
-    alive, rounds = list(graphs), num_rounds(len(graphs))
+    alive = list(graphs)
+    rounds = num_rounds(len(graphs))
     for number in range(rounds):
         spent = [s.curves[k].seconds[-1] for graph in alive for k in seeds if k in (s := states[graph]).curves]
         share = budget * (1 - _FIRST_ROUND) / rounds
@@ -264,7 +267,8 @@ def num_rounds(graphs: int) -> int:
     """The rounds after the first: so many that halving leaves two graphs for the last."""
     rounds = 1
     while graphs > _SURVIVORS:
-        graphs, rounds = max(_SURVIVORS, math.ceil(graphs / 2)), rounds + 1
+        graphs = max(_SURVIVORS, math.ceil(graphs / 2))
+        rounds = rounds + 1
     return rounds
 
 

@@ -136,7 +136,8 @@ def fit(
     history = training.history
     optimizer.zero_grad()
     while training.steps < settings.steps and not training.exhausted:
-        start, step = perf_counter(), training.steps
+        start = perf_counter()
+        step = training.steps
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * settings.rate(step)
         rate = optimizer.param_groups[0]["lr"]
@@ -193,7 +194,8 @@ class _Objective(nn.Module):
 
     def __init__(self, model: nn.Module, loss: Callable[[int], Tensor]) -> None:
         super().__init__()
-        self.model, self._loss = model, loss
+        self.model = model
+        self._loss = loss
 
     def forward(self, k: int) -> Tensor:
         return self._loss(k)
@@ -210,10 +212,14 @@ class _Training:
         checkpoint: Checkpoint | None,
         settings: Settings,
     ) -> None:
-        self.model, self.optimizer, self.history = model, optimizer, History()
+        self.model = model
+        self.optimizer = optimizer
+        self.history = History()
         self.best: dict[str, Tensor] | None = None
         self.idle = 0
-        self._engine, self._checkpoint, self._settings = engine, checkpoint, settings
+        self._engine = engine
+        self._checkpoint = checkpoint
+        self._settings = settings
         self._names = {name: value for name, value in asdict(settings).items() if name != "rate"}
         self._names["processes"] = engine.num_processes
         if checkpoint is not None and (state := checkpoint.read(self._names)) is not None:
@@ -291,7 +297,9 @@ class _Training:
             self.optimizer.load_state_dict(state["optimizer"])
             if self._engine.scaler is not None:
                 self._engine.scaler.load_state_dict(state["scaler"])
-            self.history, self.best, self.idle = History(**state["history"]), state["best"], state["idle"]
+            self.history = History(**state["history"])
+            self.best = state["best"]
+            self.idle = state["idle"]
             number = self._engine.process_index
             torch.set_rng_state(state["random"][number])
             for device, random in enumerate(state["random_cuda"][number][: torch.cuda.device_count()]):

@@ -84,7 +84,8 @@ def node_score(outputs: Tensor, y: Tensor) -> float:
     if y.dtype == torch.int64:
         return (outputs.argmax(-1) == y).float().mean().item()
     if y.dtype == torch.bool:
-        hits, claims = ((outputs > 0) & y).sum(), (outputs > 0).sum() + y.sum()
+        hits = ((outputs > 0) & y).sum()
+        claims = (outputs > 0).sum() + y.sum()
         return (2 * hits / claims.clamp(min=1)).item()
     spread = (y - y.mean(0)).square().sum(0).clamp(min=torch.finfo(y.dtype).eps)
     return (1 - (outputs - y).square().sum(0) / spread).mean().item()
@@ -95,5 +96,6 @@ def node_scores(
     model: nn.Module, graph: Topology | Graph, data: PointClassification, mask: Tensor
 ) -> tuple[float, float]:
     """`node_loss` and `node_score` on the nodes of a mask."""
-    outputs, y = model.eval()(data.x, graph)[mask], data.y[mask]
+    outputs = model.eval()(data.x, graph)[mask]
+    y = data.y[mask]
     return node_loss(outputs, y).item(), node_score(outputs, y)

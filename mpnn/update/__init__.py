@@ -93,7 +93,8 @@ class SelfConnection(Update):
     def __init__(self, dim: int, out_dim: int, f: Callable[[Tensor], Tensor] | None = None, bias: bool = True) -> None:
         super().__init__()
         check.function("f", f)
-        self.linear, self.f = Linear(dim, out_dim, bias), f
+        self.linear = Linear(dim, out_dim, bias)
+        self.f = f
 
     def check(self, x: Tensor, message: Tensor | None) -> None:
         check.fits("SelfConnection", "x", x, check.takes(self.linear))
@@ -162,7 +163,8 @@ class _Layer(Update):
         super().__init__()
         as_integer("dim", dim)
         check.function("ffn", ffn)
-        self.norm, self.ffn = norm(dim), ffn
+        self.norm = norm(dim)
+        self.ffn = ffn
         self.ffn_norm = None if ffn is None else norm(dim)
         self.dropout = Dropout(dropout)
 
@@ -309,7 +311,8 @@ class EdgeUpdate(nn.Module):
         self.of_edge = Linear(edge_dim, out_dim, bias=False)
         self.of_dst = Linear(dim, out_dim, bias)
         self.of_src = Linear(dim if src_dim is None else src_dim, out_dim, bias=False)
-        self.f, self.residual = f, residual
+        self.f = f
+        self.residual = residual
 
     def forward(self, edge: Tensor, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor | None]:
         """edge [..., E, edge_dim] in the caller's order, or [E, edge_dim] for the whole batch; dst [..., N_dst, dim],
@@ -320,7 +323,9 @@ class EdgeUpdate(nn.Module):
         if edge.shape[:-2] not in ((), dst.shape[:-2]) or edge.shape[-2] != graph.num_edges:
             expected = [*dst.shape[:-2], graph.num_edges, self.of_edge.in_features]
             raise ValueError(f"edge_attr must hold a state for each edge, {expected}; got {list(edge.shape)}")
-        edge, of_dst, of_src = edge.expand(*dst.shape[:-2], *edge.shape[-2:]), self.of_dst(dst), self.of_src(src)
+        edge = edge.expand(*dst.shape[:-2], *edge.shape[-2:])
+        of_dst = self.of_dst(dst)
+        of_src = self.of_src(src)
         known = rows.row_function(self.f) if rows.is_plain(self.of_edge) else None
         if known is None or not edge_sum.serves(edge, self.of_edge.weight, of_dst, of_src, *known[1]):
             return self._by_torch(edge, of_dst, of_src, graph), None

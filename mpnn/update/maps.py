@@ -16,7 +16,9 @@ from torch.autograd import forward_ad
 
 from mpnn.kernels import batches, linear as onednn
 
-TORCH, ONEDNN = "torch map", "onednn map"  # names in tables of prices
+# names in tables of prices
+TORCH = "torch map"
+ONEDNN = "onednn map"
 _MIN_ROWS = 16  # with fewer, the memory limits both products
 _GAIN = 1.1  # oneDNN's product runs where it is expected to be this much quicker: prices are not exact
 
@@ -137,7 +139,8 @@ def least_rows(depth: int, width: int, threads: int) -> float:
     def is_quicker(rows: int) -> bool:
         return _is_quicker(counts(rows, depth, width), threads)
 
-    few, many = _MIN_ROWS, 1 << 24
+    few = _MIN_ROWS
+    many = 1 << 24
     if not is_quicker(many):
         return math.inf
     while few < many:

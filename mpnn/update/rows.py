@@ -49,14 +49,16 @@ def row_function(f: Any) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]] | No
 
         def chain(z: Tensor, *parameters: Tensor) -> Tensor:
             for function, own in parts:
-                z, parameters = function(z, *parameters[: len(own)]), parameters[len(own) :]
+                z = function(z, *parameters[: len(own)])
+                parameters = parameters[len(own) :]
             return z
 
         return (chain, tuple(p for _, own in parts for p in own)) if len(parts) == len(f) else None
     if isinstance(f, nn.Linear) and is_plain(f):
         return linear, (f.weight,) if f.bias is None else (f.weight, f.bias)
     if type(f) is nn.LayerNorm and len(f.normalized_shape) == 1 and f.bias is not None:
-        shape, eps = f.normalized_shape, f.eps
+        shape = f.normalized_shape
+        eps = f.eps
         return (lambda z, weight, bias: F.layer_norm(z, shape, weight, bias, eps)), (f.weight, f.bias)
     if "row_function" in vars(type(f)):  # not inherited: a subclass may compute another function
         return f.row_function()  # type: ignore[operator]

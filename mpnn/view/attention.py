@@ -36,11 +36,15 @@ class Recording:
     def __init__(
         self, name: str, size: int, layers: int, order: NDArray[np.int64] | None = None, budget: int | None = None
     ) -> None:
-        self.name, self.size, self.layers = name, size, layers
+        self.name = name
+        self.size = size
+        self.layers = layers
         self.heads: list[int] = []
         self.is_causal = True
-        self._order, self._budget = order, _BUDGET if budget is None else budget
-        self._edges, self._top = 0, 0
+        self._order = order
+        self._budget = _BUDGET if budget is None else budget
+        self._edges = 0
+        self._top = 0
         self._thumbnails: list[NDArray[np.uint8]] = []
         self._sources: list[NDArray[Any]] = []
         self._weights: list[NDArray[np.uint8]] = []
@@ -65,7 +69,9 @@ class Recording:
             index[self._order] = np.arange(self.size)
             src, dst = index[src], index[dst]
             shown = (src >= 0) & (dst >= 0)
-            src, dst, of_edges = src[shown], dst[shown], of_edges[shown]
+            src = src[shown]
+            dst = dst[shown]
+            of_edges = of_edges[shown]
         if not self.heads:
             self._top = self._affordable(int(np.bincount(dst, minlength=1).max()), of_edges.shape[1])
         self.heads.append(of_edges.shape[1])

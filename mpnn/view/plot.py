@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import Locator
 
-INK, MUTED, FRAME, EMPTY = "#1f2933", "#5f6b7a", "#c3cad3", "#f2f4f7"
+INK = "#1f2933"
+MUTED = "#5f6b7a"
+FRAME = "#c3cad3"
+EMPTY = "#f2f4f7"
 # Okabe & Ito 2008, "Color universal design", without black and yellow, which do not stand out from text and background.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 # Tol 2021, "Colour schemes", the muted scheme, for more classes than SERIES has colors.
@@ -37,7 +40,9 @@ _SEPARATE_CELLS = 32
 _MAX_ARROWS = 400
 _LONGEST_SHAPE = 8
 _LONGEST_NAME = 26
-_TITLE, _NAME = 11, 9  # sizes in points
+# sizes in points
+_TITLE = 11
+_NAME = 9
 
 
 def adjacency(graph: Graph, ax: "Axes | None" = None, *, title: str | None = None, tiles: int = _TILES) -> "Axes":
@@ -197,7 +202,8 @@ def density(runs: Runs, rows: int, columns: int) -> NDArray[np.float64]:
     O(runs + tiles). In a row of tiles, the number of destinations that receive from source j is a step function of j:
     +1 at the start of each run, -1 at its stop. A step contributes to the rest of its tile and to all later tiles.
     """
-    edges, height = _bounds(runs.num_src, columns), np.diff(_bounds(runs.num_dst, rows))
+    edges = _bounds(runs.num_src, columns)
+    height = np.diff(_bounds(runs.num_dst, rows))
     width = np.diff(edges)
     tile_row = runs.row * rows // max(runs.num_dst, 1)
     partial, full = (np.zeros(rows * (columns + 1)) for _ in range(2))

@@ -44,7 +44,8 @@ def of_topology(topology: Topology | str, n: int = 64, num_src: int | None = Non
     return Page(expression, _SAID, data, plan=plan_data(topology, n, num_src))
 
 
-_HEADS, _WIDTH = 8, 64
+_HEADS = 8
+_WIDTH = 64
 _SIZES = tuple(1 << k for k in range(7, 18))
 _SECONDS = 5.0  # after which no larger size is planned
 
@@ -64,7 +65,8 @@ def plan_data(topology: Topology, n: int, num_src: int | None = None) -> dict[st
 
 
 def _sizes(topology: Topology) -> list[dict[str, Any]]:
-    planned, deadline = [], perf_counter() + _SECONDS
+    planned = []
+    deadline = perf_counter() + _SECONDS
     for n in _SIZES:
         try:
             planned.append({"n": n, "candidates": _candidates(_plan(topology.bind(n)))})

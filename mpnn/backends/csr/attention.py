@@ -45,7 +45,8 @@ def refusal(round: Round) -> str | None:
 
 def unsupported(round: Round) -> str | None:
     """What the kernels of no device compute."""
-    score, value = round.score, round.value
+    score = round.score
+    value = round.value
     if round.heads == 0:
         return "there is no head to compute"
     vectors = [("edge_value", round.edge_value, value.shape[-1])]
@@ -64,14 +65,17 @@ def unsupported(round: Round) -> str | None:
 def counts(round: Round) -> dict[str, float]:
     """Edges, edges times heads, and the components that each edge gathers from its two ends; of heads that share keys,
     the components that it copies, and products with them."""
-    num_dst, num_src = round.graph.num_dst, round.graph.num_src
+    num_dst = round.graph.num_dst
+    num_src = round.graph.num_src
     back = _one_way(round, max(num_dst, num_src), SHARED_BACKWARD)  # it writes also sources without edges
     return both_ways(_one_way(round, num_dst, SHARED_FORWARD), round.needs_grad, back)
 
 
 def _one_way(round: Round, nodes: int, least: int) -> dict[str, float]:
     """The counts of a pass that copies keys where at least so many heads share one."""
-    graph, batch, kind = round.graph, round.batch.numel(), COSTS[KINDS[type(round.score)]]
+    graph = round.graph
+    batch = round.batch.numel()
+    kind = COSTS[KINDS[type(round.score)]]
     width = round.heads * -(-round.value.shape[-1] // 8) * 8  # whole vectors
     edges = float(graph.num_edges * batch)
     gathered = edges * width * (2 if kind in ("dot", "activated") else 1)
@@ -134,7 +138,9 @@ def run(round: Round) -> Result:
 
 
 def _run(shared: _Shared, round: Round) -> Result:
-    graph, kind, dtype = round.graph, shared.kind, shared.dtype
+    graph = round.graph
+    kind = shared.kind
+    dtype = shared.dtype
     own = operands.of(round)
     on_edges: dict[str, Tensor] = {}
     types: dict[str, EdgeTypes] = {}
@@ -158,7 +164,9 @@ def _run(shared: _Shared, round: Round) -> Result:
         round.return_lse,
         partial(_again, graph, round.seed, round.head_ids, own.activation),
     )
-    query, key, vector = own.query, own.key, own.vector
+    query = own.query
+    key = own.key
+    vector = own.vector
     if kind == ADDITIVE:  # numbers, of which no vectors are made
         query, key = query.to(dtype), key.to(dtype)  # type: ignore[union-attr]
     elif kind != CONSTANT:
@@ -180,7 +188,8 @@ def _run(shared: _Shared, round: Round) -> Result:
 def _on_edges(round: Round, own: Operands) -> tuple[dict[str, Tensor], dict[str, EdgeTypes]]:
     """What the kernel reads for each edge or edge type, by its name in `Tensors`, and the edge types of tables. It
     looks up one table of biases; all other biases are summed."""
-    graph, dtype = round.graph, round.accumulate_dtype
+    graph = round.graph
+    dtype = round.accumulate_dtype
     table = next((b for b in round.bias if isinstance(b, EmbeddingTable)), None)
     found: dict[str, PerEdge | None] = {
         "edge_value": round.edge_value,

@@ -34,7 +34,8 @@ def refusal(round: Round) -> str | None:
 def counts(round: Round) -> Counts:
     """Edges, heads on edges, the numbers that edges gather from their sources, and those of nodes. The backward pass
     gathers by destination and by source."""
-    graph, batch = round.graph, round.batch.numel()
+    graph = round.graph
+    batch = round.batch.numel()
     what = attention.COSTS[operands.KINDS[type(round.score)]]
     kind = kind_of(round.value.dtype)
     gathered = round.value.shape[-2:].numel()
@@ -66,11 +67,14 @@ def estimate(round: Round) -> Estimate:
 def run(round: Round) -> Result:
     from mpnn.kernels.cuda import row_attention
 
-    graph, batch, heads = round.graph, round.batch, round.heads
+    graph = round.graph
+    batch = round.batch
+    heads = round.heads
     own = operands.of(round)
     kind = operands.KINDS[type(round.score)]
     value = _entries(round.value, round)
-    query, key = own.query, own.key
+    query = own.query
+    key = own.key
     if kind == ADDITIVE:
         query, key = query[..., None], key[..., None]  # type: ignore[index]
     query, key = (None if x is None else _entries(x, round) for x in (query, key))
@@ -90,7 +94,8 @@ def run(round: Round) -> Result:
         round.dropout if round.weighted else 0.0,
         *(round.head_ids or (0, heads)),
     )
-    rows, columns = on_device.rows(graph), on_device.columns(graph)
+    rows = on_device.rows(graph)
+    columns = on_device.columns(graph)
     spec = row_attention.Spec(
         rows,
         columns,

@@ -27,7 +27,8 @@ def refusal(round: Round) -> str | None:
 def counts(round: Round) -> Counts:
     """Edges, the numbers that they gather, and those of nodes."""
     edges = float(round.graph.num_edges * round.batch.numel())
-    family, kind = FAMILIES[type(round.reduce)], kind_of(round.value.dtype)
+    family = FAMILIES[type(round.reduce)]
+    kind = kind_of(round.value.dtype)
     width = round.heads * round.value.shape[-1]
     operations = {
         f"{family} call": 1.0,
@@ -46,8 +47,11 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    graph, value, batch = round.graph, round.value, round.batch.numel()
-    weight, heads = on_device.biases(round), value.shape[-2]
+    graph = round.graph
+    value = round.value
+    batch = round.batch.numel()
+    weight = on_device.biases(round)
+    heads = value.shape[-2]
     if weight is not None:
         heads = max(heads, weight.shape[-1])
         value = value if value.shape[-2] == heads else value.repeat_interleave(heads // value.shape[-2], -2)
@@ -59,7 +63,8 @@ def run(round: Round) -> Result:
     from mpnn.kernels.cuda.row_reduce import RowReduce
 
     walks = on_device.rows(graph), on_device.columns(graph)
-    kind, differentiable = KINDS[type(round.reduce)], partial(_again, graph, round.reduce)
+    kind = KINDS[type(round.reduce)]
+    differentiable = partial(_again, graph, round.reduce)
     out: Tensor = RowReduce.apply(features, weight, *walks, kind, round.result_dtype, differentiable)
     return Result(out.view(*round.batch, graph.num_dst, *value.shape[-2:]).to(round.result_dtype))
 

@@ -48,7 +48,8 @@ def _rows(edges: CSR) -> Rows:
 
 
 def _with_slots(graph: Graph) -> Rows:
-    rows, edge_id = by_source(graph), graph.csr.edge_id
+    rows = by_source(graph)
+    edge_id = graph.csr.edge_id
     # not `csr.position`, which would be kept
     slot = graph.csc.edge_id if edge_id is None else graph.csc.from_caller(inverse(edge_id))
     return Rows(rows.ptr, rows.col, rows.edge, slot)
@@ -64,7 +65,8 @@ def _ordered(edges: CSR, order: Tensor) -> Rows:
 
 def _types(graph: Graph, table: EmbeddingTable) -> Tensor:
     """The type of each edge in the caller's order, contiguous. Kernels do not check what a rule returns."""
-    ids, rule = graph.csr.to_caller(table.ids(graph)).long().contiguous(), table.relation
+    ids = graph.csr.to_caller(table.ids(graph)).long().contiguous()
+    rule = table.relation
     if rule is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rule.count:
         raise IndexError(
             f"{rule} gives edge types from {int(ids.min())} to {int(ids.max())}, and its count is {rule.count}: its "
@@ -74,7 +76,8 @@ def _types(graph: Graph, table: EmbeddingTable) -> Tensor:
 
 
 def _by_type(graph: Graph, table: EmbeddingTable) -> Rows:
-    csr, types = graph.csr, table.ids(graph).long()
+    csr = graph.csr
+    types = table.ids(graph).long()
     slot = types.argsort(stable=True)
     ptr = torch.cat([slot.new_zeros(1), torch.bincount(types, minlength=len(table.table)).cumsum(0)])
     return Rows(ptr, csr.row[slot].int(), slot if csr.edge_id is None else csr.edge_id[slot], slot)

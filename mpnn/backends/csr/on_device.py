@@ -46,7 +46,8 @@ def numbers(data: PerEdge, round: Round) -> Tensor:
         return data.to(round.accumulate_dtype)
     from mpnn.kernels.cuda.row_reduce import Gather
 
-    graph, table = round.graph, data.table.to(round.accumulate_dtype)
+    graph = round.graph
+    table = data.table.to(round.accumulate_dtype)
     out: Tensor = Gather.apply(table, ids(data, graph), by_type(data, graph))
     return out
 

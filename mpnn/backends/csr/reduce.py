@@ -72,7 +72,9 @@ def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
 
 def counts(round: Round) -> dict[str, float]:
     """Edges, their components, and the components of nodes."""
-    graph, batch, kind = round.graph, round.batch.numel(), type(round.reduce)
+    graph = round.graph
+    batch = round.batch.numel()
+    kind = type(round.reduce)
     family = FAMILIES.get(kind, "own")
     width = round.heads * round.value.shape[-1]
     edges, components = float(graph.num_edges * batch), float(graph.num_edges * batch * width)
@@ -95,7 +97,8 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    weight, value = _weight(round), round.value
+    weight = _weight(round)
+    value = round.value
     # kernels read bfloat16 as it is, and round once
     if value.dtype != torch.bfloat16 or type(round.reduce) not in KINDS:
         value = value.to(round.accumulate_dtype)

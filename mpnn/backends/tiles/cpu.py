@@ -36,7 +36,8 @@ REASONS = {
     "return_weights": "it does not materialize weights",
 }
 
-_MANY_RUNS, _SAMPLES = 1 << 18, 16
+_MANY_RUNS = 1 << 18
+_SAMPLES = 16
 _GOLDEN = 0.6180339887  # multiples of it are spread evenly in 0 to 1
 
 
@@ -61,7 +62,8 @@ def _counts(round: Round, graph: Graph, pieces: int) -> dict[str, float]:
     score = round.score
     assert isinstance(score, Dot)
     (tiles, area), batch = _tile_counts(graph), round.batch.numel()
-    heads, widths = batch * round.heads, score.query.shape[-1] + round.value.shape[-1]
+    heads = batch * round.heads
+    widths = score.query.shape[-1] + round.value.shape[-1]
     pairs = float(area * heads)
     kind = "double " * (round.accumulate_dtype == torch.float64)
     nodes = graph.num_src * round.value.shape[-2] + graph.num_dst * round.heads
@@ -80,16 +82,20 @@ def _counts(round: Round, graph: Graph, pieces: int) -> dict[str, float]:
 
 
 def estimate(round: Round) -> Estimate:
-    graph, score = round.graph, round.score
+    graph = round.graph
+    score = round.score
     assert isinstance(score, Dot)
-    widths, size = score.query.shape[-1] + round.value.shape[-1], torch.finfo(round.accumulate_dtype).bits // 8
+    widths = score.query.shape[-1] + round.value.shape[-1]
+    size = torch.finfo(round.accumulate_dtype).bits // 8
     one_head = (2 * graph.num_dst if round.needs_grad else graph.num_src) * widths * size
     biases = 0 if all(map(by_offset, round.bias)) else graph.num_edges * round.heads * size
     return priced("tiles", counts(round), torch.get_num_threads() * min(one_head, MAX_KEPT) + biases)
 
 
 def run(round: Round) -> Result:
-    graph, score, value = round.graph, round.score, round.value
+    graph = round.graph
+    score = round.score
+    value = round.value
     assert isinstance(score, Dot)
     pieces = _pieces(round)
     pieces = pieces if pieces is not None and "piece number" in counts(round) else None
@@ -97,7 +103,8 @@ def run(round: Round) -> Result:
     if key.shape[2] != padded.shape[2]:
         key, padded = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, padded))
     if pieces is not None:
-        query, graph = query.index_select(1, pieces.row), pieces.graph
+        query = query.index_select(1, pieces.row)
+        graph = pieces.graph
     out, lse = TileAttention.apply(
         query,
         key,
@@ -232,7 +239,8 @@ def table(round: Round, room: int = 0) -> Tensor | None:
 
     The look-up is `F.embedding`, whose gradient has the same bits in each run on CUDA, unlike that of `index_select`.
     """
-    graph, biases = round.graph, [b for b in round.bias if by_offset(b)]
+    graph = round.graph
+    biases = [b for b in round.bias if by_offset(b)]
     if not biases:
         return None
     offsets = graph.num_dst + graph.num_src - 1 + room

@@ -31,7 +31,8 @@ def refusal(round: Round) -> str | None:
     assert isinstance(score, Dot)
     if (reason := schedule.unavailable(round.value, [])) is not None:
         return reason
-    width, most = max(score.query.shape[-1], round.value.shape[-1]), tile_config.widest(round.value.dtype)
+    width = max(score.query.shape[-1], round.value.shape[-1])
+    most = tile_config.widest(round.value.dtype)
     if width > most:
         return f"on CUDA its heads of {round.value.dtype} are at most {most} wide, and these are {width} wide"
     return None
@@ -39,11 +40,14 @@ def refusal(round: Round) -> str | None:
 
 def counts(round: Round) -> Counts:
     """Pairs in tiles times heads, those of partial tiles, products on pairs, and numbers of nodes."""
-    score, graph, tile = round.score, round.graph, _config(round).forward
+    score = round.score
+    graph = round.graph
+    tile = _config(round).forward
     assert isinstance(score, Dot)
     _, area = _count_tiles(graph, tile)
     heads = round.batch.numel() * round.heads
-    width, kind = max(score.query.shape[-1], round.value.shape[-1]), kind_of(round.value.dtype)
+    width = max(score.query.shape[-1], round.value.shape[-1])
+    kind = kind_of(round.value.dtype)
     # Tiles of wide heads leave fewer registers, and so take longer for each product.
     wide = "wide " * (width > _WIDE[round.value.dtype.itemsize])
     partial = min(2 * max(area - graph.num_edges, 0), area)  # a partial tile is half full
@@ -71,7 +75,8 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    score, value = round.score, round.value
+    score = round.score
+    value = round.value
     assert isinstance(score, Dot)
     query, key, padded = map(_with_batch, (score.query, score.key, value))
     if key.shape[2] != padded.shape[2]:
@@ -98,7 +103,8 @@ def run(round: Round) -> Result:
 def _config(round: Round) -> Config:
     score = round.score
     assert isinstance(score, Dot)
-    dtype, width = round.value.dtype, max(score.query.shape[-1], round.value.shape[-1])
+    dtype = round.value.dtype
+    width = max(score.query.shape[-1], round.value.shape[-1])
     tile = tile_config.choose(dtype, width).forward
     tiles, _ = _count_tiles(round.graph, tile)
     return tile_config.choose(dtype, width, tiles * tile.rows / max(round.graph.num_dst, 1))
@@ -111,7 +117,8 @@ def _count_tiles(graph: Graph, tile: Launch) -> tuple[int, int]:
 
 
 def _options(round: Round, kernels: Any) -> Any:
-    graph, score = round.graph, round.score
+    graph = round.graph
+    score = round.score
     assert isinstance(score, Dot)
     dropout = None
     if round.dropout:

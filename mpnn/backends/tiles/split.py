@@ -42,8 +42,10 @@ def pieces(graph: Graph) -> Pieces | None:
     if _few(runs) or runs.num_edges < _MIN_LENGTH * runs.num_runs:
         return None
     order = np.lexsort((runs.stop, runs.start))
-    row, count = runs.row[order], runs.num_runs
-    ptr, rank = np.arange(count + 1), np.empty(count, np.int64)
+    row = runs.row[order]
+    count = runs.num_runs
+    ptr = np.arange(count + 1)
+    rank = np.empty(count, np.int64)
     rank[order] = np.arange(count)
     split = Graph.from_runs(Runs(count, runs.num_src, ptr, runs.start[order], runs.stop[order]))
     piece = torch.from_numpy(rank)
@@ -54,7 +56,8 @@ def pieces(graph: Graph) -> Pieces | None:
 
 def merge(pieces: Pieces, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Out [B, N_dst, H, D] and lse [B, H, N_dst] of rows, from those of their pieces; +inf for a row without edges."""
-    heads, softmax = out.shape[-2], NORMALIZERS["softmax"]
+    heads = out.shape[-2]
+    softmax = NORMALIZERS["softmax"]
     spec = Spec(pieces.by_row, lambda: pieces.by_piece, {}, heads, CONSTANT, softmax, scale=0.0, return_lse=True)
     merged, _, total = row_attention.attend(spec, Tensors(out, bias=lse.mT.contiguous()))
     assert total is not None

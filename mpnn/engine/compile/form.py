@@ -79,19 +79,25 @@ def flatten(round: Round, backend: str) -> Call:
         raise TypeError(
             f"torch.compile traces a Round, and not its subclass {type(round).__name__}; leave it uncompiled"
         )
-    graph, score, flat = cast(TracedGraph, round.graph), round.score, _Flat()
+    graph = cast(TracedGraph, round.graph)
+    score = round.score
+    flat = _Flat()
     # These three are no data: the graph becomes the token, the score has fields of its own, the aggregator a name.
     flat.add(round, "", ("graph", "score", "reduce"))
     if score is not None:
         flat.add(score, "score.", ())
-    reduce, reduced, topology = flat.named("reduce", round.reduce), None, ""
+    reduce = flat.named("reduce", round.reduce)
+    reduced = None
+    topology = ""
     if reduce not in _PLAIN:
         reduced = _reduced(reduce, operator.index(round.heads), operator.index(round.value.shape[-1]))
     if torch.compiler.is_exporting() and not isinstance(graph, Built):
-        token, recipe = graph_to_tensor(graph), ()
+        token = graph_to_tensor(graph)
+        recipe = ()
         topology = "" if graph.recipe else _expression(graph.original)
     else:
-        token, recipe = graph.token, (_name_of(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()
+        token = graph.token
+        recipe = (_name_of(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()
     kind = "" if score is None else _score_name(type(score))
     form = Form(backend, recipe, kind, tuple(flat.fields), tuple(flat.parameters), reduce, reduced, topology)
     # To read the number of edges of a topology would specialize the program to one length.
@@ -123,7 +129,8 @@ class _Flat:
     def add(self, holder: Any, prefix: str, apart: tuple[str, ...]) -> None:
         """Adds all fields of a round or score but those that stand apart."""
         for field in _fields(type(holder)):
-            name, data = prefix + field, getattr(holder, field)
+            name = prefix + field
+            data = getattr(holder, field)
             # `bias` is a tuple of any length. Each of its entries becomes a field under the same name.
             for one in data if name == "bias" else (data,):
                 if one is not None and field not in apart:
@@ -201,7 +208,8 @@ _PLAIN: dict[str, Any] = {kind.__name__: kind() for kind in _PLAIN_TYPES}
 _BY_NAME: dict[str, Any] = {name: aggregator(name) for name in NAMED}
 _TABLES: dict[str, Any] = {kind.__name__: kind for kind in TABLES}
 _SCORES: dict[str, Any] = {kind.__name__: kind for kind in (Dot, AdditiveScore, AdditiveV2Score)}
-_NUMBERS, _PROCESS = count(), token_hex(4)
+_NUMBERS = count()
+_PROCESS = token_hex(4)
 # Modules are held weakly, so that a compiled program does not keep a model in memory.
 _MODULES: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
 _OBJECTS: dict[str, Any] = {}
@@ -269,12 +277,14 @@ def derived_graph(call: Call, graph: Graph) -> Graph:
 
 def unflatten(call: Call, graph: Graph) -> Round:
     """Unflattens a call to a round over `graph`."""
-    form, data = read(call.form), (iter(call.tensors), iter(call.numbers), iter(call.sizes[5:]))
+    form = read(call.form)
+    data = (iter(call.tensors), iter(call.numbers), iter(call.sizes[5:]))
     # All fields share the iterators: each takes its next tensor, number or clip in the order of `flatten`.
     fields = [(name, _value(kind, detail, *data)) for name, kind, detail in form.fields]
     of_score = {name.removeprefix("score."): x for name, x in fields if name.startswith("score.")}
     of_round = {name: x for name, x in fields if name != "bias" and not name.startswith("score.")}
-    score, bias = None, tuple(x for name, x in fields if name == "bias")
+    score = None
+    bias = tuple(x for name, x in fields if name == "bias")
     if form.score:
         score = (_SCORES[form.score] if form.score in _SCORES else _object(form.score))(**of_score)
     return Round(graph, score=score, bias=bias, reduce=aggregator(_object(form.reduce)), **of_round)
@@ -292,7 +302,8 @@ def _value(kind: str, detail: Any, tensors: Iterator[Tensor], numbers: Iterator[
 
 def result(call: Call, graph: Graph) -> list[Tensor]:
     """Out, and what else the round returns. Modules run with the call's tensors as parameters."""
-    form, round = read(call.form), unflatten(call, graph)
+    form = read(call.form)
+    round = unflatten(call, graph)
     count = len(call.tensors) - len(form.parameters)
     own = dict(zip(form.parameters, call.tensors[count:], strict=True))
 
@@ -309,7 +320,8 @@ class _Modules(nn.Module):
 
     def __init__(self, round: Round) -> None:
         super().__init__()
-        self.reduce, self.score = round.reduce, nn.Module()
+        self.reduce = round.reduce
+        self.score = nn.Module()
         for name, module in () if round.score is None else vars(round.score).items():
             if isinstance(module, nn.Module):
                 self.score.add_module(name, module)

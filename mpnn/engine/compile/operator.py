@@ -43,10 +43,12 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     # Inference tensors cannot require gradients, so in inference mode there is nothing to record.
     if any(call.needs) and not torch.is_inference_mode_enabled():
         recorded = _record(call, graph)
-        outputs, record_key = [x.detach() for x in recorded.outputs], _keep(recorded)
+        outputs = [x.detach() for x in recorded.outputs]
+        record_key = _keep(recorded)
     else:
         # No record has this key. A backward that comes all the same runs the forward again.
-        outputs, record_key = result(call, graph), torch.zeros((), dtype=torch.int64)
+        outputs = result(call, graph)
+        record_key = torch.zeros((), dtype=torch.int64)
     out, *weights = (_unaliased(x, call.tensors) for x in outputs)
     # The schema of an operator has a fixed number of results.
     return out, weights[0] if weights else out.new_empty(0), record_key
@@ -185,7 +187,8 @@ def run_backward_fake(
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     call = Call(*inputs)
     ctx.save_for_backward(*output, call.token, *call.tensors)
-    ctx.sizes, ctx.rest = call.sizes, call[3:]
+    ctx.sizes = call.sizes
+    ctx.rest = call[3:]
 
 
 def backward(ctx: Any, grad_out: Tensor, grad_weights: Tensor, _: Tensor | None) -> tuple[Any, ...]:

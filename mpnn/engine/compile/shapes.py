@@ -14,7 +14,8 @@ from mpnn.scores import Dot
 
 def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = Call(*arguments)
-    form, value = read(call.form), call.tensors[0]
+    form = read(call.form)
+    value = call.tensors[0]
     round = unflatten(call, cast(Graph, _Sizes(call.sizes, value.device)))
     # Wrong shapes are refused while the program is traced: the traceback then shows the caller's line.
     validation.round(round)
@@ -35,7 +36,8 @@ class _Sizes:
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         self.num_dst, self.num_src, self.num_edges = sizes[:3]
-        self.device, self.num_edge_types = device, 0
+        self.device = device
+        self.num_edge_types = 0
 
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
         return build()

@@ -114,7 +114,8 @@ class _Nodes:
     shift = 0
 
     def __init__(self, num_dst: Any, num_src: Any) -> None:
-        self.num_dst, self.num_src = num_dst, num_src
+        self.num_dst = num_dst
+        self.num_src = num_src
 
 
 class _Edges:
@@ -122,7 +123,8 @@ class _Edges:
 
     def __init__(self, edges: Tensor, num_dst: Any, num_src: Any) -> None:
         self.col, self.row = edges
-        self.num_dst, self.plain = num_dst, self.row
+        self.num_dst = num_dst
+        self.plain = self.row
 
     @property
     def degree(self) -> Tensor:
@@ -190,7 +192,8 @@ class _Reduce:
     """An aggregator of messages in any order."""
 
     def __init__(self, how: str, divides: bool) -> None:
-        self.how, self.divides = how, divides
+        self.how = how
+        self.divides = divides
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         out = _scattered(messages, cast(Any, index), self.how)

@@ -38,8 +38,11 @@ class TracedGraph:
     """
 
     def __init__(self, original: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> None:
-        self.original, self.token = original, original.token
-        self.num_dst, self.num_src, self.device = num_dst, num_src, device
+        self.original = original
+        self.token = original.token
+        self.num_dst = num_dst
+        self.num_src = num_src
+        self.device = device
         self.base = num_dst, num_src
         self.recipe: tuple[Any, ...] = ()
         self.shift: int = original.memory if isinstance(original, Topology) else original.shift
@@ -49,9 +52,12 @@ class TracedGraph:
         self.stack = () if isinstance(original, Topology) else original.stack
 
     # These methods read only attributes that a stand-in has, too.
-    node_positions, edge_positions = Graph.node_positions, Graph.edge_positions
+    node_positions = Graph.node_positions
+    edge_positions = Graph.edge_positions
     edge_type_rule: Relation | None = None  # looked up in the graph when sizes are known
-    exchange, node_ids = LOCAL, None  # parts of graphs are not traced
+    # parts of graphs are not traced
+    exchange = LOCAL
+    node_ids = None
 
     @property
     def relation(self) -> Relation | None:
@@ -101,7 +107,8 @@ class TracedGraph:
     ) -> "TracedGraph":
         """As `Graph.derive`; runs when sizes are known."""
         graph = TracedGraph(self.original, num_dst, self.num_src if num_src is None else num_src, self.device)
-        graph.base, graph.recipe = (self.num_dst, self.num_src), (build, *arguments)
+        graph.base = (self.num_dst, self.num_src)
+        graph.recipe = (build, *arguments)
         return graph
 
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
@@ -121,8 +128,14 @@ class Built(TracedGraph):
 
     def __init__(self, token: Tensor, num_dst: int, num_src: int, device: torch.device) -> None:
         # `TracedGraph.__init__` would read the attributes of an original, and there is none.
-        self.token, self.num_dst, self.num_src, self.device = token, num_dst, num_src, device
-        self.base, self.recipe, self.shift, self.stack = (num_dst, num_src), (), 0, ()
+        self.token = token
+        self.num_dst = num_dst
+        self.num_src = num_src
+        self.device = device
+        self.base = (num_dst, num_src)
+        self.recipe = ()
+        self.shift = 0
+        self.stack = ()
         self.positions = self.edge_attr = self.degrees = None
         self.original: Any = None
 
@@ -146,7 +159,8 @@ class Listed(Built):
         self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
     ) -> "TracedGraph":
         graph = Listed(self.token, num_dst, self.num_src if num_src is None else num_src)
-        graph.base, graph.recipe = (self.num_dst, self.num_src), (build, *arguments)
+        graph.base = (self.num_dst, self.num_src)
+        graph.recipe = (build, *arguments)
         return graph
 
 

@@ -27,7 +27,8 @@ class ComposedInParts(Rewrite):
         return composed and bool(cast(Composed, reduce).parts) and round.normalize == "none"
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
-        reduce, graph = cast(Composed, round.reduce), round.graph
+        reduce = cast(Composed, round.reduce)
+        graph = round.graph
         # A composition may subtract, as variances do, and 16 bits would lose the difference.
         *before, last = (round.with_fields(reduce=part, keep_accumulate_dtype=True) for part in reduce.parts)
         results = [run(part).out for part in before]

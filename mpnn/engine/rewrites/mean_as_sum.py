@@ -30,7 +30,8 @@ class MeanAsSum(Rewrite):
         return scaling(round)
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
-        graph, dtype = round.graph, round.accumulate_dtype
+        graph = round.graph
+        dtype = round.accumulate_dtype
 
         def finish(result: Result) -> Result:
             # A node without in-neighbors has the sum 0, and the mean 0 if it is divided by 1.

@@ -75,7 +75,8 @@ def _encode_component(similarity: "csr_array", k: int) -> Floats:
     n = similarity.shape[0]
     k = min(k, n - 1)
     values, vectors = _sparse(similarity, k + 1 + _MORE) if n > max(_DENSE, k + 1 + _MORE) else _dense(similarity)
-    values, vectors = values[1:], vectors[:, 1:]
+    values = values[1:]
+    vectors = vectors[:, 1:]
     ends = np.append(np.flatnonzero(np.diff(values) < -_SAME_VALUE) + 1, len(values))
     columns: list[Floats] = []
     begin = 0

@@ -39,7 +39,9 @@ def random_walk(graph: Graph, steps: int) -> Tensor:
     rows = max(1, _MAX_ELEMENTS // max(n, 1))
     for first in range(0, n if steps else 0, rows):
         here = slice(first, first + rows)
-        forth_k, back_k = walk[here], back[here]  # rows of P^a and of the transpose of P^b
+        # rows of P^a and of the transpose of P^b
+        forth_k = walk[here]
+        back_k = back[here]
         out[here, 0] = walk.diagonal()[here]
         for k in range(2, steps + 1):
             if k > 2 and k % 2:

@@ -38,7 +38,8 @@ def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -
     for _ in range(rounds):
         neighbor_roles = role[col]
         neighbor_roles = neighbor_roles[np.lexsort((neighbor_roles, row))]
-        new, num_roles = np.empty_like(role), 0
+        new = np.empty_like(role)
+        num_roles = 0
         for nodes in by_degree:
             columns = ptr[nodes, None] + np.arange(degree[nodes[0]])
             tuples = np.concatenate([role[nodes, None], neighbor_roles[columns]], 1)

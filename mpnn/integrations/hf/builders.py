@@ -102,7 +102,8 @@ def tree(i: Ints, num_src: int, parents: bytes, inner: Topology) -> Runs:
 def placed(i: Ints, num_src: int, topology: Topology, first: int = 0, first_key: int = 0, causal: bool = False) -> Runs:
     """A user's topology over the tokens from `first` on, behind the padding; keys before `first_key` are not cached.
     Binding it raises ValueError as `bound` does, and where a cache does not hold what it attends to."""
-    runs, rows = bound(topology, max(num_src - first, 0), causal), i - first
+    runs = bound(topology, max(num_src - first, 0), causal)
+    rows = i - first
     if len(i) and i[0] > 0:
         _check_cached(topology, runs, max(int(rows[0]), 0), first_key - first)
     valid = np.flatnonzero(rows >= 0)

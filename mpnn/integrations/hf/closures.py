@@ -117,7 +117,8 @@ class Described(NamedTuple):
 
     def agrees(self, rules: list[Rule]) -> bool:
         """Whether the function allows, in two rows drawn at random, what the rules allow."""
-        form, queries = _form(self.function), self.sizes.queries
+        form = _form(self.function)
+        queries = self.sizes.queries
         if form in _AGREES or queries == 1:
             return _AGREES.get(form, True)
         expected = [window_of(rule.topology, *self.sizes) for rule in rules]

@@ -108,7 +108,8 @@ def _text_by_text(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, sc
         graph, backend = division.graphs[0]
         return ops.attend(graph, q, k, v, scale=scale, backend=backend)[None]
     q, k, v = (x.index_select(0, division.order) for x in (q, k, v))
-    outs, first = [], 0
+    outs = []
+    first = 0
     for graph, backend in division.graphs:
         here = slice(first, first + graph.num_dst)
         outs.append(ops.attend(graph, q[here], k[here], v[here], scale=scale, backend=backend))
@@ -127,7 +128,8 @@ class _Division(NamedTuple):
 
 def _divide(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, lengths: list[int]) -> _Division:
     by_torch = {n: _is_chosen(query[:, :, :n], key[:, :, :n], value[:, :, :n], is_causal) for n in set(lengths) if n}
-    graphs_of, tokens = [], []
+    graphs_of = []
+    tokens = []
     first = np.cumsum(lengths) - lengths
     for wanted, backend in ((True, "dense"), (False, "auto")):
         texts = [k for k, n in enumerate(lengths) if n and by_torch[n] == wanted]

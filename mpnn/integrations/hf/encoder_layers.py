@@ -28,7 +28,9 @@ from mpnn.integrations.hf.masks import Mask
 from mpnn.kernels.cpu import library
 from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, has_kernel
 
-_CACHE, _TURNS, _MASK = "past_key_values", "position_embeddings", "attention_mask"
+_CACHE = "past_key_values"
+_TURNS = "position_embeddings"
+_MASK = "attention_mask"
 _READ = interface.HARMLESS.union(packing.NAMES, (_CACHE, _MASK))
 """What any layer may be given."""
 _SHORT = 512  # rows of a call up to which a layer computes the later ones of its stack
@@ -208,7 +210,8 @@ class Forward:
     computes_the_same = True
 
     def __init__(self, module: nn.Module, names: _Names) -> None:
-        self.module, self.names = module, names
+        self.module = module
+        self.names = names
         self._parameters = tuple(inspect.signature(inspect.unwrap(type(module).forward)).parameters)[1:]
         self._turns = _TURNS in self._parameters
         self._parts: _Parts | None = None
@@ -267,7 +270,8 @@ class Forward:
         return self._parts is None or self._parts.need_gradients(x)
 
     def _run(self, x: Tensor, given: dict[str, Any]) -> Tensor | None:
-        parts, shape = self._parts, (x.shape[0], x.shape[1])
+        parts = self._parts
+        shape = (x.shape[0], x.shape[1])
         assert parts is not None
         documents = _documents(parts.attention, given, shape)
         turns = _turns_of(given.get(_TURNS), shape, parts.head_width) if self._turns else None
@@ -297,7 +301,8 @@ class Forward:
         states: _States = None
         if given.get(_CACHE) is not None:
             assert self._parts is not None
-            heads, width = self._parts.shapes[1][0] // self._parts.head_width, self._parts.head_width
+            heads = self._parts.shapes[1][0] // self._parts.head_width
+            width = self._parts.head_width
             keys, values = x.new_empty(2, x.shape[0], heads, x.shape[1], width)
             states = keys, values
         return kernel(x, documents, turns, states), states
@@ -376,7 +381,8 @@ class _Parts(Parts):
     """The parts of a layer of transformers."""
 
     def __init__(self, module: nn.Module, names: _Names) -> None:
-        self.module, self.names = module, names
+        self.module = module
+        self.names = names
         self.attention = _get(module, names.attention)
         maps, norms = ([_get(module, name) for name in part] for part in (names.maps, names.norms))
         widths = [(map.nf, map.nx) if type(map) is Conv1D else (map.out_features, map.in_features) for map in maps]

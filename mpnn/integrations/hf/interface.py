@@ -209,11 +209,14 @@ def _read_mask(call: _Call, mask: Mask | Tensor | None) -> tuple[Mask, Tensor | 
 
     A mask of bools only limits the indices. A float mask is added to the logits.
     """
-    module, options = call.module, call.options
+    module = call.module
+    options = call.options
     is_causal, indices = options.get("is_causal"), options.get("indices")
     limits = isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None
     if indices is not None and isinstance(mask, Tensor) and limits:
-        indices, mask, is_causal = _allowed(indices, mask[..., : call.sizes[2]]), None, False
+        indices = _allowed(indices, mask[..., : call.sizes[2]])
+        mask = None
+        is_causal = False
     chooses = indices is not None or options.get("block_indices") is not None
     texts = texts_of(mask, options, call.sizes[:2])
     if texts is not None and (why := refusal(module, chooses)):
@@ -299,7 +302,9 @@ def _packed(
 
 def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Graph, bool]:
     """The graph, and whether it is over the nodes of all entries of the batch, one after the other."""
-    module, options, device = call.module, call.options, call.query.device
+    module = call.module
+    options = call.options
+    device = call.query.device
     batch, _, keys = call.sizes
     if torch.compiler.is_compiling():
         return traced.graph(mask, (text_of(module), must_be_causal(module)), batch, keys, device)
@@ -327,7 +332,8 @@ def _biases(call: _Call, bias: Tensor | None, graph: Graph, is_flat: bool) -> An
 
 def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[Tensor, Tensor | None]:
     """Out [B, queries, H, D], and the weights of the edges if the layer returns them."""
-    options, features = call.options, call.features
+    options = call.options
+    features = call.features
     if is_flat:
         features = [x.flatten(0, 1) for x in features]
     recorder = None if torch.compiler.is_compiling() else _RECORDER.get()
@@ -432,7 +438,8 @@ def _per_edge(bias: Tensor, graph: Graph, is_flat: bool, batch: int) -> Tensor:
     """The numbers of edges, [E, H] or [B, E, H], of numbers of pairs, [B or 1, H or 1, queries, keys]."""
     src, dst = graph.edge_index
     if is_flat:
-        queries, keys = graph.num_dst // batch, graph.num_src // batch
+        queries = graph.num_dst // batch
+        keys = graph.num_src // batch
         expanded = bias.expand(batch, -1, queries, keys)
         return expanded[dst // queries, :, dst % queries, src % keys]
     expanded = bias.expand(-1, -1, graph.num_dst, graph.num_src)
@@ -576,7 +583,9 @@ def _check_slots(module: nn.Module, mask: Mask, positions: Tensor | None) -> Non
 
 def _stacked(flat: Graph, batch: int, groups: int) -> Graph:
     """The graph of each entry of the batch, for each group of heads, of that over all of their nodes."""
-    runs, keys, queries = flat.runs, flat.num_src // batch, flat.num_dst // batch
+    runs = flat.runs
+    keys = flat.num_src // batch
+    queries = flat.num_dst // batch
     first = runs.row // queries * keys
     rows = Runs(runs.num_dst, keys, runs.ptr, runs.start - first, runs.stop - first)
     each = np.arange(batch * queries).reshape(batch, 1, queries).repeat(groups, 1).reshape(-1)

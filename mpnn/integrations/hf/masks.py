@@ -315,8 +315,10 @@ class Mask:
 
     def _topology(self, b: int, instead: Instead | None, keys: int) -> Topology:
         """What an entry of the batch attends to."""
-        rule, allowed = self.rules[b], None if self._padding is None else self._padding[b]
-        topology, first = rule.topology, 0 if allowed is None else max(allowed.find(1), 0)
+        rule = self.rules[b]
+        allowed = None if self._padding is None else self._padding[b]
+        topology = rule.topology
+        first = 0 if allowed is None else max(allowed.find(1), 0)
         if instead is not None and instead.row is not None:
             topology = crossed(instead.topology, first, keys, instead.row)
         elif instead is not None:
@@ -471,8 +473,11 @@ def _mask(
     if isinstance(attention_mask, Mask):  # created before, by `generate`
         return attention_mask
     if (whole := ranks.current()) is not None:
-        kv_length, q_length, attention_mask = whole.tokens, whole.new, whole.padding
-        q_offset, kv_offset = kv_length - q_length, 0
+        kv_length = whole.tokens
+        q_length = whole.new
+        attention_mask = whole.padding
+        q_offset = kv_length - q_length
+        kv_offset = 0
     place = q_offset if isinstance(q_offset, Tensor) and _is_unread(q_offset) else None
     sizes = Sizes(int(q_length), int(kv_length), int(q_offset) if place is None else 0, int(kv_offset))
     if isinstance(attention_mask, TreeMask):

@@ -30,7 +30,8 @@ from mpnn.integrations.hf.closures import Rule, Sizes, parse
 from mpnn.integrations.hf.interface import attend, must_be_causal, text_of
 from mpnn.integrations.hf.masks import Instead, Mask, from_dense
 
-_CAUSAL, _COMPLETE = (None, 0), (None, None)
+_CAUSAL = (None, 0)
+_COMPLETE = (None, None)
 _MASKS = WeakTensorKeyDictionary()
 _PLAIN = nn.Module()  # a layer without a topology of its own, for masks that already contain it
 
@@ -145,8 +146,10 @@ class LongformerAttention(longformer.LongformerSelfAttention):
     ) -> tuple[Tensor]:
         _refuse_weights(self, output_attentions)
         batch, length, _ = hidden_states.shape
-        hubs, keep = is_index_global_attn, ~is_index_masked
-        topology, radius = topology_of(self), self.one_sided_attn_window_size
+        hubs = is_index_global_attn
+        keep = ~is_index_masked
+        topology = topology_of(self)
+        radius = self.one_sided_attn_window_size
         dropout = self.dropout if self.training else 0.0
 
         def build() -> Mask:
@@ -240,8 +243,10 @@ class BigBirdBlocks(big_bird.BigBirdBlockSparseAttention):
             out, _ = attend(self, query, key, value, Mask(batch, Sizes(length, length), _COMPLETE, keep))
             return out.flatten(2) * from_mask[:, 0], None
         # Logits get <1, penalty_j> for padding and, in inner rows, <1, log(1 + random)> for the first block.
-        size, scale = self.block_size, self.attention_head_size**-0.5
-        more_query, more_key = query.new_ones(batch, 1, length, 2), query.new_zeros(batch, 1, length, 2)
+        size = self.block_size
+        scale = self.attention_head_size**-0.5
+        more_query = query.new_ones(batch, 1, length, 2)
+        more_key = query.new_zeros(batch, 1, length, 2)
         more_key[..., 0] = (to_mask[:, 0] - 1) * 1e4 / scale
         if not self.training:
             more_query[:, :, :size, 1] = more_query[:, :, -size:, 1] = 0
@@ -259,7 +264,9 @@ class BigBirdBlocks(big_bird.BigBirdBlockSparseAttention):
 
     def _drawn(self, length: int) -> list[np.ndarray]:
         """The random blocks of each head, int64 [blocks - 2, random], drawn by transformers."""
-        size, heads, random = self.block_size, self.num_attention_heads, self.num_random_blocks
+        size = self.block_size
+        heads = self.num_attention_heads
+        random = self.num_random_blocks
         np.random.seed(self.seed)
         if length in (1024, 3072, 4096):
             drawn = self.max_seqlen, self.max_seqlen, size, size, random
@@ -322,7 +329,8 @@ class ReformerLSH(reformer.LSHSelfAttention):
         if _has_states(self, past_buckets_states):
             return super().forward(hidden_states, attention_mask, num_hashes, buckets, past_buckets_states, *given, **o)
         batch, length, _ = hidden_states.shape
-        heads, rounds = self.num_attention_heads, num_hashes or self.num_hashes
+        heads = self.num_attention_heads
+        rounds = num_hashes or self.num_hashes
         query, value = (_heads(to(hidden_states), heads) for to in (self.query_key, self.value))
         key = self._len_and_dim_norm(query, self.attention_head_size**0.5)  # divided by sqrt(D) already
         graph = _topology_graph(self, attention_mask, batch, length, query.device)
@@ -378,7 +386,8 @@ def _chunk_graph(layer: Any, order: Tensor, attention_mask: Tensor | None, lengt
     if length <= layer.chunk_length:
         graph = chunks(order, length, count, before=0)
     else:
-        before, after = layer.num_chunks_before, layer.num_chunks_after
+        before = layer.num_chunks_before
+        after = layer.num_chunks_after
         graph = chunks(order, layer.chunk_length, count, before=before, after=after)
     return selected(graph, graph.edge_index[0] <= graph.edge_index[1]) if layer.is_decoder else graph
 

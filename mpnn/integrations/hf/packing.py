@@ -55,7 +55,8 @@ class Packing:
         said: Tensor | None = None,
     ) -> None:
         self.shape = shape
-        self._lengths, self._cu_seqlens = lengths, cu_seqlens
+        self._lengths = lengths
+        self._cu_seqlens = cu_seqlens
         self._said = said
         self.divided: dict[Hashable, Any] = {}
         """What layers of one form derive from the lengths."""
@@ -207,8 +208,11 @@ class Divided:
     so that copies of the model call themselves."""
 
     def __init__(self, model: PreTrainedModel, reads_positions: bool, refusal: str, has_states: bool) -> None:
-        self.model, self.inner = model, vars(model).get("forward")
-        self.reads_positions, self.refusal, self.has_states = reads_positions, refusal, has_states
+        self.model = model
+        self.inner = vars(model).get("forward")
+        self.reads_positions = reads_positions
+        self.refusal = refusal
+        self.has_states = has_states
         self._names = tuple(self.__signature__.parameters)
 
     @property
@@ -248,7 +252,8 @@ class Divided:
         if packing is not None and packing is not _PASS.packing:
             self._check(given)
         if packing is not None and (positions := self._positions(packing, given)) is not None:
-            args, options = (), given | {"position_ids": positions}
+            args = ()
+            options = given | {"position_ids": positions}
         with within(packing):
             return self._run(*args, **options)
 
@@ -406,7 +411,8 @@ class _Inputs:
                 "checkpointing, or pass the texts as a batch, padded"
             )
         if torch._C._current_graph_task_id() != _PASS.task:
-            _PASS.task, _PASS.again = torch._C._current_graph_task_id(), ()
+            _PASS.task = torch._C._current_graph_task_id()
+            _PASS.again = ()
         _PASS.again = (*_PASS.again, (weakref.ref(layer), known.packing))
         return known.packing
 
@@ -441,7 +447,8 @@ def in_layer(forward: Callable[..., Any], layer: nn.Module, *args: Any, **option
 
 @torch.compiler.disable(recursive=False)
 def _in_layer(forward: Callable[..., Any], layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    packing, x = _PASS.packing, _first_tensor((*args, *options.values()))
+    packing = _PASS.packing
+    x = _first_tensor((*args, *options.values()))
     is_backward = torch._C._current_graph_task_id() != -1
     if packing is None and is_backward:
         packing = _INPUTS.recall(x, layer)

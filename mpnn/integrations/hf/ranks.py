@@ -42,8 +42,11 @@ class Shares(DynamicCache):
         super().__init__()
         vars(self).update(vars(given))
         numbers = sharding.split(tokens)
-        self.sharding, self.tokens, self.mine = sharding, tokens, numbers[sharding.rank]
-        self.counts, self.keeper = [len(each) for each in numbers], sharding.rank
+        self.sharding = sharding
+        self.tokens = tokens
+        self.mine = numbers[sharding.rank]
+        self.counts = [len(each) for each in numbers]
+        self.keeper = sharding.rank
         if not all(self.counts):
             raise ValueError(f"each process needs at least one token of the prompt; got {tokens} for {len(numbers)}")
         self.last = max(range(len(numbers)), key=lambda rank: int(numbers[rank][-1]))  # who has the last token
@@ -56,7 +59,9 @@ class Shares(DynamicCache):
         self.counts[self.keeper] += count
         if self.keeper == self.sharding.rank:
             self.mine = torch.cat([self.mine, new])
-        self.tokens, self.last, self.parts = self.tokens + count, 0, {}
+        self.tokens = self.tokens + count
+        self.last = 0
+        self.parts = {}
         return new
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +159,8 @@ def _enter(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         return (), options | _cached(model, sharding, options, x)
     if options.get("position_ids") is not None:
         raise ValueError("within mpnn.distributed.sharded, a model of transformers sets position_ids itself: pass none")
-    numbers, mask = sharding.numbers(x.shape[1]).to(x.device), options.get("attention_mask")
+    numbers = sharding.numbers(x.shape[1]).to(x.device)
+    mask = options.get("attention_mask")
     if mask is None:  # with it, transformers does not search positions for packed sequences
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     padding = sharding.gather(mask.bool(), 1)
@@ -169,7 +175,8 @@ def _enter(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
 def _cached(model: Any, sharding: Sharding, options: dict[str, Any], x: Tensor) -> dict[str, Any]:
     """The options of a pass with a cache, whose new tokens x [B, n] or [B, n, dim] all processes are given."""
-    cache, count = options.get("past_key_values"), x.shape[1]
+    cache = options.get("past_key_values")
+    count = x.shape[1]
     before = cache.tokens if isinstance(cache, Shares) else 0
     _check_cached(model, options, before, count)
     bits = crc32(x.detach().cpu().contiguous().view(torch.uint8).numpy().data)

@@ -50,7 +50,8 @@ def causal_conv1d_fn(
     lengths = _lengths(options, x)
     if by_triton(x) and lengths is None and active() is None:
         return NotImplemented  # torch's convolution takes one kernel, and this one as many as there are taps
-    taps, before = weight.mT.flip(0), 0
+    taps = weight.mT.flip(0)
+    before = 0
     if (sharding := active()) is not None:  # the tokens before those of this process
         near = sharding.part(causal() & window(len(taps) - 1), x.shape[1], x.shape[1]).exchange(x)
         x, before = near, near.shape[1] - x.shape[1]
@@ -83,12 +84,14 @@ def mamba2_chunk_scan(
     wide = hidden_states.dtype if by_triton(x) else torch.float32
     lengths = _lengths(options, dt, initial_states, return_final_states)
     query, key, value = (_one_sequence(y.to(wide), lengths) for y in (C, B, x * dt[..., None]))
-    log_gate, state = _one_sequence(A.float() * dt, lengths), None if initial_states is None else initial_states.mT
+    log_gate = _one_sequence(A.float() * dt, lengths)
+    state = None if initial_states is None else initial_states.mT
     run = partial(recurrence, query, key, value, log_gate, documents=lengths)
     if (sharding := active()) is not None:
         zeros = x.new_zeros(len(value), value.shape[2], B.shape[-1], value.shape[-1])
         first = zeros + 0 * value[:, 0, :, :1, None]  # which needs a gradient if the values do
-        out, last = sharding.run_in_rank_order(value.shape[1], lambda state: run(state=state), first), first
+        out = sharding.run_in_rank_order(value.shape[1], lambda state: run(state=state), first)
+        last = first
     else:
         out, last = run(state=state)
     out = out.view(x.shape)
@@ -169,7 +172,8 @@ def gated_delta_rule(
     inputs = [query, key, value, g, beta]
     inputs = inputs if by_triton(query) else [x.float() for x in inputs]
     q, k, v, gate, share = (_one_sequence(x, lengths) for x in inputs)
-    scale, unit = query.shape[-1] ** -0.5, use_qk_l2norm_in_kernel
+    scale = query.shape[-1] ** -0.5
+    unit = use_qk_l2norm_in_kernel
     of_call = {"scale": scale, "documents": lengths, "unit": unit, "dtype": query.dtype}
     out, last = recurrence(q, k, v, gate, share, initial_state, **of_call)
     return out.view(*value.shape), last if output_final_state else None
@@ -184,7 +188,9 @@ def lightning_attention(
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The forward pass of MiniMax's recurrence, whose gate is a number of each head (arXiv:2501.08313)."""
-    heads, width, dtype = layer.num_attention_heads, layer.head_dim, hidden_states.dtype
+    heads = layer.num_attention_heads
+    width = layer.head_dim
+    dtype = hidden_states.dtype
     features = layer.act_fn(layer.qkv_proj(hidden_states))
     if attention_mask is not None:
         features = (features * attention_mask[..., None]).to(dtype)
@@ -572,7 +578,8 @@ class _Choice(NamedTuple):
         Raises:
             ValueError: if neither keeps packed texts apart, or passes states from process to process.
         """
-        is_compiling, is_packed = torch.compiler.is_compiling(), packing.is_packed(options)
+        is_compiling = torch.compiler.is_compiling()
+        is_packed = packing.is_packed(options)
         if by_triton(x) and unavailable(x, ()) is None:
             return self.uncompiled if is_compiling and is_packed else self.ours
         if x.device.type == "cpu" and not is_compiling:
@@ -599,7 +606,8 @@ def _check(name: str, original: Callable[..., Any]) -> None:
     plain: Any = inspect.unwrap(original)
     if plain.__code__ in _CHECKED:
         return
-    ours, example = _KNOWN[name].function, _KNOWN[name].example
+    ours = _KNOWN[name].function
+    example = _KNOWN[name].example
     known, found = (
         {p.name for p in inspect.signature(f).parameters.values() if p.kind is not p.VAR_KEYWORD} for f in (ours, plain)
     )

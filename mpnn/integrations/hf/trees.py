@@ -38,9 +38,11 @@ class TreeMask:
     ndim = 2
 
     def __init__(self, parent: Sequence[int] | Tensor, answers: Iterable[slice] = ()) -> None:
-        self.parents, self.answers = trees.parents_of(parent).tobytes(), tuple(answers)
+        self.parents = trees.parents_of(parent).tobytes()
+        self.answers = tuple(answers)
         self.position_ids = trees.tree(parent).node_positions()[0][None]
-        self.shape, self.is_read = tuple(self.position_ids.shape), False
+        self.shape = tuple(self.position_ids.shape)
+        self.is_read = False
 
     def to(self, *args: Any, **options: Any) -> "TreeMask":
         """The same mask: it has no device."""
@@ -99,7 +101,10 @@ class Rollouts:
             raise ValueError(f"{type(model).__name__} attends by {name!r}; call mpnn.hf.use(model)")
 
     def __call__(self, groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        tokens, parents, answers, first = [], [], [], 0
+        tokens = []
+        parents = []
+        answers = []
+        first = 0
         for k, group in enumerate(groups):
             row, parent, ends = _packed(k, group)
             tokens.append(row)
@@ -108,7 +113,8 @@ class Rollouts:
             first += len(row)
         if not any(answer.stop > answer.start for answer in answers):
             raise ValueError("no answer has a token, so there is nothing to train on")
-        row, mask = torch.cat(tokens)[None], TreeMask(torch.from_numpy(np.concatenate(parents)), answers)
+        row = torch.cat(tokens)[None]
+        mask = TreeMask(torch.from_numpy(np.concatenate(parents)), answers)
         labels = torch.full_like(row, -100)
         for answer in answers:
             labels[:, answer] = row[:, answer]

@@ -45,7 +45,9 @@ class Handle:
     run by the quicker product, and `replaced` the topology that the model had until its own masks took its place."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.maps, self.replaced = model, 0, ""
+        self.model = model
+        self.maps = 0
+        self.replaced = ""
         self._undo: list[Callable[[], None]] = []
         self._later: list[Handle] = []
         for inner in _inner(model):
@@ -213,7 +215,8 @@ def _layers(model: PreTrainedModel) -> list[nn.Module]:
 
 def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
     """Raises ValueError if no layer reads the graph, or a layer must not run over its own."""
-    layers, name = _layers(model), type(model).__name__
+    layers = _layers(model)
+    name = type(model).__name__
     if not layers:
         raise ValueError(f"no attention layer of {name} dispatches through transformers' AttentionInterface")
     readers = [(layer, text) for layer in layers if (text := text_of(layer)) is not None]

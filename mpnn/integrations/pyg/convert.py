@@ -115,7 +115,8 @@ class ConvOperator(nn.Module):
         ):
             if given and not taken:
                 raise ValueError(f"{type(self.conv).__name__} does not take {argument}")
-        size, owner = (len(x), len(x) if source is None else len(source)), type(self.conv).__name__
+        size = (len(x), len(x) if source is None else len(source))
+        owner = type(self.conv).__name__
         typed = owner if self.edge_input == "edge_type" else None
         bound, *of_edges = engine.build_once(_bound, graph, *size, x.device, typed)
         call = self._edge_arguments(edge_attr, *of_edges)
@@ -130,7 +131,8 @@ class ConvOperator(nn.Module):
         self, edge_attr: Tensor | None, num_edges: int, own: Tensor | None, edge_type: Tensor | None
     ) -> dict[str, Any]:
         """What the convolution takes for each edge, by name; `own` are the attributes of the graph."""
-        name, owner = self.edge_input, type(self.conv).__name__
+        name = self.edge_input
+        owner = type(self.conv).__name__
         if name is None or name == "edge_type":
             if edge_attr is not None:
                 raise ValueError(f"this {owner} does not take edge_attr: it has no edge weights and no edge_dim")

@@ -145,7 +145,8 @@ class Replacement:
         looped = graph.derive(_with_loops, attr is not None, num_dst=graph.num_dst)
         if attr is None:
             return looped, None
-        ends, options = _ends(graph, conv.flow), {"num_nodes": min(graph.num_dst, graph.num_src)}
+        ends = _ends(graph, conv.flow)
+        options = {"num_nodes": min(graph.num_dst, graph.num_src)}
         return looped, add_self_loops(*remove_self_loops(ends, attr), fill_value=conv.fill_value, **options)[1]
 
     def attend(self, graph: Graph, value: Tensor, score: Score, edge_value: Tensor | None = None) -> Tensor:
@@ -173,7 +174,8 @@ class WeightedSum(Replacement):
         if not ours or not self.computes(edge_index, *features, size=size):
             result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return result
-        weight, reducers = _weight(conv, edge_index, inputs), _reducers(conv.aggr_module) or ()
+        weight = _weight(conv, edge_index, inputs)
+        reducers = _reducers(conv.aggr_module) or ()
         if weight is not None and any(isinstance(reduce, aggr.SoftmaxAggregation) for reduce in reducers):
             weighted: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return weighted
@@ -248,7 +250,8 @@ class GCNConv(WeightedSum, pyg.GCNConv):
 
     def by_degrees(self, edges: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
         """`s_i sum_j s_j x_j` over the in-neighbors and, with loops, the node itself, with `s_i = degree_i^-1/2`."""
-        few, loops = self.few(edges, None, x), self.add_self_loops
+        few = self.few(edges, None, x)
+        loops = self.add_self_loops
         if few is None:
             graph, _ = self.bind(edges, None, x)
             looped = graph.derive(_with_loops, True, num_dst=graph.num_dst) if loops else graph
@@ -258,7 +261,8 @@ class GCNConv(WeightedSum, pyg.GCNConv):
             src, dst = few[0].unbind(0)
             if loops and not bool((others := src != dst).all()):
                 self.bind(edges, None, x)  # loops that are left out are edges of nodes, too
-                src, dst = src[others], dst[others]
+                src = src[others]
+                dst = dst[others]
             scale = _inverse_root(torch.bincount(dst, minlength=few[2]) + int(loops), dtype)
             x = x * scale
             out = _sum_of_few((src, dst), x, few[2], False)
@@ -335,7 +339,8 @@ class RGATConv(Replacement, pyg.RGATConv):
         if not ours or not self.computes(edge_index, x, size=size):
             return super().forward(x, edges_of(edge_index), edge_type, edge_attr, size, return_attention_weights)
         graph, _ = self.bind(edge_index, size, x, edge_type)
-        maps, of_edges = None if self.num_bases is not None else self.weight, None
+        maps = None if self.num_bases is not None else self.weight
+        of_edges = None
         within = self.attention_mechanism[0] == "w"
         if maps is None:
             maps = (self.att @ self.basis.flatten(1)).view(self.num_relations, self.in_channels, -1)
@@ -354,7 +359,8 @@ class HGTConv(Replacement, pyg.HGTConv):
     node_dim_needed = 0
 
     def forward(self, x_dict: Any, edge_index_dict: Any) -> Any:
-        edges, known = edge_index_dict, set(edge_index_dict) <= set(self.edge_types)
+        edges = edge_index_dict
+        known = set(edge_index_dict) <= set(self.edge_types)
         lists = all(is_edge_list(ends) and not isinstance(ends, Graph) for ends in edges.values())
         plain = not (is_hooked(self.k_rel) or is_hooked(self.v_rel))
         ours = known and edges and lists and plain and self.flow == "source_to_target"
@@ -365,7 +371,8 @@ class HGTConv(Replacement, pyg.HGTConv):
             for kind, kqv in self.kqv_lin(x_dict).items()
         }
         sizes = {kind: len(x_dict[kind]) for kind in parts}
-        graph, number = stacked_graph_of(edges, sizes), [self.edge_types_map[name] for name in edges]
+        graph = stacked_graph_of(edges, sizes)
+        number = [self.edge_types_map[name] for name in edges]
         maps = [f.weight.unflatten(0, (self.heads, -1))[:, number].unbind(1) for f in (self.k_rel, self.v_rel)]
         prior = [self.p_rel["__".join(name)].view(-1, 1, 1) for name in edges]
         sources = [parts[name[0]] for name in edges]
@@ -464,7 +471,8 @@ class EdgeMessages(Replacement):
         conv: Any = self
         x = (inputs["q"], inputs["k"]) if "k" in inputs else inputs["x"]  # ResGatedGraphConv has no x
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
-        reducers, names = _reducers(conv.aggr_module) or [], [*conv.inspector.get_param_dict("message")]
+        reducers = _reducers(conv.aggr_module) or []
+        names = [*conv.inspector.get_param_dict("message")]
         of_sources = all(name.endswith("_j") or inputs.get(name, 0) is None for name in names)
         ours = (of_sources or reducers not in LINEAR or self.mpnn_backend != "auto") and is_edge_list(edge_index)
         if not ours or not self.computes(edge_index, *features, size=size):
@@ -493,7 +501,8 @@ class EdgeConv(EdgeMessages, pyg.EdgeConv):
     layer is a map, too, it follows the sum."""
 
     def propagate(self, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
-        layers, x = [*self.nn] if type(self.nn) is Sequential and not is_hooked(self.nn) else [self.nn], inputs["x"]
+        layers = [*self.nn] if type(self.nn) is Sequential and not is_hooked(self.nn) else [self.nn]
+        x = inputs["x"]
         ours = (
             _reducers(self.aggr_module) in LINEAR and any(map(is_plain, layers[:1])) and self.flow == "source_to_target"
         )
@@ -510,7 +519,8 @@ class EdgeConv(EdgeMessages, pyg.EdgeConv):
         out = message.new_zeros(*message.shape[:-2], count, message.shape[-1]).index_add(-2, dst, message)
         degree = torch.bincount(dst, minlength=count)[:, None].to(out.dtype)
         if _reducers(self.aggr_module) == ["mean"]:
-            out, degree = out / degree.clamp(min=1), degree.clamp(max=1)
+            out = out / degree.clamp(min=1)
+            degree = degree.clamp(max=1)
         if last is None:
             return out
         return linear(out, last.weight) if last.bias is None else linear(out, last.weight) + degree * last.bias
@@ -529,7 +539,8 @@ class PNAConv(EdgeMessages, pyg.PNAConv):
     node_dim_needed = 0
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any = None) -> Tensor:
-        maps, reducers = [*map(_only_map, (*self.pre_nns, *self.post_nns))], _reducers(self.aggr_module) or []
+        maps = [*map(_only_map, (*self.pre_nns, *self.post_nns))]
+        reducers = _reducers(self.aggr_module) or []
         ours = edge_attr is None and None not in maps and is_edge_list(edge_index)
         ours = ours and isinstance(x, Tensor) and x.dim() == 2 and bool(reducers)
         ours = ours and all(reduce in SHIFTED or isinstance(reduce, ClampedStd) for reduce in reducers)
@@ -537,16 +548,20 @@ class PNAConv(EdgeMessages, pyg.PNAConv):
             result: Tensor = super().forward(x, edge_index, edge_attr)
             return result
         graph, _ = self.bind(edge_index, None, x)
-        factors, reached = _factors(self.aggr_module, graph, x.dtype), graph.cached("in-degree", graph.degree) > 0
+        factors = _factors(self.aggr_module, graph, x.dtype)
+        reached = graph.cached("in-degree", graph.degree) > 0
         shape = len(x), self.towers if self.divide_input else 1, self.F_in
-        towers, found = x.reshape(shape).expand(-1, self.towers, -1).unbind(1), []
+        towers = x.reshape(shape).expand(-1, self.towers, -1).unbind(1)
+        found = []
         for h, before, after in zip(towers, maps[: self.towers], maps[self.towers :], strict=True):
             own, other = before.weight.chunk(2, 1)
-            own, other = linear(h, own, before.bias) * reached[:, None], linear(h, other)
+            own = linear(h, own, before.bias) * reached[:, None]
+            other = linear(h, other)
             parts = [_aggregated(graph, other, reduce, None, self.mpnn_backend) for reduce in reducers]
             shifted = [part + own if reduce in SHIFTED else part for part, reduce in zip(parts, reducers, strict=True)]
             message, (first, *others) = _joined(shifted), after.weight.split(self.F_in, 1)
-            out, width = linear(h, first, after.bias), len(reducers)
+            out = linear(h, first, after.bias)
+            width = len(reducers)
             for k, factor in enumerate(factors):
                 scaled = linear(message, torch.cat(others[k * width : (k + 1) * width], 1))
                 out = out + (scaled if factor is None else scaled * factor)
@@ -598,7 +613,8 @@ class ClampedStd(Composed):
 LINEAR = ["sum"], ["mean"]
 SHIFTED = "mean", "min", "max"
 """Aggregates that grow by what is added to each message. A variance stays as it is."""
-FEW, WIDE = 1 << 18, (torch.float32, torch.float64)
+FEW = 1 << 18
+WIDE = (torch.float32, torch.float64)
 """Numbers in all messages together, up to which sorted edges and a plan cost more than they save, and kernels keep each
 row whole; the dtypes in which they add up as torch does."""
 
@@ -671,7 +687,8 @@ def _scaled(module: Any, out: Tensor, graph: Graph) -> Tensor:
 def _factors(module: Any, graph: Graph, dtype: torch.dtype) -> list[Tensor | None]:
     """Those of a `DegreeScalerAggregation`, [N, 1]; None: ones."""
     degree = graph.cached("in-degree", graph.degree).to(dtype)[:, None]
-    linear, log = module.avg_deg_lin, module.avg_deg_log
+    linear = module.avg_deg_lin
+    log = module.avg_deg_log
     factors: dict[str, Callable[[], Tensor | None]] = {
         "identity": lambda: None,
         "amplification": lambda: (degree + 1).log() / log,

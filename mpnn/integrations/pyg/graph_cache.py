@@ -105,7 +105,8 @@ def _ends(edges: Any) -> Tensor:
     if edges.layout == torch.sparse_coo:
         return edges._indices().flip(0)
     if edges.layout == torch.sparse_csr:
-        start, col = edges.crow_indices(), edges.col_indices()
+        start = edges.crow_indices()
+        col = edges.col_indices()
         row = torch.arange(len(start) - 1, device=start.device).repeat_interleave(start.diff())
         return torch.stack([col.long(), row])
     plain = edges.as_tensor() if hasattr(edges, "as_tensor") else edges

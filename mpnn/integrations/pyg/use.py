@@ -88,7 +88,8 @@ def use(model: nn.Module, *, backend: str = "auto", maps: bool = True) -> Report
     report = Report()
     for name, module in model.named_modules():
         if isinstance(module, MessagePassing) and not isinstance(module, Replacement):
-            kind, reason = type(module), _refusal(module)
+            kind = type(module)
+            reason = _refusal(module)
             if reason is not None:
                 report.left[name] = reason
                 continue

@@ -66,7 +66,9 @@ def run(
     """
     if torch._C._len_torch_dispatch_stack():
         _refuse_recording(name)
-    kernel, address, count = _kernel(name, dtype), ctypes.addressof(parameters), torch.get_num_threads()
+    kernel = _kernel(name, dtype)
+    address = ctypes.addressof(parameters)
+    count = torch.get_num_threads()
     team = threads.team() if count > 1 and entries * parts > 1 else None
     if team is None and count > 1:
 
@@ -84,14 +86,16 @@ def run(
 def function(name: str) -> Callable[[int], None]:
     """A function of the address of its parameters, for which one thread is enough. Calls release Python's lock."""
     kernel = _load()[name]
-    kernel.restype, kernel.argtypes = None, [ctypes.c_void_p]
+    kernel.restype = None
+    kernel.argtypes = [ctypes.c_void_p]
     return kernel
 
 
 @cache
 def _kernel(name: str, dtype: torch.dtype) -> Any:
     kernel = _load()[name + _SUFFIXES[dtype]]
-    kernel.restype, kernel.argtypes = ctypes.c_bool, [ctypes.c_void_p] + [ctypes.c_int64] * 3
+    kernel.restype = ctypes.c_bool
+    kernel.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 3
     return kernel
 
 
@@ -99,7 +103,8 @@ def _kernel(name: str, dtype: torch.dtype) -> Any:
 def _run_parts() -> Any:
     """`run_parts` of threads.cpp."""
     run_parts = _load().run_parts
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    pointer = ctypes.c_void_p
+    number = ctypes.c_int64
     run_parts.restype = ctypes.c_bool
     run_parts.argtypes = [pointer, pointer, number, number, number, pointer, ctypes.c_bool, number]
     return run_parts

@@ -135,11 +135,15 @@ def gradients(
     longest = tl.max(tl.max(last - first, 1), 0)
     next_other, next_id, next_mask = other_ends(col, edge, first, last, exists, E)
     for t in range(0, longest, E):
-        other, edge_id, mask = next_other, next_id, next_mask
+        other = next_other
+        edge_id = next_id
+        mask = next_mask
         next_other, next_id, next_mask = other_ends(col, edge, first + t + E, last, exists, E)
-        i, j = row, other
+        i = row
+        j = other
         if ROWS == SOURCES:
-            i, j = other, row
+            i = other
+            j = row
         if ROWS == TYPES:
             edge_id = other
             i, j = tl.load(end_dst + edge_id).to(row.dtype), tl.load(end_src + edge_id).to(row.dtype)
@@ -153,7 +157,8 @@ def gradients(
                     VALUE_WIDTH, REAL,
                 )  # fmt: skip
             if ROWS == SOURCES:
-                k, messages = own_key, own_value
+                k = own_key
+                messages = own_value
             else:
                 k, messages = load_sources(
                     key, key_at, value, value_at, b, j, h // GROUP, mask, KIND, WIDTH, VALUE_WIDTH, REAL

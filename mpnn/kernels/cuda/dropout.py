@@ -51,7 +51,9 @@ def fill_words(
     b * streams + first_stream + h."""
     n = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     dst_key, src_key, stream_key = role_keys(seed)
-    is_dst, is_src, is_copy = n < num_dst, n < num_src, n < copies
+    is_dst = n < num_dst
+    is_src = n < num_src
+    is_copy = n < copies
     stream = n // heads * streams + first_stream + n % heads
     tl.store(dst_words + n, node_word(dst_key, dst_ids, n, is_dst), mask=is_dst)
     tl.store(src_words + n, node_word(src_key, src_ids, n, is_src), mask=is_src)

@@ -63,7 +63,9 @@ def attend(
     longest = tl.max(tl.max(last - first, 1), 0)
     next_j, next_id, next_mask = other_ends(col, edge, first, last, exists, E)
     for t in range(0, longest, E):
-        j, edge_id, mask = next_j, next_id, next_mask
+        j = next_j
+        edge_id = next_id
+        mask = next_mask
         next_j, next_id, next_mask = other_ends(col, edge, first + t + E, last, exists, E)
         k = q if KIND == CONSTANT else load_vectors(key, key_at, b, j, h // GROUP, mask, WIDTH, REAL)
         s, _, _ = logits(
@@ -129,7 +131,8 @@ def join(
 ):  # fmt: skip
     """Joins the parts of the `count` divided rows, always in the same order: row `rows[n]` has slots ptr[n] to
     ptr[n + 1]."""
-    n, rest = tl.program_id(0) % count, tl.program_id(0) // count
+    n = tl.program_id(0) % count
+    rest = tl.program_id(0) // count
     h, b = ((rest % blocks) * BH + tl.arange(0, BH)).to(tl.int64), (rest // blocks).to(tl.int64)
     mask = (h < heads)[None, None, :]
     row_max = tl.full([1, BH], float("-inf"), REAL)

@@ -61,12 +61,16 @@ def _place(ends, documents, blocks, heads, nodes, width, deep, WIDTH: tl.constex
     """The share of a program in a grid of batch entries, documents, heads and blocks of columns, the last the fastest:
     its document, first and last node, head, entry, block, features, columns, and the place of a state and its mask."""
     share = tl.program_id(0)
-    block, h = share % blocks, share // blocks % heads
-    document, b = share // blocks // heads % documents, share // blocks // heads // documents
-    first, last = 0, nodes
+    block = share % blocks
+    h = share // blocks % heads
+    document = share // blocks // heads % documents
+    b = share // blocks // heads // documents
+    first = 0
+    last = nodes
     if ends is not None:
         first, last = tl.load(ends + document), tl.load(ends + document + 1)
-    f, d = tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
+    f = tl.arange(0, WIDTH)
+    d = block * DEEP + tl.arange(0, DEEP)
     h, b = h.to(tl.int64), b.to(tl.int64)
     state = (b * heads + h) * width * deep + f[:, None] * deep + d[None, :]
     return document, first, last, h, b, block, f, d, state, (f < width)[:, None] & (d < deep)[None, :]
@@ -183,7 +187,8 @@ class Recurrence(torch.autograd.Function):
         e = torch.empty_like(out) if beta is not None and any(ctx.needs_input_grad) else None
         # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
         ctx.save_for_backward(*given, e, last)
-        ctx.scale, ctx.ends = float(scale), ends
+        ctx.scale = float(scale)
+        ctx.ends = ends
         ctx.set_materialize_grads(False)
         features = (rows(x, heads) for x in (query, key, value))
         _launch(forward, ctx, last, nodes, log_gate, (*features, log_gate, beta, state, out, last, e))
@@ -203,7 +208,8 @@ class Recurrence(torch.autograd.Function):
         *given, e, last = ctx.saved_tensors
         query, key, value, log_gate, beta, state = _readable(given)
         batch, heads, width, deep = last.shape
-        nodes, blocks = query.shape[1], _blocks(width, deep)[0]
+        nodes = query.shape[1]
+        blocks = _blocks(width, deep)[0]
         d_out = last.new_zeros(batch, nodes, heads, deep) if d_out is None else with_contiguous_rows(d_out)
         d_last = None if d_last is None else d_last.contiguous()
         u = value if beta is None else e * beta[..., None]
@@ -217,7 +223,9 @@ class Recurrence(torch.autograd.Function):
         arguments = k, stored, log_gate, state, d_o, d_value, d_query, read
         _launch(forwards, ctx, last, nodes, log_gate, arguments)
 
-        d_query, d_key, own = d_query.sum(1), d_key.sum(1), ctx.scale * own.sum(1)[..., None]
+        d_query = d_query.sum(1)
+        d_key = d_key.sum(1)
+        own = ctx.scale * own.sum(1)[..., None]
         read = 0 if read is None else read.sum(1)
         each_query, each_key = (x.repeat_interleave(heads // x.shape[2], 2).to(last.dtype) for x in (query, key))
         d_log_gate = None
@@ -269,7 +277,8 @@ def _crossing(edges: Tensor, entering: Tensor | None, ends: tuple[int, ...]) -> 
     state has a gradient, in the last document from the start, where it is `entering` [B, ...]."""
     edges = edges.double()
     sums = torch.cat([edges, torch.zeros_like(edges[:, :1])], 1).flip(1).cumsum(1).flip(1)
-    out, end = sums[:, :-1], _ends_on(ends, edges.device)[1]
+    out = sums[:, :-1]
+    end = _ends_on(ends, edges.device)[1]
     out = out if end is None else out - sums.index_select(1, end)
     if entering is not None:
         begin = ends[-2] if len(ends) > 1 else 0

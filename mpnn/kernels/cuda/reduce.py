@@ -51,7 +51,9 @@ def segment_reduce(
     longest = tl.max(tl.max(last - first, 1), 0)
     next_j, next_id, next_mask = other_ends(col, edge, first, last, exists, E)
     for t in range(0, longest, E):
-        j, edge_id, mask = next_j, next_id, next_mask
+        j = next_j
+        edge_id = next_id
+        mask = next_mask
         next_j, next_id, next_mask = other_ends(col, edge, first + t + E, last, exists, E)
         messages = load_vectors(x, x_at, b, j, h, mask, WIDTH, REAL)
         if weight is not None:
@@ -77,7 +79,8 @@ def segment_reduce(
         row_result = highest + tl.sum(bad, 1)
     else:
         row_result = tl.sum(result, 1)
-    whole, divided = (slot < 0)[:, :, None] & exists, (slot >= 0)[:, :, None] & exists
+    whole = (slot < 0)[:, :, None] & exists
+    divided = (slot >= 0)[:, :, None] & exists
     if part is not None:
         store_vectors(part, part_at, b, slot, h, divided, row_result[:, None, :, :], WIDTH)
         if equal is not None:
@@ -107,7 +110,8 @@ def join(
 ):  # fmt: skip
     """Joins the parts of the `count` divided rows, always in the same order: row `rows[k]` has slots ptr[k] to
     ptr[k + 1], and edges from `edge_ptr[row]` on."""
-    k, rest = tl.program_id(0) % count, tl.program_id(0) // count
+    k = tl.program_id(0) % count
+    rest = tl.program_id(0) // count
     h, b = ((rest % blocks) * BH + tl.arange(0, BH)).to(tl.int64), (rest // blocks).to(tl.int64)
     exists = (h < heads)[None, None, :]
     result = tl.zeros([1, BH, WIDTH], REAL)
@@ -155,7 +159,9 @@ def segment_reduce_backward(
     longest = tl.max(tl.max(last - first, 1), 0)
     next_i, next_id, next_mask = other_ends(col, edge, first, last, exists, E)
     for t in range(0, longest, E):
-        i, edge_id, mask = next_i, next_id, next_mask
+        i = next_i
+        edge_id = next_id
+        mask = next_mask
         next_i, next_id, next_mask = other_ends(col, edge, first + t + E, last, exists, E)
         d_message = load_vectors(d_out, d_out_at, b, i, h, mask, WIDTH, REAL)
         w = tl.full([1, 1, 1, 1], 1.0, REAL)

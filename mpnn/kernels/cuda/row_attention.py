@@ -112,7 +112,8 @@ class _RowAttention(torch.autograd.Function):
         key = spec.score, spec.dtype, spec.return_weights, *layouts
         with on_device(inputs.value):
             out, weights, lse = _forward(spec, inputs, key)
-        ctx.spec, ctx.key = spec, key
+        ctx.spec = spec
+        ctx.key = key
         # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
         ctx.save_for_backward(out, weights, lse, *tensors)
         ctx.set_materialize_grads(False)
@@ -166,8 +167,12 @@ def _contiguous(inputs: Tensors) -> Tensors:
 
 def _forward(spec: Spec, inputs: Tensors, key: Hashable) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """out, weights, and lse [B, N_dst, H]."""
-    value, rows, score = inputs.value, spec.rows, spec.score
-    batch, width, heads = value.shape[0], value.shape[-1], score.heads
+    value = inputs.value
+    rows = spec.rows
+    score = spec.score
+    batch = value.shape[0]
+    width = value.shape[-1]
+    heads = score.heads
     kept = real(value.dtype)[0]
     out = value.new_empty(batch, rows.num_rows, heads, width, dtype=spec.dtype)
     lse = value.new_empty(batch, rows.num_rows, heads, dtype=kept) if score.softmax else None
@@ -299,7 +304,8 @@ def _along(
     also those of the data of edges; returns that of the score's vector. `computes`: delta too."""
     score, (out, lse, delta, d_out, d_weights) = spec.score, upstream
     heads = inputs.value.shape[2] if which == SOURCES else score.heads
-    batch, kept = len(d_out), real(d_out.dtype)[0]
+    batch = len(d_out)
+    kept = real(d_out.dtype)[0]
     part, part_values = (
         None if x is None or not rows.divided.slots
         else x.new_empty(batch, rows.divided.slots, *x.shape[2:], dtype=kept)
@@ -352,7 +358,8 @@ def _tensors(spec: Spec, rows: Sorted, inputs: Tensors) -> tuple[Tensor | None, 
 
 def _ids(spec: Spec) -> tuple[Tensor | None, Tensor | None]:
     """The edge types of edge_key and edge_value."""
-    key_types, value_types = spec.key_types, spec.value_types
+    key_types = spec.key_types
+    value_types = spec.value_types
     return None if key_types is None else key_types.ids, None if value_types is None else value_types.ids
 
 

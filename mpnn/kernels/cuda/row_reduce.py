@@ -46,7 +46,8 @@ class RowReduce(torch.autograd.Function):
         dtype: torch.dtype,
         again: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        given, compared = value, None
+        given = value
+        compared = None
         value = with_contiguous_rows(value)
         extreme = kind in ("max", "min")
         with on_device(value):
@@ -55,7 +56,11 @@ class RowReduce(torch.autograd.Function):
             counted = extreme and any(ctx.needs_input_grad)
             dtype = real(value.dtype)[0] if extreme and weight is not None else dtype
             out, equal = segment_reduce(value, weight, rows, rows.edges, kind, compared, counted, dtype)
-        ctx.rows, ctx.columns, ctx.kind, ctx.like, ctx.again = rows, columns, kind, value.dtype, again
+        ctx.rows = rows
+        ctx.columns = columns
+        ctx.kind = kind
+        ctx.like = value.dtype
+        ctx.again = again
         if extreme:
             compared = out
         elif kind != "var" and not ctx.needs_input_grad[1]:
@@ -80,7 +85,9 @@ class RowReduce(torch.autograd.Function):
     def once(ctx: Any, d_out: Tensor) -> Any:
         value, weight, compared, equal = ctx.saved_tensors
         value = with_contiguous_rows(value)
-        columns, kind, needed = ctx.columns(), ctx.kind, ctx.needs_input_grad
+        columns = ctx.columns()
+        kind = ctx.kind
+        needed = ctx.needs_input_grad
         if kind in ("mean", "var"):
             d_out = d_out * ctx.rows.inverse_degree(real(d_out.dtype)[0]) * (1 if kind == "mean" else 2)
         elif equal is not None:
@@ -103,7 +110,8 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, by_id: Callable[[], Sorted]) -> Tensor:
-        ctx.by_id, ctx.ids = by_id, ids
+        ctx.by_id = by_id
+        ctx.ids = ids
         ctx.save_for_backward(table)
         return table.index_select(0, ids)
 
@@ -210,7 +218,8 @@ def _join(
     key: Hashable,
 ) -> None:
     """Joins the parts of divided rows, and of the numbers of equal extremes."""
-    part, divided = parts[0], rows.divided
+    part = parts[0]
+    divided = rows.divided
     if part is None:
         return
 

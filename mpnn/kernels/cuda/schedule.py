@@ -112,7 +112,9 @@ class Sorted:
     """
 
     def __init__(self, ptr: Tensor, col: Tensor, edge: Tensor | None, num_cols: int, piece: int | None = None) -> None:
-        self.ptr, self.num_rows, self.num_edges = ptr, len(ptr) - 1, len(col)
+        self.ptr = ptr
+        self.num_rows = len(ptr) - 1
+        self.num_edges = len(col)
         self.edges = Edges(_narrow(col, num_cols), None if edge is None else _narrow(edge, len(col)))
         self.piece = piece or max(_PIECE, power_of_two(len(col) // _PIECES))
         self.launches = Launches()

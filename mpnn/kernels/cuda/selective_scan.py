@@ -57,7 +57,9 @@ def _place(starts, stops, chunks, blocks, nodes, C: tl.constexpr, CHANNELS: tl.c
     """The share of a program in a grid of batch entries, chunks and blocks of channels, the last the fastest: its
     block, entry and chunk, the first node of the chunk and the node after its last, and its channels and states."""
     share = tl.program_id(0)
-    block, c, b = share % blocks, share // blocks % chunks, (share // blocks // chunks).to(tl.int64)
+    block = share % blocks
+    c = share // blocks % chunks
+    b = (share // blocks // chunks).to(tl.int64)
     first = c * C
     stop = tl.minimum(first + C, nodes)
     if starts is not None:
@@ -77,8 +79,10 @@ def passed(
     `after` each chunk, and the sum of its steps [batch, chunks, channels]; with `BACK`, where x is the gradient of y
     and B is C, the gradient of the state before each chunk."""
     _, b, c, first, stop, d, s = _place(starts, stops, chunks, blocks, nodes, C, CHANNELS, STATES)
-    is_channel, is_state = d < channels, s < states
-    exists, cell = is_state[:, None] & is_channel[None, :], s[:, None] * channels + d[None, :]
+    is_channel = d < channels
+    is_state = s < states
+    exists = is_state[:, None] & is_channel[None, :]
+    cell = s[:, None] * channels + d[None, :]
     rate = tl.load(A + cell, mask=exists, other=0.0) * LOG2_E
     place = (b * chunks + c) * states * channels + cell
     h, steps = tl.zeros([STATES, CHANNELS], REAL), tl.zeros([1, CHANNELS], REAL)
@@ -113,15 +117,20 @@ def walk(
     document that is walked first, `leaving` that after the last one; each may be None."""
     share = tl.program_id(0)
     d = share % blocks * CHANNELS + tl.arange(0, CHANNELS)
-    s, share = share // blocks % states, share // blocks // states
-    document, b = share % documents, (share // documents).to(tl.int64)
-    c0, count = 0, chunks
+    s = share // blocks % states
+    share = share // blocks // states
+    document = share % documents
+    b = (share // documents).to(tl.int64)
+    c0 = 0
+    count = chunks
     if first_chunk is not None:
         c0 = tl.load(first_chunk + document)
         count = tl.load(first_chunk + document + 1) - c0
-    is_channel, k = d < channels, tl.arange(0, TOGETHER)
+    is_channel = d < channels
+    k = tl.arange(0, TOGETHER)
     rate = tl.load(A + s * channels + d, mask=is_channel, other=0.0)[None, :]
-    cell, state = s * channels + d, tl.zeros([CHANNELS], REAL)
+    cell = s * channels + d
+    state = tl.zeros([CHANNELS], REAL)
     if entering is not None:
         begins = of_document(document, documents - 1 if BACK else 0, is_channel)
         state = tl.load(entering + b * states * channels + cell, mask=begins, other=0.0)
@@ -153,11 +162,14 @@ def gradients(
     channels d_B and d_C [blocks, batch, nodes, states], `size` numbers a block. With g the gradient of h and
     `read_t = gate_t h_(t-1)`, the gradient of a step is `x <g, B> + <A, g read>`."""
     block, b, c, first, stop, d, s = _place(starts, stops, chunks, blocks, nodes, C, CHANNELS, STATES)
-    is_channel, is_state = d < channels, s < states
-    exists, cell = is_state[:, None] & is_channel[None, :], s[:, None] * channels + d[None, :]
+    is_channel = d < channels
+    is_state = s < states
+    exists = is_state[:, None] & is_channel[None, :]
+    cell = s[:, None] * channels + d[None, :]
     rate = tl.load(A + cell, mask=exists, other=0.0)
     place = (b * chunks + c) * states * channels + cell
-    Z, d_rate = tl.load(d_after + place, mask=exists, other=0.0), tl.zeros([STATES, CHANNELS], REAL)
+    Z = tl.load(d_after + place, mask=exists, other=0.0)
+    d_rate = tl.zeros([STATES, CHANNELS], REAL)
     groups = tl.cdiv(stop - first, FEW)
     for k in range(groups):
         group = groups - 1 - k
@@ -165,14 +177,16 @@ def gradients(
         h = tl.load(within + ((b * chunks + c) * (C // FEW) + group) * states * channels + cell, mask=exists, other=0.0)
         reads = ()
         for j in tl.static_range(FEW):
-            at, inside = b * nodes + start + j, start + j < stop
+            at = b * nodes + start + j
+            inside = start + j < stop
             step = _row(dt, at, channels, d, is_channel & inside, REAL)
             stored = step * _row(x, at, channels, d, is_channel & inside, REAL)
             read = tl.exp2(rate * LOG2_E * step) * h
             h = read + _column(B, at, states, s, is_state & inside, REAL) * stored
             reads = reads + (read,)  # noqa: RUF005 - Triton unpacks no tuples
         for i in tl.static_range(FEW - 1, -1, -1):
-            at, inside = b * nodes + start + i, start + i < stop
+            at = b * nodes + start + i
+            inside = start + i < stop
             step = _row(dt, at, channels, d, is_channel & inside, REAL)
             one = _row(x, at, channels, d, is_channel & inside, REAL)
             d_out = _row(d_y, at, channels, d, is_channel & inside, REAL)
@@ -183,7 +197,8 @@ def gradients(
             d_rate += step * by_gate
             d_stored = tl.sum(g * key, 0)[None, :]
             d_step = one * d_stored + tl.sum(rate * by_gate, 0)[None, :]
-            row, column = at * channels + d[None, :], block.to(tl.int64) * size + at * states + s
+            row = at * channels + d[None, :]
+            column = block.to(tl.int64) * size + at * states + s
             tl.store(d_x + row, step * d_stored, mask=(is_channel & inside)[None, :])
             tl.store(d_dt + row, d_step, mask=(is_channel & inside)[None, :])
             tl.store(d_B + column, tl.sum(g * (step * one), 1), mask=is_state & inside)
@@ -200,7 +215,8 @@ class _Pass:
         self.states = len(A)
         self.dtype, self.real = real(x.dtype)
         self.tables = chunks_of(tuple(ends), _NODES, x.device)
-        self.documents, self.chunks = len(ends), count_chunks(ends, _NODES)
+        self.documents = len(ends)
+        self.chunks = count_chunks(ends, _NODES)
         self.blocks = -(-self.channels // _CHANNELS)
 
     def of_chunks(self, x: Tensor, groups: int = 1) -> Tensor:
@@ -271,7 +287,10 @@ def _backward(
     d_y, x, dt, A, B, C, state = (tensor.contiguous() for tensor in (d_y, x, dt, A, B, C, state))
     d_last = None if d_last is None else d_last.contiguous()
     p = _Pass(x, A, ends)
-    d_x, d_dt, d_A, d_state = torch.empty_like(dt), torch.empty_like(dt), p.of_chunks(x), torch.empty_like(state)
+    d_x = torch.empty_like(dt)
+    d_dt = torch.empty_like(dt)
+    d_A = p.of_chunks(x)
+    d_state = torch.empty_like(state)
     d_B, d_C = dt.new_empty(2, p.blocks, *B.shape)
     with on_device(x):
         before = p.walked(x, dt, A, B, state, None, back=False)

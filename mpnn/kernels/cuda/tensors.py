@@ -120,8 +120,10 @@ def rows_of_program(units, count, blocks, heads, R: tl.constexpr, BH: tl.constex
     their first and last edges and slots [R, 1], its heads [BH], the mask of existing (row, head) pairs [R, 1, BH], and
     the entry."""
     packs = tl.cdiv(count, R)
-    pack, rest = tl.program_id(0) % packs, tl.program_id(0) // packs
-    block, b = rest % blocks, (rest // blocks).to(INDEX)
+    pack = tl.program_id(0) % packs
+    rest = tl.program_id(0) // packs
+    block = rest % blocks
+    b = (rest // blocks).to(INDEX)
     unit = pack * R + tl.arange(0, R)
     exists = unit < count
     unit = units + unit.to(INDEX) * 4

@@ -102,7 +102,9 @@ class TileAttention(torch.autograd.Function):
             out, lse, norm = _forward(inputs, options, words, key)
         # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
         ctx.save_for_backward(*tensors, out, norm)
-        ctx.options, ctx.words, ctx.key = options, words, key
+        ctx.options = options
+        ctx.words = words
+        ctx.key = key
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -111,7 +113,8 @@ class TileAttention(torch.autograd.Function):
         scale, softcap, *_, again = ctx.options
         if again is None or not are_differentiated(upstream):
             return TileAttention.once(ctx, *upstream)
-        tensors, needs = ctx.saved_tensors[:7], ctx.needs_input_grad[:7]
+        tensors = ctx.saved_tensors[:7]
+        needs = ctx.needs_input_grad[:7]
         return *gradients_again(partial(again, scale, softcap, are_batches(upstream)), tensors, needs, upstream), None
 
     @staticmethod
@@ -172,10 +175,13 @@ def _words(inputs: _Inputs, dropout: Dropout | None, graphs: TileGraphs, key: Ha
 
 def _forward(inputs: _Inputs, options: Options, words: _Words, key: Hashable) -> tuple[Tensor, Tensor, Tensor]:
     """out, lse and norm."""
-    query, value, launch = inputs.query, inputs.value, options.config.forward
+    query = inputs.query
+    value = inputs.value
+    launch = options.config.forward
     graph = options.graph(launch)
     batch, num_dst, heads, _ = query.shape
-    copies, width = batch * heads, value.shape[-1]
+    copies = batch * heads
+    width = value.shape[-1]
     out = query.new_empty(batch, num_dst, heads, width)
     lse, norm = (query.new_empty(batch, heads, num_dst, dtype=torch.float32) for _ in range(2))
     if not copies * num_dst:
@@ -208,7 +214,8 @@ def _backward(
     needed: Any, key: Hashable,
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the inputs, None where they are not needed."""
-    query, value = inputs.query, inputs.value
+    query = inputs.query
+    value = inputs.value
     grads = _Inputs(
         *(x.new_empty(x.shape) if x is not None and need else None for x, need in zip(inputs, needed, strict=False))
     )
@@ -218,7 +225,8 @@ def _backward(
     if not query.numel() * value.numel():
         return [None if x is None else x.zero_() for x in grads]
     batch, num_dst, heads, _ = query.shape
-    copies, width = batch * heads, value.shape[-1]
+    copies = batch * heads
+    width = value.shape[-1]
     stats = norm.new_empty(*norm.shape, 2)
     _start(options.graphs, key, tile_backward.deltas, (out, d_out, norm, d_lse, stats), _SMALL, lambda: (
         triton.cdiv(num_dst, _ROWS) * copies,
@@ -268,13 +276,15 @@ class _Call(NamedTuple):
 
 def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
     """Writes the gradient of queries; returns that of biases per edge."""
-    inputs, launch = call.inputs, call.options.config.by_query
+    inputs = call.inputs
+    launch = call.options.config.by_query
     graph = call.options.graph(launch)
     batch, _, heads, width = inputs.query.shape
     copies = batch * heads
     visits = graph.by_row(copies)
     d_query = inputs.query.new_empty(inputs.query.shape) if grads.query is None else grads.query
-    d_bias, edges = None, 0
+    d_bias = None
+    edges = 0
     if grads.bias is not None:
         edges = grads.bias.shape[-1]
         d_bias = grads.bias.new_empty(batch, heads, edges)
@@ -294,11 +304,13 @@ def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
 
 def _by_key(call: _Call, grads: _Inputs) -> None:
     """Writes the gradients of keys, values and src_bias."""
-    inputs, launch = call.inputs, call.options.config.by_key
+    inputs = call.inputs
+    launch = call.options.config.by_key
     graph = call.options.graph(launch)
     heads, _, num_src = call.sizes
     batch, _, key_heads, width = inputs.key.shape
-    copies, value_width = batch * key_heads, inputs.value.shape[-1]
+    copies = batch * key_heads
+    value_width = inputs.value.shape[-1]
     visits = graph.by_column(copies, heads // key_heads)
     d_key, d_value = (
         x.new_empty(x.shape) if grad is None else grad
@@ -322,10 +334,12 @@ def _by_key(call: _Call, grads: _Inputs) -> None:
 
 def _by_offset(call: _Call, d_table: Tensor) -> None:
     """Writes the gradient of the table."""
-    inputs, launch = call.inputs, call.options.config.by_query
+    inputs = call.inputs
+    launch = call.options.config.by_query
     graph = call.options.graph(launch)
     heads, num_dst, num_src = call.sizes
-    copies, steps = len(inputs.query) * heads, graph.columns // launch.step
+    copies = len(inputs.query) * heads
+    steps = graph.columns // launch.step
     diagonals = graph.by_diagonal(heads)
     visits = diagonals.schedule
     sums = call.stats.new_empty(visits.slots, heads, graph.rows, graph.columns)
@@ -371,7 +385,8 @@ def _numbers(options: Options) -> tuple[Any, ...]:
 
 
 def _features(inputs: _Inputs, *more: Tensor) -> _Features:
-    tensors, strides = [], []
+    tensors = []
+    strides = []
     for x in (*inputs[:3], *more):
         if x.dtype == torch.float32:
             planes = _split(x)
@@ -387,7 +402,8 @@ def _split(x: Tensor) -> Tensor:
     """The three bfloat16 planes of float32 x [B, N, H, D]."""
     batch, nodes, heads, width = x.shape
     planes = x.new_empty(3, *x.shape, dtype=torch.bfloat16)
-    items, rows = batch * nodes * heads, max(1, 1024 // power_of_two(width))
+    items = batch * nodes * heads
+    rows = max(1, 1024 // power_of_two(width))
     if planes.numel():
         tile_forward.split[(triton.cdiv(items, rows),)](
             x, planes, items, nodes, heads, *x.stride()[:3], D=width, WIDTH=power_of_two(width), ROWS=rows
@@ -405,7 +421,8 @@ def _bias_strides(bias: Tensor | None) -> tuple[int, int]:
 
 def _constants(inputs: _Inputs, launch: Launch) -> dict[str, Any]:
     """The constants that kernels are compiled for."""
-    width, value_width = inputs.query.shape[-1], inputs.value.shape[-1]
+    width = inputs.query.shape[-1]
+    value_width = inputs.value.shape[-1]
     return {
         "GROUP": inputs.query.shape[2] // inputs.key.shape[2],
         "D": width,

@@ -40,7 +40,8 @@ def deltas(
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """stats [B, H, N_dst, 2]: the log-sum-exp of each row (base 2), and delta."""
-    copy, first = tl.program_id(0) % copies, tl.program_id(0) // copies * ROWS
+    copy = tl.program_id(0) % copies
+    first = tl.program_id(0) // copies * ROWS
     b, h = tl.cast(copy // heads, tl.int64), tl.cast(copy % heads, tl.int64)
     o = load_rows(out + (b * num_dst * heads + h) * D, first, heads * D, num_dst, ROWS, D, WIDTH, True)
     g = load_rows(d_out + b * d_out_b + h * d_out_h, first, d_out_n, num_dst, ROWS, D, WIDTH, True)
@@ -70,7 +71,8 @@ def by_query(
     value += b * value_b + h // GROUP * value_h
     d_out += b * d_out_b + h * d_out_h
     i = top * ROWS + tl.arange(0, ROWS)
-    dst, of_query = tl.zeros([ROWS], tl.float32), i
+    dst = tl.zeros([ROWS], tl.float32)
+    of_query = i
     if table is not None:
         table += h * (num_dst + num_src - 1) + num_src - 1
     if bias is not None:
@@ -89,9 +91,13 @@ def by_query(
     delta = tl.load(stats + 1, mask=i < num_dst, other=0.0)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for partial in tl.static_range(2):
-        begin, end, column = first, middle, place
+        begin = first
+        end = middle
+        column = place
         if partial:
-            begin, end, column = middle, last, middle_place
+            begin = middle
+            end = last
+            column = middle_place
         for t in range(begin * STEPS, end * STEPS):
             next_column = tl.load(columns + (t + 1) // STEPS)
             offset = t % STEPS * STEP
@@ -99,7 +105,8 @@ def by_query(
             j = left + tl.arange(0, STEP)
             k, k1, k2 = load_planes(key, key_p, left, key_n, num_src, STEP, D, WIDTH, partial, PLANES)
             v, v1, v2 = load_planes(value, value_p, left, value_n, num_src, STEP, DV, WIDTH_V, partial, PLANES)
-            src, of_key = j.to(tl.float32), j
+            src = j.to(tl.float32)
+            of_key = j
             if dst_bias is not None:
                 src = load_nodes(src_bias, j, num_src)
             if dst_words is not None:
@@ -150,9 +157,13 @@ def by_key(
     for member in range(GROUP):
         h = key_head * GROUP + member
         of_head = b * heads + h
-        queries, upstream = query + b * query_b + h * query_h, d_out + b * d_out_b + h * d_out_h
+        queries = query + b * query_b + h * query_h
+        upstream = d_out + b * d_out_b + h * d_out_h
         of_row = stats + of_head * num_dst * 2
-        head_table, head_bias, dst_at, of_key = table, bias, dst_bias, j
+        head_table = table
+        head_bias = bias
+        dst_at = dst_bias
+        of_key = j
         src = tl.zeros([COLUMNS], tl.float32)
         acc_src = tl.zeros([COLUMNS], tl.float32)
         if table is not None:
@@ -165,9 +176,14 @@ def by_key(
         if dst_words is not None:
             of_key = load_words(src_words, j, num_src, True) * tl.load(stream_words + of_head)
         for partial in tl.static_range(2):
-            begin, end, row, pattern = first, middle, place, middle_pattern
+            begin = first
+            end = middle
+            row = place
+            pattern = middle_pattern
             if partial:
-                begin, end, row = middle, last, middle_place
+                begin = middle
+                end = last
+                row = middle_place
             for t in range(begin * STEPS, end * STEPS):
                 next_row = tl.load(rows + (t + 1) // STEPS)
                 offset = t % STEPS * STEP
@@ -180,7 +196,8 @@ def by_key(
                     norm, delta = tl.split(tl.load(two, mask=(i < num_dst)[:, None], other=0.0))
                 else:
                     norm, delta = tl.split(tl.load(two))
-                dst, of_query = i.to(tl.float32), i
+                dst = i.to(tl.float32)
+                of_query = i
                 if dst_bias is not None:
                     dst = load_nodes(dst_at, i, num_dst)
                 if dst_words is not None:
@@ -238,18 +255,24 @@ def by_offset(
     for entry in range(copies // heads):
         b = tl.cast(entry, tl.int64)
         of_head = b * heads + h
-        queries, upstream = query + b * query_b + h * query_h, d_out + b * d_out_b + h * d_out_h
-        keys, values = key + b * key_b + h // GROUP * key_h, value + b * value_b + h // GROUP * value_h
+        queries = query + b * query_b + h * query_h
+        upstream = d_out + b * d_out_b + h * d_out_h
+        keys = key + b * key_b + h // GROUP * key_h
+        values = value + b * value_b + h // GROUP * value_h
         head_bias = bias
         if bias is not None:
             head_bias = bias + b * bias_b + h * bias_h
         for partial in tl.static_range(2):
-            begin, end = first, middle
+            begin = first
+            end = middle
             if partial:
-                begin, end = middle, last
+                begin = middle
+                end = last
             for t in range(begin, end):
-                top, left = tl.load(rows + t) * ROWS, tl.load(columns + t) * COLUMNS + offset
-                i, j = top + n, left + m
+                top = tl.load(rows + t) * ROWS
+                left = tl.load(columns + t) * COLUMNS + offset
+                i = top + n
+                j = left + m
                 q, q1, q2 = load_planes(queries, query_p, top, query_n, num_dst, ROWS, D, WIDTH, partial, PLANES)
                 g, g1, g2 = load_planes(upstream, d_out_p, top, d_out_n, num_dst, ROWS, DV, WIDTH_V, partial, PLANES)
                 k, k1, k2 = load_planes(keys, key_p, left, key_n, num_src, STEP, D, WIDTH, partial, PLANES)
@@ -257,7 +280,10 @@ def by_offset(
                 row = stats + (of_head * num_dst + i) * 2
                 norm = tl.load(row, mask=i < num_dst, other=float("inf"))
                 delta = tl.load(row + 1, mask=i < num_dst, other=0.0)
-                dst, src, of_query, of_key = n.to(tl.float32), m.to(tl.float32), i, j
+                dst = n.to(tl.float32)
+                src = m.to(tl.float32)
+                of_query = i
+                of_key = j
                 if dst_bias is not None:
                     dst = load_nodes(dst_bias + of_head * num_dst, i, num_dst)
                     src = load_nodes(src_bias + of_head * num_src, j, num_src)
@@ -281,7 +307,8 @@ def add_diagonals(
     OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """d_table [H, N_dst + N_src - 1]: `sums` of `by_offset` along the lines i - j, OFFSETS of them a program."""
-    h, block = tl.program_id(0) % heads, tl.program_id(0) // heads
+    h = tl.program_id(0) % heads
+    block = tl.program_id(0) // heads
     offset = block * OFFSETS + tl.arange(0, OFFSETS)
     acc = tl.zeros([OFFSETS], tl.float32)
     for slot in range(tl.load(ranges + block * 2), tl.load(ranges + block * 2 + 1)):
@@ -301,10 +328,13 @@ def add_parts(
 ):  # fmt: skip
     """STEP rows of a divided row of tiles of out [B, N, heads, D]: the sum of its parts."""
     STEPS: tl.constexpr = ROWS // STEP
-    copy, rest = tl.program_id(0) % copies, tl.program_id(0) // copies
+    copy = tl.program_id(0) % copies
+    rest = tl.program_id(0) // copies
     skipped = rest % STEPS * STEP
     divided += rest // STEPS * 3
-    row, first, last = tl.load(divided) * ROWS + skipped, tl.load(divided + 1), tl.load(divided + 2)
+    row = tl.load(divided) * ROWS + skipped
+    first = tl.load(divided + 1)
+    last = tl.load(divided + 2)
     acc = tl.zeros([STEP, WIDTH], tl.float32)
     for slot in range(first, last):
         at = (tl.cast(slot, tl.int64) * copies + copy) * ROWS + skipped

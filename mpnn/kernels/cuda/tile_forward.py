@@ -54,7 +54,8 @@ def attend(
     value += b * value_b + h // GROUP * value_h
     n = tl.arange(0, ROWS)
     i = top * ROWS + n
-    dst, of_query = tl.zeros([ROWS], tl.float32), n
+    dst = tl.zeros([ROWS], tl.float32)
+    of_query = n
     if table is not None:
         table += h * (num_dst + num_src - 1) + num_src - 1
     if bias is not None:
@@ -70,9 +71,13 @@ def attend(
     total = tl.zeros([ROWS], tl.float32)
     most = tl.full([ROWS], LOWEST, tl.float32)
     for partial in tl.static_range(2):
-        begin, end, column = first, middle, place
+        begin = first
+        end = middle
+        column = place
         if partial:
-            begin, end, column = middle, last, middle_place
+            begin = middle
+            end = last
+            column = middle_place
         for t in range(begin * STEPS, end * STEPS):
             # read ahead, so that the next tile's keys can be loaded while this one is computed
             next_column = tl.load(columns + (t + 1) // STEPS)
@@ -125,10 +130,13 @@ def join(
 ):  # fmt: skip
     """STEP rows of a divided row of tiles: the mean of its parts, weighted by their sums of weights."""
     steps = ROWS // STEP
-    copy, rest = tl.program_id(0) % copies, tl.program_id(0) // copies
+    copy = tl.program_id(0) % copies
+    rest = tl.program_id(0) // copies
     skipped = rest % steps * STEP
     divided += rest // steps * 3
-    top, first, last = tl.load(divided) * ROWS + skipped, tl.load(divided + 1), tl.load(divided + 2)
+    top = tl.load(divided) * ROWS + skipped
+    first = tl.load(divided + 1)
+    last = tl.load(divided + 2)
     n = tl.arange(0, STEP)
     acc, total = tl.zeros([STEP, WIDTH], tl.float32), tl.zeros([STEP], tl.float32)
     most = tl.full([STEP], LOWEST, tl.float32)

@@ -56,7 +56,8 @@ def load_planes(
 ):  # fmt: skip
     """`load_rows` of each plane; `plane` is their distance. With one plane the other two are the same."""
     a = load_rows(base, first, stride, count, ROWS, D, WIDTH, CHECK)
-    b, c = a, a
+    b = a
+    c = a
     if PLANES == 3:
         b = load_rows(base + plane, first, stride, count, ROWS, D, WIDTH, CHECK)
         c = load_rows(base + plane * 2, first, stride, count, ROWS, D, WIDTH, CHECK)
@@ -67,7 +68,8 @@ def load_planes(
 def planes_of(x, like, PLANES: tl.constexpr):
     """x in the type of `like`, or the three bfloat16 whose sum it is."""
     a = x.to(like.dtype)
-    b, c = a, a
+    b = a
+    c = a
     if PLANES == 3:
         x -= a.to(tl.float32)
         b = x.to(like.dtype)
@@ -170,7 +172,10 @@ def logits(
     """
     zero = tl.zeros([a.shape[0], b.shape[0]], tl.float32)
     x = dot(a, a1, a2, tl.trans(b), tl.trans(b1), tl.trans(b2), zero, PLANES)
-    word, is_edge, edge, t = pattern, True, pattern, x
+    word = pattern
+    is_edge = True
+    edge = pattern
+    t = x
     if PARTIAL:
         at = words + tl.cast(pattern, tl.int64) * (ROWS * COLUMNS // 32)
         word = spread(at, first_row, first_column, ROWS, QUERIES, KEYS, KEYS_DOWN)
@@ -209,13 +214,11 @@ def load_unit(units, copies, heads):
     """The program's unit, see `Schedule`, its copy (a head of a batch entry), and the two."""
     unit = units + tl.program_id(0) // copies * 8
     copy = tl.program_id(0) % copies
-    row, first, middle, last, slot = (
-        tl.load(unit),
-        tl.load(unit + 1),
-        tl.load(unit + 2),
-        tl.load(unit + 3),
-        tl.load(unit + 4),
-    )
+    row = tl.load(unit)
+    first = tl.load(unit + 1)
+    middle = tl.load(unit + 2)
+    last = tl.load(unit + 3)
+    slot = tl.load(unit + 4)
     place, middle_place, middle_pattern = tl.load(unit + 5), tl.load(unit + 6), tl.load(unit + 7)
     b, h = tl.cast(copy // heads, tl.int64), tl.cast(copy % heads, tl.int64)
     return row, first, middle, last, slot, place, middle_place, middle_pattern, copy, b, h

@@ -54,10 +54,12 @@ class Tiles:
     @staticmethod
     def of(runs: Runs, rows: int, columns: int) -> "Tiles":
         """Tiles of `rows` by `columns`, powers of two; `columns` is at least 32."""
-        across, shift = -(-runs.num_src // columns), columns.bit_length() - 1
+        across = -(-runs.num_src // columns)
+        shift = columns.bit_length() - 1
         row_of_run = runs.row
         line = (row_of_run >> rows.bit_length() - 1) * (across + 1)  # of tiles, one row of tiles behind the other
-        first, last = line + (runs.start >> shift), line + (runs.stop + columns - 1 >> shift)
+        first = line + (runs.start >> shift)
+        last = line + (runs.stop + columns - 1 >> shift)
         here = _union(first, last)
         inside = line + (runs.start + columns - 1 >> shift), line + (runs.stop >> shift)
         some = inside[0] < inside[1]
@@ -97,14 +99,17 @@ def _patterns(
     row, column [partial tiles]: sorted. of_run: the first and last + 1 partial tile of each run.
     """
     factors = np.random.default_rng(0).integers(1, 2**63, columns // WORD * rows, np.uint64) | np.uint64(1)
-    words, hashes = [np.zeros((0, columns // WORD, rows), np.uint32)], [np.zeros(0, np.uint64)]
-    numbers, distinct = [np.zeros(0, np.int64)], 0
+    words = [np.zeros((0, columns // WORD, rows), np.uint32)]
+    hashes = [np.zeros(0, np.uint64)]
+    numbers = [np.zeros(0, np.int64)]
+    distinct = 0
     down = -(-runs.num_dst // rows)
     step = max(1, down * _PAIRS_AT_ONCE // max(len(row) * rows, 1))
     for top in range(0, down, step):
         rows_now = runs.ptr[[top * rows, min((top + step) * rows, runs.num_dst)]]
         tiles_now = np.searchsorted(row, [top, top + step])
-        chunk, left = slice(*rows_now), column[slice(*tiles_now)] * columns
+        chunk = slice(*rows_now)
+        left = column[slice(*tiles_now)] * columns
         first, last = (x[chunk] - tiles_now[0] for x in of_run)
         some = _words(row_of_run[chunk], runs.start[chunk], runs.stop[chunk], first, last, left, rows, columns)
         number, which = _distinct(some, hashed := (some.reshape(len(some), len(factors)) * factors).sum(1))
@@ -245,8 +250,11 @@ class TileGraph:
         return self._once("edges before", lambda: torch.from_numpy(self._count_before()).to(self.device))
 
     def _count_before(self) -> Ints:
-        runs, tiles, width = self.runs, self.tiles, self.runs.num_src + 1
-        start, length = runs.row * width + runs.start, runs.stop - runs.start
+        runs = self.runs
+        tiles = self.tiles
+        width = self.runs.num_src + 1
+        start = runs.row * width + runs.start
+        length = runs.stop - runs.start
         before = np.append(0, np.cumsum(length))
         shape = len(tiles.row), self.columns // WORD, self.rows
         counts = np.zeros(shape, np.int64)
@@ -272,7 +280,8 @@ class TileGraphs:
 
     def __init__(self, runs: Runs, device: Any) -> None:
         self.launches = Launches()
-        self._runs, self._device = runs, device
+        self._runs = runs
+        self._device = device
         self._by_size: dict[tuple[int, int], TileGraph] = {}
 
     def of(self, rows: int, columns: int) -> TileGraph:
@@ -295,7 +304,8 @@ class Diagonals(NamedTuple):
 
     @staticmethod
     def of(graph: TileGraph, limit: int) -> "Diagonals":
-        tiles, runs = graph.tiles, graph.runs
+        tiles = graph.tiles
+        runs = graph.runs
         offset, group = np.unique(tiles.row * tiles.rows - tiles.column * tiles.columns, return_inverse=True)
         schedule = _schedule(tiles, group, tiles.column, len(offset), limit, graph.device, divide_all=True)
         pieces = np.maximum(-(-np.bincount(group, minlength=len(offset)) // limit), 1)

@@ -52,7 +52,8 @@ class ArrivalTimes(Model):
         validation.tensor("x", x)
         if graph.edge_attr is None:
             raise ValueError("the links between segments need features: create the graph with edge_attr [E, edge_dim]")
-        segment, link = self.encode_segment(x), self.encode_link(graph.edge_attr)
+        segment = self.encode_segment(x)
+        link = self.encode_link(graph.edge_attr)
         route = x.new_zeros(routes.num_dst, self.dim)
         for layer in self.rounds:
             segment, link, route = layer(segment, link, route, graph, routes)

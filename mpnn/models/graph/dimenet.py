@@ -50,7 +50,8 @@ class DimeNet(Model):
         out_dim: int = 1,
     ) -> None:
         super().__init__()
-        self.embed, self.basis = nn.Embedding(types, dim), DirectionalBasis(spherical, radial, cutoff)
+        self.embed = nn.Embedding(types, dim)
+        self.basis = DirectionalBasis(spherical, radial, cutoff)
         self.embed_distance = nn.Sequential(Linear(radial, dim), nn.SiLU())
         self.embed_edge = EdgeUpdate(dim, dim, f=nn.SiLU())
         self.layers = nn.ModuleList(DimeNetLayer(dim, hidden, spherical * radial, radial) for _ in range(layers))
@@ -97,8 +98,10 @@ class DirectionalBasis(nn.Module):
                 raise ValueError(
                     f"{name} must be at most {_MOST}, as each function's zeros are searched for; got {count}"
                 )
-        self.cutoff, self.frequency = cutoff, nn.Parameter(torch.arange(1, radial + 1) * math.pi)
-        zeros, order = bessel_zeros(spherical, radial), np.arange(spherical)[:, None]
+        self.cutoff = cutoff
+        self.frequency = nn.Parameter(torch.arange(1, radial + 1) * math.pi)
+        zeros = bessel_zeros(spherical, radial)
+        order = np.arange(spherical)[:, None]
         norm = np.sqrt((2 * order + 1) / (2 * np.pi)) / np.abs(spherical_jn(order + 1, zeros))
         self.constants = torch.from_numpy(np.stack([zeros, norm]))
 
@@ -110,11 +113,13 @@ class DirectionalBasis(nn.Module):
         # float64: recurrences lose digits where z d < l
         zeros, norm = self.constants.to(d.device)
         x = zeros * d.double()[..., None]
-        before, last = x.cos() / x, x.sin() / x
+        before = x.cos() / x
+        last = x.sin() / x
         unit = vectors / length[:, None]
         # not unit[first], whose backward pass adds up in any order
         cos = (unit.index_select(0, first) * unit.index_select(0, second)).sum(-1)
-        bessel, legendre = [last[:, 0]], [torch.ones_like(cos), cos]
+        bessel = [last[:, 0]]
+        legendre = [torch.ones_like(cos), cos]
         for k in range(1, len(zeros)):
             before, last = last, (2 * k - 1) / x * last - before
             bessel.append(last[:, k])

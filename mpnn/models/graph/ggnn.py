@@ -41,7 +41,9 @@ class GGNN(Model):
         super().__init__()
         if in_dim > dim:
             raise ValueError(f"dim must be at least in_dim; got dim = {dim} and in_dim = {in_dim}")
-        self.in_dim, self.dim, self.rounds = in_dim, dim, rounds
+        self.in_dim = in_dim
+        self.dim = dim
+        self.rounds = rounds
         self.layer = MessagePassing(graph, "sum", GRU(dim), Typed(dim, dim, relations))
         self.readout = GatedReadout(dim, in_dim, classes)
 

@@ -157,7 +157,8 @@ class GraphBert(Model):
                 'residual="graph" needs the whole graph: pass Subgraphs(..., graph=graph.with_self_loops())'
             )
         targets = subgraphs.nodes[:, 0]
-        raw, logits = self.residual(x, subgraphs.graph), self.residual_logits(x, subgraphs.graph)
+        raw = self.residual(x, subgraphs.graph)
+        logits = self.residual_logits(x, subgraphs.graph)
         return raw.index_select(0, targets)[:, None], logits.index_select(0, targets)
 
     def loss(self, x: Tensor, subgraphs: Subgraphs, target: Tensor) -> Tensor:

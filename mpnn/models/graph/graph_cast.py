@@ -44,7 +44,8 @@ class GraphCast(Model):
         if any(graph.edge_attr is None for graph in steps):
             raise ValueError("GraphCast needs edge features: pass graphs that have edge_attr")
         enter, along, leave = (embed(g.edge_attr) for embed, g in zip(self.embed_edges, steps, strict=True))
-        x, h = self.embed_grid(grid), self.embed_mesh(mesh)
+        x = self.embed_grid(grid)
+        h = self.embed_mesh(mesh)
         h, _ = self.encode(h, to_mesh, source=x, edge_attr=enter)
         x = x + self.grid(x)
         for layer in self.process:

@@ -22,7 +22,8 @@ class GraphPredictor(Model):
 
     def __init__(self, encoder: Model, dim: int, outputs: int, readout: str = "mean") -> None:
         super().__init__()
-        self.encoder, self.readout = encoder, readout
+        self.encoder = encoder
+        self.readout = readout
         self.head = nn.Sequential(Linear(dim, dim), nn.ReLU(), Linear(dim, outputs))
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:

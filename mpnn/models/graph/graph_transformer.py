@@ -52,7 +52,8 @@ class GraphTransformer(Stack):
     ) -> None:
         if edges not in KINDS:
             raise ValueError(f"edges must be {' or '.join(map(repr, KINDS))}; got {edges!r}")
-        kind, width = KINDS[edges], hidden * heads
+        kind = KINDS[edges]
+        width = hidden * heads
         widths = [in_dim] + [width] * (layers - 1)
         rounds = [
             MessagePassing(
@@ -92,7 +93,8 @@ class HeadsOf(DotProduct):
     ) -> None:
         super().__init__(heads * head_dim, heads, **{"source_dim": in_dim, "query_dim": in_dim, **options})
         del self.to_out
-        self.concat, wide = concat, heads * head_dim
+        self.concat = concat
+        wide = heads * head_dim
         self.to_edge_value = None if shared else Linear(options["edge_dim"], wide, bias=False)
 
     def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
@@ -134,7 +136,9 @@ class GatedResidual(Update):
 
     def __init__(self, dim: int, out_dim: int, f: nn.Module | None = None) -> None:
         super().__init__()
-        self.own, self.gate, self.f = Linear(dim, out_dim), Linear(3 * out_dim, 1, bias=False), f
+        self.own = Linear(dim, out_dim)
+        self.gate = Linear(3 * out_dim, 1, bias=False)
+        self.f = f
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         own = self.own(x)

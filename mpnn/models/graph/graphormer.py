@@ -59,7 +59,10 @@ class Graphormer(Model):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.most_degree, self.max_distance, self.steps, self.edge_dim = most_degree, max_distance, steps, edge_dim
+        self.most_degree = most_degree
+        self.max_distance = max_distance
+        self.steps = steps
+        self.edge_dim = edge_dim
         self.embed = Linear(in_dim, dim)
         self.of_indegree, self.of_outdegree = (nn.Embedding(most_degree + 1, dim) for _ in range(2))
         self.virtual = nn.Parameter(torch.randn(1, dim))
@@ -77,7 +80,8 @@ class Graphormer(Model):
             )
             for _ in range(layers)
         )
-        self.norm, self.head = nn.LayerNorm(dim), Linear(dim, outputs)
+        self.norm = nn.LayerNorm(dim)
+        self.head = Linear(dim, outputs)
 
     def forward(self, x: Tensor, molecules: Sequence[Graph]) -> Tensor:
         """Returns properties [G, outputs] of G molecules of any sizes.

@@ -66,11 +66,13 @@ class HGTLayer(nn.Module):
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
         if missing := {kind for first, _, last in relations for kind in (first, last)} - set(kinds):
             raise ValueError(f"relations have nodes of {sorted(missing)}; pass their widths in in_dims")
-        self.heads, self.relations = heads, tuple(map(tuple, relations))
+        self.heads = heads
+        self.relations = tuple(map(tuple, relations))
         self.project = nn.ModuleDict({kind: Linear(dim, 3 * dim) for kind in kinds})
         self.out = nn.ModuleDict({kind: Linear(dim, dim) for kind in kinds})
         self.gate = nn.ParameterDict({kind: nn.Parameter(torch.ones(())) for kind in kinds})
-        count, width = len(self.relations), dim // heads
+        count = len(self.relations)
+        width = dim // heads
         self.of_key, self.of_value = (nn.Parameter(torch.empty(count, heads, width, width)) for _ in range(2))
         self.prior = nn.Parameter(torch.ones(count, heads))
         for maps in (self.of_key, self.of_value):
@@ -85,7 +87,8 @@ class HGTLayer(nn.Module):
         check_kinds(x, *graph.num_nodes)
         parts = {k: self.project[k](x[k]).unflatten(-1, (3, self.heads, -1)).unbind(-3) for k in graph.num_nodes}
         number = {relation: k for k, relation in enumerate(self.relations)}
-        keys, values = [], []
+        keys = []
+        values = []
         for relation in graph:
             r, (key, _, value) = number[relation], parts[relation[0]]
             maps = self.of_key[r] * self.prior[r, :, None, None], self.of_value[r]

@@ -22,7 +22,8 @@ class LinkPredictor(Model):
 
     def __init__(self, encoder: Model, decoder: Model) -> None:
         super().__init__()
-        self.encoder, self.decoder = encoder, decoder
+        self.encoder = encoder
+        self.decoder = decoder
 
     def forward(
         self, x: Tensor, pairs: Tensor, graph: Topology | Graph | None = None, relation: Tensor | None = None

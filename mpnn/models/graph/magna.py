@@ -64,7 +64,8 @@ class MAGNA(Stack):
         )
         super().__init__(rounds, dropout)
         self.embed = embed
-        self.norm, self.head = nn.LayerNorm(dim), Linear(dim, classes)
+        self.norm = nn.LayerNorm(dim)
+        self.head = Linear(dim, classes)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes] over `graph`; default: the graph of the model."""
@@ -99,7 +100,9 @@ class MagnaAttention(Attention):
         super().__init__()
         if heads < 1 or dim % heads:
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
-        self.heads, self.dropout, self.activation = heads, dropout, LeakyReLU()
+        self.heads = heads
+        self.dropout = dropout
+        self.activation = LeakyReLU()
         self.to_dst, self.to_src, self.to_value, self.to_out = (Linear(dim, dim, bias=False) for _ in range(4))
         self.by_dst, self.by_src = (nn.Parameter(torch.empty(heads, dim // heads)) for _ in range(2))
         self.relation = nn.Embedding(relations, dim) if relations else None

@@ -49,7 +49,9 @@ class MoNet(Stack):
         first = MessagePassing(None, "mean", Activate(F.relu), Gaussian(in_dim, hidden, kernels, width))
         last = MessagePassing(None, "mean", None, Gaussian(hidden, classes, kernels, width))
         super().__init__([first, last], dropout)
-        self.graph, self.by_degree, self.places = graph, coordinates is None, places
+        self.graph = graph
+        self.by_degree = coordinates is None
+        self.places = places
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes].

@@ -62,7 +62,9 @@ class EdgeNetwork(nn.Module):
 
     def __init__(self, network: nn.Module, in_dim: int, out_dim: int) -> None:
         super().__init__()
-        self.network, self.in_dim, self.out_dim = network, in_dim, out_dim
+        self.network = network
+        self.in_dim = in_dim
+        self.out_dim = out_dim
 
     def forward(self, dst: Tensor, src: Tensor, edge_attr: Tensor | None) -> Tensor:
         features = validation.edge_features("an edge network", edge_attr)

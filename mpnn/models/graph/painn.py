@@ -40,7 +40,8 @@ class PaiNN(Model):
         out_dim: int = 1,
     ) -> None:
         super().__init__()
-        self.embed, self.basis = nn.Embedding(types, dim), RadialBasis(cutoff, gaussians)
+        self.embed = nn.Embedding(types, dim)
+        self.basis = RadialBasis(cutoff, gaussians)
         self.layers = nn.ModuleList(PaiNNLayer(dim, gaussians) for _ in range(layers))
         self.head = MLP(dim, out_dim, dim // 2, nn.SiLU)
 
@@ -51,7 +52,8 @@ class PaiNN(Model):
         `cell` [3, 3] is that of a periodic graph of `graphs.radius`, [G, 3, 3] those of the graphs of a batch."""
         vectors = vectors_of(graph, positions, cell, pool)
         distance = vectors.norm(dim=-1)
-        unit, basis = vectors / distance.clamp(min=1e-9)[:, None], self.basis(distance)
+        unit = vectors / distance.clamp(min=1e-9)[:, None]
+        basis = self.basis(distance)
         s = self.embed(types)
         v = s.new_zeros(3, *s.shape)
         for layer in self.layers:
@@ -64,8 +66,10 @@ class PaiNNLayer(nn.Module):
 
     def __init__(self, dim: int, gaussians: int) -> None:
         super().__init__()
-        self.of_source, self.filter = MLP(dim, 3 * dim, dim, nn.SiLU), RadialFilter(Linear(gaussians, 3 * dim))
-        self.mix, self.gates = Linear(dim, 2 * dim, bias=False), MLP(2 * dim, 3 * dim, dim, nn.SiLU)
+        self.of_source = MLP(dim, 3 * dim, dim, nn.SiLU)
+        self.filter = RadialFilter(Linear(gaussians, 3 * dim))
+        self.mix = Linear(dim, 2 * dim, bias=False)
+        self.gates = MLP(2 * dim, 3 * dim, dim, nn.SiLU)
 
     def forward(self, s: Tensor, v: Tensor, unit: Tensor, basis: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         """s [N, dim], v [3, N, dim], unit [E, 3], basis [E, gaussians + 1] -> s and v, updated."""

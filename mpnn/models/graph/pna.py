@@ -53,7 +53,8 @@ class PNA(Model):
         if towers < 1 or dim % towers:
             raise ValueError(f"{towers} towers cannot share a width of {dim} evenly")
         width = dim // towers
-        ends, views = 2 if edge_dim is None else 3, len(aggregators) * len(scalers)
+        ends = 2 if edge_dim is None else 3
+        views = len(aggregators) * len(scalers)
         self.embed = Linear(in_dim, dim)
         self.layers = nn.ModuleList(
             MessagePassing(
@@ -101,7 +102,8 @@ class TowerMessage(nn.Module):
 
     def __init__(self, mlps: Iterable[nn.Module], edge: nn.Module | None = None) -> None:
         super().__init__()
-        self.mlps, self.edge = nn.ModuleList(mlps), edge
+        self.mlps = nn.ModuleList(mlps)
+        self.edge = edge
 
     def forward(self, dst: Tensor, src: Tensor, edge_attr: Tensor | None) -> Tensor:
         """dst and src [..., E, d], edge_attr [E, edge_dim] -> messages [..., E, T, F] of T towers."""
@@ -118,7 +120,8 @@ class TowerUpdate(Update):
 
     def __init__(self, mlps: Iterable[nn.Module], out: nn.Module) -> None:
         super().__init__()
-        self.mlps, self.out = nn.ModuleList(mlps), out
+        self.mlps = nn.ModuleList(mlps)
+        self.out = out
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         inputs = torch.cat([each.unflatten(-1, (len(self.mlps), -1)) for each in (x, message)], -1)

@@ -38,7 +38,8 @@ class SchNet(Model):
         out_dim: int = 1,
     ) -> None:
         super().__init__()
-        self.embed, self.basis = nn.Embedding(types, dim), RadialBasis(cutoff, gaussians)
+        self.embed = nn.Embedding(types, dim)
+        self.basis = RadialBasis(cutoff, gaussians)
         self.layers = nn.ModuleList(_layer(dim, filters, gaussians) for _ in range(layers))
         self.head = nn.Sequential(Linear(dim, dim // 2), ShiftedSoftplus(), Linear(dim // 2, out_dim))
 
@@ -47,7 +48,8 @@ class SchNet(Model):
     ) -> Tensor:
         """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
         `cell` [3, 3] is that of a periodic graph of `graphs.radius`, [G, 3, 3] those of the graphs of a batch."""
-        h, basis = self.embed(types), self.basis(vectors_of(graph, positions, cell, pool).norm(dim=-1))
+        h = self.embed(types)
+        basis = self.basis(vectors_of(graph, positions, cell, pool).norm(dim=-1))
         for layer in self.layers:
             h = layer(h, graph, edge_attr=basis)
         return sum_of(self.head(h), pool)

@@ -45,7 +45,8 @@ class TGAT(Model):
         super().__init__()
         if heads < 1 or dim % heads:
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
-        self.edge_dim, self.encode = edge_dim, TimeEncoding(time_dim)
+        self.edge_dim = edge_dim
+        self.encode = TimeEncoding(time_dim)
         attention = partial(HeadsOf, edge_dim=edge_dim + time_dim, dropout=dropout, shared=False)
         self.layers, self.merge = nn.ModuleList(), nn.ModuleList()
         for d in ([in_dim] + [dim] * layers)[:-1]:

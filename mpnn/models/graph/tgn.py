@@ -40,7 +40,9 @@ class TGNMemory(Model):
         super().__init__()
         if aggregate not in ("last", "mean"):
             raise ValueError(f"aggregate must be 'last' or 'mean'; got {aggregate!r}")
-        self.message_dim, self.is_last, self.encode = message_dim, aggregate == "last", TimeEncoding(time_dim)
+        self.message_dim = message_dim
+        self.is_last = aggregate == "last"
+        self.encode = TimeEncoding(time_dim)
         update = GRU(dim, 2 * dim + message_dim + time_dim)
         self.round = MessagePassing(None, "sum" if self.is_last else "mean", update)
         self.register_buffer("memory", torch.zeros(num_nodes, dim))
@@ -87,7 +89,8 @@ class TGNMemory(Model):
         order = order[end[order].argsort(stable=True)]
         last = order[end.bincount(minlength=len(nodes)).cumsum(0) - 1]
         sent = last if self.is_last else torch.arange(len(own), device=own.device)
-        own, other = own[sent], other[sent]
+        own = own[sent]
+        other = other[sent]
         parts = torch.cat([self.memory[own], self.memory[other], message[sent // 2]], -1)
         edges = torch.stack([torch.arange(len(sent), device=own.device), end[sent]])
         to_nodes = Graph.from_edges(edges, len(nodes), len(sent))

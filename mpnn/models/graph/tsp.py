@@ -132,8 +132,11 @@ class TSP(Model):
     def _tours(self, h: Tensor, *, sample: bool = False, generator: torch.Generator | None = None) -> Tensor:
         """Returns greedy or sampled tours [B, N] over cities' features [B, N, dim], one city after the other."""
         batch, count, dim = h.shape
-        mean, nodes, keys = h.mean(1), h.flatten(0, 1), self.to_key(h.flatten(0, 1))
-        before, cache = self.nowhere.expand(batch, 2 * dim), KVCache(batch * count)
+        mean = h.mean(1)
+        nodes = h.flatten(0, 1)
+        keys = self.to_key(h.flatten(0, 1))
+        before = self.nowhere.expand(batch, 2 * dim)
+        cache = KVCache(batch * count)
         unvisited = torch.ones(batch, count, dtype=torch.bool, device=h.device)
         tours = torch.empty(batch, 0, dtype=torch.int64, device=h.device)
         for left in range(count, 0, -1):

@@ -61,7 +61,8 @@ class Decode(Update):
 
     def __init__(self, own: nn.Module, decode: nn.Module) -> None:
         super().__init__()
-        self.own, self.decode = own, decode
+        self.own = own
+        self.decode = decode
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         return self.decode(torch.cat([message, self.own(x)], -1))

@@ -83,7 +83,8 @@ class Embeddings(nn.Module):
         self.token = nn.Embedding(tokens, dim, padding_idx=pad)
         self.position = nn.Embedding(first + positions, dim, padding_idx=first - 1 if first else None)
         self.token_type = nn.Embedding(types, dim)
-        self.norm, self.dropout = norm(dim), Dropout(dropout)
+        self.norm = norm(dim)
+        self.dropout = Dropout(dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """Returns embeddings [..., dim] of integers [...].

@@ -33,7 +33,9 @@ class Hetero(nn.Module):
             raise ValueError("Hetero needs at least one layer")
         if reduce not in REDUCE:
             raise ValueError(f"reduce must be one of {', '.join(REDUCE)}; got {reduce!r}")
-        self.relations, self.layers, self.reduce = (*layers,), nn.ModuleList(layers.values()), reduce
+        self.relations = (*layers,)
+        self.layers = nn.ModuleList(layers.values())
+        self.reduce = reduce
 
     def forward(self, x: Mapping[str, Tensor], graph: HeteroGraph) -> dict[str, Tensor]:
         """x {kind: [..., N_kind, d_kind]} -> {kind: [..., N_kind, F]} for the kinds that receive. Relations of the

@@ -77,7 +77,8 @@ def patchify(images: Tensor, patch: int | Sequence[int] = 1) -> Tensor:
     patch are dropped. With `patch=1`, nodes are pixels.
     """
     height, width = pair(patch)
-    rows, columns = images.shape[-2] // height, images.shape[-1] // width
+    rows = images.shape[-2] // height
+    columns = images.shape[-1] // width
     crop = images[..., : rows * height, : columns * width]
     cells = crop.unflatten(-1, (columns, width)).unflatten(-3, (rows, height))  # [B, C, rows, height, columns, width]
     return cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
@@ -97,7 +98,8 @@ class Patches(nn.Module):
 
     def __init__(self, channels: int, dim: int, patch: int | Sequence[int]) -> None:
         super().__init__()
-        self.channels, self.patch = channels, pair(patch)
+        self.channels = channels
+        self.patch = pair(patch)
         self.to_dim = Linear(self.patch[0] * self.patch[1] * channels, dim)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -153,7 +155,8 @@ class GridPositions(nn.Module):
 
     def __init__(self, size: Size, dim: int, *, extra: int = 0, sinusoidal: bool = False) -> None:
         super().__init__()
-        self.size, self.extra = size, extra
+        self.size = size
+        self.extra = extra
         if sinusoidal:
             waves = F.pad(sinusoidal_2d(*size, dim), (0, 0, extra, 0))
             self.weight = nn.Parameter(waves, requires_grad=False)

@@ -41,11 +41,13 @@ class Processor(Model):
         self, x: Tensor, graph: Topology | Graph | None, edge_attr: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """x [..., N, in_dim], edge_attr [..., E, edge_dim] (default: the graph's) -> [..., N, dim], [..., E, dim]."""
-        owner, embed = type(self).__name__, self.embed
+        owner = type(self).__name__
+        embed = self.embed
         validation.tensor("x", x)
         validation.fits(owner, "x", x, validation.takes(embed[0] if isinstance(embed, nn.Sequential) else embed))
         edge_attr = getattr(graph, "edge_attr", None) if edge_attr is None else edge_attr
-        h, e = embed(x), self.embed_edge(validation.edge_features(owner, edge_attr))
+        h = embed(x)
+        e = self.embed_edge(validation.edge_features(owner, edge_attr))
         for layer in self.layers:
             h, e = layer(h, graph, edge_attr=e)
         return h, e

@@ -42,7 +42,8 @@ class RadialBasis(nn.Module):
 
     def __init__(self, cutoff: float, count: int) -> None:
         super().__init__()
-        self.cutoff, self.delta = cutoff, cutoff / (count - 1)
+        self.cutoff = cutoff
+        self.delta = cutoff / (count - 1)
         self.register_buffer("centers", torch.linspace(0.0, cutoff, count))
 
     def forward(self, distance: Tensor) -> Tensor:

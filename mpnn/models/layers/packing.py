@@ -124,7 +124,8 @@ class Packing:
                 f"expected separate=True and {len(self.lengths)} graphs, one per sentence; "
                 f"got separate={self.separate} and {len(graphs)} graphs"
             )
-        device, length = self.token_mask.device, self.token_mask.shape[1]
+        device = self.token_mask.device
+        length = self.token_mask.shape[1]
         rows = zip(self.token_mask.cpu(), graphs, strict=True)
         masks = [F.pad(mask, (0, graph.num_dst - length)) for mask, graph in rows]
         parts = [graph.subgraph(mask) for graph, mask in zip(graphs, masks, strict=True)]

@@ -36,11 +36,13 @@ class Propagation(MessagePassing):
             raise ValueError(f"hops must be an integer of at least 1; got {hops!r}")
         if not 0.0 <= teleport <= 1.0:
             raise ValueError(f"teleport must lie in [0, 1]; got {teleport}")
-        self.hops, self.teleport = hops, float(teleport)
+        self.hops = hops
+        self.teleport = float(teleport)
 
     def _run(self, round: Round) -> tuple[Tensor, Tensor | None]:
         """Runs all hops. The weights are computed in the first one only."""
-        graph, exchange = round.graph, round.graph.exchange
+        graph = round.graph
+        exchange = round.graph.exchange
         if exchange is LOCAL:
             one_set("Propagation", graph)
         round = prepared(round, self.backend)  # one seed, so that all hops drop the same edges

@@ -52,12 +52,16 @@ class Set2Set(nn.Module):
 
     def __init__(self, dim: int, steps: int = 3) -> None:
         super().__init__()
-        self.dim, self.steps, self.lstm = dim, steps, nn.LSTM(2 * dim, dim)
+        self.dim = dim
+        self.steps = steps
+        self.lstm = nn.LSTM(2 * dim, dim)
 
     def forward(self, h: Tensor, pool: Graph) -> Tensor:
         """h [N, dim] -> [q || r] after the last step, [G, 2 * dim]. In `pool`, each of G destinations receives from the
         nodes of one graph."""
-        both, state, nodes = h.new_zeros(pool.num_dst, 2 * self.dim), None, h[:, None]
+        both = h.new_zeros(pool.num_dst, 2 * self.dim)
+        state = None
+        nodes = h[:, None]
         for _ in range(self.steps):
             query, state = self.lstm(both[None], state)
             read = ops.attend(pool, query[0][:, None], nodes, nodes, scale=1.0)
@@ -79,7 +83,8 @@ class TopKPooling(nn.Module):
         super().__init__()
         if not 0 < ratio <= 1:
             raise ValueError(f"ratio must be above 0 and at most 1; got {ratio}")
-        self.ratio, self.weight = ratio, nn.Parameter(torch.empty(dim))
+        self.ratio = ratio
+        self.weight = nn.Parameter(torch.empty(dim))
         nn.init.uniform_(self.weight, -(dim**-0.5), dim**-0.5)
 
     def forward(self, h: Tensor, graph: Graph, pool: Graph) -> tuple[Tensor, Graph, Graph]:

@@ -51,7 +51,8 @@ class RecurrentLayer(nn.Module):
         super().__init__()
         parts = attention.parts
         self.widths = [inner, sum(parts[:convolved]), sum(parts[convolved:])]
-        self.norm, self.gated = norm(dim), gated
+        self.norm = norm(dim)
+        self.gated = gated
         self.to_parts, self.to_out = Linear(dim, sum(self.widths), map_bias), Linear(inner, dim, map_bias)
         self.convolution = None
         if kernel > 1:
@@ -94,7 +95,9 @@ class WithFeedForward(nn.Module):
 
     def __init__(self, layer: RecurrentLayer, norm: nn.Module, ffn: nn.Module) -> None:
         super().__init__()
-        self.layer, self.norm, self.ffn = layer, norm, ffn
+        self.layer = layer
+        self.norm = norm
+        self.ffn = ffn
 
     @property
     def graph(self) -> Any:
@@ -115,7 +118,9 @@ class GatedNorm(nn.Module):
         self, width: int, groups: int, *, eps: float = 1e-5, inside: bool = False, shared: bool = False
     ) -> None:
         super().__init__()
-        self.groups, self.eps, self.inside = groups, eps, inside
+        self.groups = groups
+        self.eps = eps
+        self.inside = inside
         self.weight = nn.Parameter(torch.ones(width // groups if shared else width))
 
     def forward(self, m: Tensor, z: Tensor) -> Tensor:

@@ -92,7 +92,8 @@ class Bert(Model):
         self, config: BertConfig, graph: AnyGraph | Sequence[AnyGraph] | None = None, *, pooler: bool = True
     ) -> None:
         super().__init__()
-        dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
+        dim = config.dim
+        norm = partial(nn.LayerNorm, eps=config.eps)
         self.config = config
         self.embeddings = Embeddings(
             config.vocabulary,
@@ -199,7 +200,8 @@ class Bert(Model):
 
         With `after_pad`, positions count only tokens other than pads, and pads use the row before the first position.
         """
-        first, shape = self.config.first_position, tokens.shape[:2]
+        first = self.config.first_position
+        shape = tokens.shape[:2]
         if first and not tokens.is_floating_point():
             if active() is not None:
                 raise ValueError("positions that skip pads count the tokens of all processes: pass positions")

@@ -66,7 +66,8 @@ class CausalTransformer(Decoder):
     def __init__(self, config: GPTConfig, graph: AnyGraph | Sequence[AnyGraph] = CAUSAL) -> None:
         super().__init__()
         graphs = causal_topologies(graph, config.layers, config.context)
-        dim, norm = config.dim, partial(nn.LayerNorm, eps=config.eps)
+        dim = config.dim
+        norm = partial(nn.LayerNorm, eps=config.eps)
         self.context = config.context
         self.token = nn.Embedding(config.vocabulary, dim)
         self.position = nn.Embedding(config.context, dim)

@@ -32,7 +32,8 @@ class Classifier(Head):
 
     def __init__(self, encoder: Bert, classes: int) -> None:
         super().__init__()
-        self.encoder, self.dropout = encoder, Dropout(encoder.config.dropout)
+        self.encoder = encoder
+        self.dropout = Dropout(encoder.config.dropout)
         self.to_logits = Linear(encoder.config.dim, classes)
 
 

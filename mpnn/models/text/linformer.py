@@ -51,7 +51,9 @@ class Linformer(Attention):
             raise ValueError(f"{heads} heads do not divide a width of {dim}")
         if length < 1 or landmarks < 1:
             raise ValueError(f"length and landmarks must be at least 1; got {length} and {landmarks}")
-        self.heads, self.head_dim, self.dropout = heads, dim // heads, dropout
+        self.heads = heads
+        self.head_dim = dim // heads
+        self.dropout = dropout
         self.to_query, self.to_key, self.to_value, self.to_out = (Linear(dim, dim, bias) for _ in range(4))
         self.mix_keys, self.mix_values = (nn.Parameter(torch.empty(landmarks, length)) for _ in range(2))
         for mix in (self.mix_keys, self.mix_values):

@@ -77,7 +77,8 @@ class Llama(PlainDecoder):
     """
 
     def __init__(self, config: LlamaConfig, graph: AnyGraph | Sequence[AnyGraph] = CAUSAL) -> None:
-        dim, norm = config.dim, partial(nn.RMSNorm, eps=config.eps)
+        dim = config.dim
+        norm = partial(nn.RMSNorm, eps=config.eps)
 
         def layer(topology: Topology) -> MessagePassing:
             ffn = GatedFeedForward(dim, config.hidden, ACTIVATIONS[config.activation])

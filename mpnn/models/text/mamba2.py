@@ -51,7 +51,8 @@ class Mamba2(PlainDecoder):
     """
 
     def __init__(self, config: Mamba2Config) -> None:
-        norm, inner = partial(nn.RMSNorm, eps=config.eps), config.expand * config.dim
+        norm = partial(nn.RMSNorm, eps=config.eps)
+        inner = config.expand * config.dim
         if inner % config.head_dim:
             raise ValueError(f"a layer is {inner} wide, which is no multiple of head_dim={config.head_dim}")
         heads = inner // config.head_dim

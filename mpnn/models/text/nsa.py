@@ -53,7 +53,8 @@ class Summaries(nn.Module):
 
     def __init__(self, size: int, stride: int, heads: int, width: int) -> None:
         super().__init__()
-        self.size, self.stride = size, stride
+        self.size = size
+        self.stride = stride
         self.position = nn.Parameter(torch.randn(heads, size, width) * 0.02)
         self.mlp = nn.Sequential(Linear(size * width, width), nn.GELU(), Linear(width, width))
 
@@ -80,7 +81,9 @@ class NSALayer(nn.Module):
         self.kv_heads = config.heads if config.kv_heads is None else config.kv_heads
         if config.size % config.stride or config.block % config.stride or config.heads % self.kv_heads:
             raise ValueError(f"stride must divide size and block, and kv_heads heads; got {config}")
-        self.config, self.rotary, dim = config, config.rotary(), config.dim
+        self.config = config
+        self.rotary = config.rotary()
+        dim = config.dim
         self.near = self.graph & graphs.window(config.window - 1)
         width = self.rotary.dim
         self.to_query = Linear(dim, config.heads * width, config.bias)
@@ -94,8 +97,11 @@ class NSALayer(nn.Module):
     def forward(self, x: Tensor, graph: Any = None, *, cache: KVCache | None = None) -> Tensor:
         if graph not in (None, self.graph):
             raise ValueError("NSA chooses its own graphs over whole texts: call it without graph and lengths")
-        config, h, start = self.config, self.update.prepare(x), 0 if cache is None else cache.seen(self)
-        nodes, at = start + x.shape[-2], np.arange(start, start + x.shape[-2])
+        config = self.config
+        h = self.update.prepare(x)
+        start = 0 if cache is None else cache.seen(self)
+        nodes = start + x.shape[-2]
+        at = np.arange(start, start + x.shape[-2])
         query = self.to_query(h).unflatten(-1, (config.heads, -1))
         key, value = (x(h).unflatten(-1, (3 * self.kv_heads, -1)) for x in (self.to_key, self.to_value))
         plain, turned = key.split([self.kv_heads, 2 * self.kv_heads], -2)
@@ -133,13 +139,16 @@ class NSALayer(nn.Module):
     def choose(self, query: Tensor, summaries: Tensor, start: int = 0) -> Tensor:
         """The chosen blocks, bool [B, kv_heads, N, blocks], for queries [B, N, H, D] of the nodes from `start` on and
         summaries of keys."""
-        config, nodes, count = self.config, start + query.shape[-3], summaries.shape[-3]
+        config = self.config
+        nodes = start + query.shape[-3]
+        count = summaries.shape[-3]
         blocks, summary = (torch.arange(n, device=query.device) for n in (-(-nodes // config.block), count))
         # eq. 9: the number of (m, n) with i = j l'/d + m - n, m < l'/d, n < l/d is that of shared stretches of d nodes
         first = summary[:, None] * config.stride - blocks * config.block
         stretches = (first + config.size).clamp(max=config.block) - first.clamp(min=0)
         overlaps = stretches.clamp(min=0).to(query.dtype) / config.stride
-        shared, found = query.unflatten(-2, (self.kv_heads, -1)), []
+        shared = query.unflatten(-2, (self.kv_heads, -1))
+        found = []
         for rows in rows_at_a_time(query.flatten(-2), config.heads * count):
             at = torch.arange(start + rows.start, start + rows.stop, device=query.device)[:, None]
             logits = torch.einsum("bighd,bmgd->bghim", shared[:, rows], summaries) * self.rotary.dim**-0.5

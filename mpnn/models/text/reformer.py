@@ -114,7 +114,8 @@ class Reformer(Model):
         if config.causal and graph is not None:
             check_causal(graph, config.context)
         dim = config.dim
-        self.config, self.graph = config, graph
+        self.config = config
+        self.graph = graph
         self.token = nn.Embedding(config.vocabulary, dim)
         axial = None if config.axial is None else AxialPositions(config.axial, config.axial_dims)
         self.position = nn.Embedding(config.context, dim) if axial is None else axial
@@ -130,7 +131,8 @@ class Reformer(Model):
             return MessagePassing(None, "sum", update, attention)
 
         self.layers = nn.ModuleList(layer(kind) for kind in config.layers)
-        self.norm, self.dropout = nn.LayerNorm(2 * dim, eps=config.eps), Dropout(config.dropout)
+        self.norm = nn.LayerNorm(2 * dim, eps=config.eps)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self,
@@ -195,7 +197,8 @@ class ReformerGraphs:
     """
 
     def __init__(self, config: ReformerConfig, packing: Packing) -> None:
-        self.config, self.packing = config, packing
+        self.config = config
+        self.packing = packing
         mask = packing.token_mask
         index = torch.where(mask, mask.flatten().cumsum(0).view_as(mask) - 1, -1)
         self.index = F.pad(index, (0, -mask.shape[1] % config.length_multiple), value=-1)

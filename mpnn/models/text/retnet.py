@@ -46,7 +46,9 @@ class RetNet(PlainDecoder):
     """
 
     def __init__(self, config: RetNetConfig) -> None:
-        dim, heads, norm = config.dim, config.heads, partial(nn.LayerNorm, eps=config.eps)
+        dim = config.dim
+        heads = config.heads
+        norm = partial(nn.LayerNorm, eps=config.eps)
         values = 2 * dim if config.value_dim is None else config.value_dim
 
         def layer() -> WithFeedForward:

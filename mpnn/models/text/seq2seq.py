@@ -77,7 +77,8 @@ class Seq2Seq(Model):
         super().__init__()
         if dim % 2:
             raise ValueError(f"maxout takes pairs of {dim} numbers; dim must be even")
-        self.start, self.eos = start, eos
+        self.start = start
+        self.eos = eos
         self.source, self.target = nn.Embedding(vocabulary, embedding), nn.Embedding(target_vocabulary, embedding)
         self.dropout = Dropout(dropout)
         self.reader = nn.GRU(embedding, dim, batch_first=True, bidirectional=True)
@@ -113,7 +114,9 @@ class Seq2Seq(Model):
             float [B, M, target_vocabulary], or (logits, weights).
         """
         annotations = self.encode(source, padding_mask=source_padding_mask)
-        state, logits, weights = annotations.state, [], []
+        state = annotations.state
+        logits = []
+        weights = []
         for word in target.unbind(1):
             step_logits, state, weight = self.step(word, state, annotations)
             logits.append(step_logits)
@@ -128,7 +131,8 @@ class Seq2Seq(Model):
             ValueError: if a sentence has no word, or padding before its last word.
         """
         mask = token_mask(source, padding_mask)
-        packing, lengths = Packing.of(mask), mask.sum(1)
+        packing = Packing.of(mask)
+        lengths = mask.sum(1)
         if bool((mask.cummin(1).values.sum(1) != lengths).any()) or bool((lengths == 0).any()):
             raise ValueError(
                 "padding must follow the words of each sentence, at least one word: the padding mask must be False at "

@@ -33,7 +33,8 @@ from mpnn.update import FeedForward, PostNorm, PreNorm
 from mpnn.update.dropout import Dropout
 from mpnn.update.maps import linear
 
-CAUSAL, COMPLETE = causal(), complete()
+CAUSAL = causal()
+COMPLETE = complete()
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,8 @@ class Transformer(Model):
             )
         across = CrossAttention(packing, memory.packing)
         x = self.target(target, packing, 0 if cache is None else cache.count)
-        self_weights, cross_weights = [], []
+        self_weights = []
+        cross_weights = []
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
             graph = packing.bind(layer.within.graph) if cache is None else None
@@ -250,11 +252,13 @@ class Transformer(Model):
         predicted. Arguments are those of `forward`.
         """
         if target_lengths is None:
-            read, ignored = target[:, :-1], target_padding_mask
+            read = target[:, :-1]
+            ignored = target_padding_mask
             options["target_padding_mask"] = None if ignored is None else ignored[:, :-1]
         else:  # the last word of a document is not the last of its row
             first = Packing.of_tokens(target, target_padding_mask, target_lengths).position_ids() == 0
-            read, ignored = target, first.expand(target.shape)
+            read = target
+            ignored = first.expand(target.shape)
             options["target_lengths"] = target_lengths
         logits = self(source, read, **options)[:, : target.shape[1] - 1]
         return next_word_loss(logits, target, ignored, self.config.smoothing)
@@ -320,7 +324,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, within: MessagePassing, across: MessagePassing) -> None:
         super().__init__()
-        self.within, self.across = within, across
+        self.within = within
+        self.across = across
 
 
 class WordEmbeddings(nn.Module):
@@ -342,7 +347,9 @@ class WordEmbeddings(nn.Module):
     ) -> None:
         super().__init__()
         dim = token.embedding_dim
-        self.token, self.context, self.scale = token, context, dim**0.5 if scale else 1.0
+        self.token = token
+        self.context = context
+        self.scale = dim**0.5 if scale else 1.0
         self.position = nn.Embedding(context, dim) if learned else None
         self.norm = nn.Identity() if norm is None else norm(dim)
         self.dropout = Dropout(dropout)

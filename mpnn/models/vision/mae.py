@@ -99,7 +99,8 @@ class PixelDecoder(nn.Module):
 
     def __init__(self, config: MAEConfig, graph: Topology | Graph | None = None) -> None:
         super().__init__()
-        decoder, grid = config.decoder, config.grid
+        decoder = config.decoder
+        grid = config.grid
         self.to_dim = Linear(config.dim, decoder.dim)
         self.mask_token = nn.Parameter(torch.randn(decoder.dim) * 0.02)
         self.positions = GridPositions(grid, decoder.dim, extra=1, sinusoidal=True)
@@ -140,7 +141,8 @@ def pixel_loss(painted: MAEOutput, pixels: Tensor, *, normalize: bool = False) -
     al. 2022, section 3).
     """
     if normalize:
-        mean, variance = pixels.mean(-1, keepdim=True), pixels.var(-1, keepdim=True)
+        mean = pixels.mean(-1, keepdim=True)
+        variance = pixels.var(-1, keepdim=True)
         pixels = (pixels - mean) / (variance + 1e-6).sqrt()
     error = (painted.pixels - pixels).square().mean(-1)
     return error[~painted.seen].mean()

@@ -78,12 +78,14 @@ class Swin(Model):
 
     def __init__(self, config: SwinConfig, graph: Topology | None = None) -> None:
         super().__init__()
-        self.config, self.width = config, config.dim * 2 ** (len(config.depths) - 1)
+        self.config = config
+        self.width = config.dim * 2 ** (len(config.depths) - 1)
         self.patches = Patches(config.channels, config.dim, config.patch)
         self.patch_norm = nn.LayerNorm(config.dim)
         self.positions = GridPositions(config.grid, config.dim) if config.positions else None
         self.dropout = Dropout(config.dropout)
-        last, layers = len(config.depths) - 1, sum(config.depths)
+        last = len(config.depths) - 1
+        layers = sum(config.depths)
         drop_paths = iter([config.drop_path * k / max(layers - 1, 1) for k in range(layers)])
         self.stages = nn.ModuleList(Stage(config, k, graph, drop_paths, merges=k < last) for k in range(last + 1))
         self.norm = nn.LayerNorm(self.width, eps=config.eps)
@@ -142,7 +144,9 @@ class WindowLayer(nn.Module):
         self, config: SwinConfig, dim: int, heads: int, graph: Topology | None, drop_path: float, *, shifted: bool
     ) -> None:
         super().__init__()
-        self.graph, self.window, self.shifted = graph, config.window, shifted
+        self.graph = graph
+        self.window = config.window
+        self.shifted = shifted
         relations = (2 * config.window - 1) ** 2
         attention = DotProduct(dim, heads, dropout=config.attention_dropout, position=Table(heads, relations=relations))
         ffn = FeedForward(dim, int(config.ratio * dim), ACTIVATIONS[config.activation])
@@ -170,7 +174,8 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor, size: Size) -> tuple[Tensor, Size]:
         """x [B, N, dim] over a grid of `size` -> [B, N', 2 * dim] and its grid, half of `size` rounded up."""
-        rows, columns = (size[0] + 1) // 2, (size[1] + 1) // 2
+        rows = (size[0] + 1) // 2
+        columns = (size[1] + 1) // 2
         merged = x.new_empty(len(x), rows * columns, 0)  # destinations without features
         return self.round(merged, build_once(pooling, *size, 2), source=x), (rows, columns)
 
@@ -199,7 +204,8 @@ def window_topology(
     `graph` replaces the windows of `window` x `window` patches. In both cases the edge type is the relative position,
     clipped to the range within a window.
     """
-    size, reach = (rows, columns), window - 1
+    size = (rows, columns)
+    reach = window - 1
     offset = GridOffset(columns, reach, reach)
     if graph is not None:
         return graph.with_relation(offset), size

@@ -75,7 +75,8 @@ class ViT(Model):
     def __init__(self, config: ViTConfig, graph: Topology | Graph | None = None, *, pooler: int = 0) -> None:
         super().__init__()
         dim = config.dim
-        self.config, self.width = config, pooler or dim
+        self.config = config
+        self.width = pooler or dim
         self.patches = Patches(config.channels, dim, config.patch)
         self.class_token = nn.Parameter(torch.randn(dim) * 0.02)
         self.positions = GridPositions(config.grid, dim, extra=1, sinusoidal=config.sinusoidal)

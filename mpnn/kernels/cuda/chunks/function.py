@@ -116,10 +116,12 @@ class _Pass:
     def __init__(self, x: _Operands, scale: float, heads: int, ends: Sequence[int], launches: bool = True) -> None:
         self.batch, self.nodes, _, self.width = x.query.shape
         self.deep = x.value.shape[-1]
-        self.heads, self.scale = heads, scale
+        self.heads = heads
+        self.scale = scale
         self.device = x.query.device
         self.config = config(x.query.dtype, x.by_feature, min(self.width, self.deep))
-        self.ends, self.launches = tuple(ends), launches
+        self.ends = tuple(ends)
+        self.launches = launches
         self.count = count_chunks(ends, self.config.chunk)
         is_narrow = x.query.dtype == torch.bfloat16
         self.dtype = torch.bfloat16 if is_narrow else torch.float32
@@ -247,7 +249,8 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _differentiate(ctx: Any, d_out: Tensor | None, d_last: Tensor | None, _: Any) -> Any:
-    inputs, computed = ctx.saved_tensors[:_ARGUMENTS], list(ctx.saved_tensors[_ARGUMENTS:])
+    inputs = ctx.saved_tensors[:_ARGUMENTS]
+    computed = list(ctx.saved_tensors[_ARGUMENTS:])
     if are_differentiated((d_out, d_last)):
         options = ctx.scale, ctx.heads, tuple(ctx.ends)
         return *recurrence_again(inputs, options, ctx.needs_input_grad, (d_out, d_last)), *[None] * 4
@@ -295,7 +298,8 @@ def _gated(x: _Operands, p: _Pass) -> _Operands:
             within.gates, Launch(together), programs, 2, p.count, *sizes, x.log_gate, from_start, to_end, BH=together
         )
         return x._replace(from_start=from_start, to_end=to_end)
-    size, has_delta = p.config.chunk, x.beta is not None
+    size = p.config.chunk
+    has_delta = x.beta is not None
     x = x._replace(
         P=p.of_chunks(size, size),
         A=p.of_chunks(size, size, dtype=torch.float32) if has_delta else None,
@@ -376,10 +380,12 @@ def _gradients(x: _Operands, p: _Pass, d_out: Tensor, d_last: Tensor | None) -> 
         sent, x.W, x.beta, x.from_start, x.to_end, x.through, d_last, d_states, d_state,
     )  # fmt: skip
 
-    d_value, R = p.of_nodes(p.deep), p.of_chunks(p.config.chunk, p.config.chunk)
+    d_value = p.of_nodes(p.deep)
+    R = p.of_chunks(p.config.chunk, p.config.chunk)
     d_beta = M = None
     if x.beta is not None:
-        d_beta, M = p.of_nodes(dtype=torch.float32), torch.empty_like(R)
+        d_beta = p.of_nodes(dtype=torch.float32)
+        M = torch.empty_like(R)
     columns, _ = p.blocks(p.config.values, p.deep)
     p.run(
         gradients.values, p.config.values, 1, *sizes, query, late_key, value, x.log_gate, x.beta, x.to_end, x.P, x.A,

@@ -96,7 +96,8 @@ def keys(
     """d_query and d_key [B, N, H, F], and unless it is None d_log_gate: [B, N, H, F], or of each block of features [B,
     blocks, N, H]. `value` is v, or e of the delta rule."""
     b, c, h, block, n, stop, inside = chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C)
-    i, f = tl.arange(0, C), block * FEATURES + tl.arange(0, FEATURES)
+    i = tl.arange(0, C)
+    f = block * FEATURES + tl.arange(0, FEATURES)
     at = (b * nodes + n) * heads + h
     X, Y = tl.zeros([C, FEATURES], tl.float32), tl.zeros([C, FEATURES], tl.float32)
     N, passing = tl.zeros([C, FEATURES], tl.float32), tl.zeros([FEATURES], tl.float32)
@@ -128,7 +129,9 @@ def keys(
     if BY_FEATURE:
         start = tl.exp(sums_from_start(log_gate, b, n, h, f, stop, nodes, heads, width, C, C, FEATURES))
         whole = tl.sum(tl.where(i[:, None] == C - 1, start, 0.0), 0)
-        to_q, to_i, to_j = start * X, -start * N, tl.zeros([C, FEATURES], tl.float32)
+        to_q = start * X
+        to_i = -start * N
+        to_j = tl.zeros([C, FEATURES], tl.float32)
         Y = Y * tl.exp(sums_to_end(log_gate, b, n, h, f, stop, nodes, heads, width, C, C, FEATURES))
         for level in tl.static_range(LEVELS):
             share = factor(log_gate, b, n, h, f, stop, nodes, heads, width, 2**level, C, FEATURES)
@@ -154,9 +157,11 @@ def keys(
         earlier = i[:, None] > i[None, :]
         if log_gate is not None:
             a = tl.load(from_start + at, mask=inside, other=0.0)[:, None]
-            X, N = a * X, a * N
+            X = a * X
+            N = a * N
             Y = Y * tl.load(to_end + at, mask=inside, other=0.0)[:, None]
-        sent, received = tl.trans(k), dot(R, k, NARROW, PRECISION)
+        sent = tl.trans(k)
+        received = dot(R, k, NARROW, PRECISION)
         if log_gate is not None:
             whole = tl.load(from_start + (b * nodes + stop - 1) * heads + h)
             edges = tl.where(earlier, dot(q, sent, NARROW, PRECISION) * R, 0.0)

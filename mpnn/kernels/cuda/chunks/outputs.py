@@ -22,7 +22,8 @@ def outputs(
 ):  # fmt: skip
     """out [B, N, H, D]. `value` is v, or e of the delta rule. With `P_in`, `query` is q from_start."""
     b, c, h, block, n, _, inside = chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C)
-    f, d = tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
+    f = tl.arange(0, WIDTH)
+    d = block * DEEP + tl.arange(0, DEEP)
     at = (b * nodes + n) * heads + h
     q = load(query, b, n, h, f, inside, width)
     cell = ((b * heads + h) * chunks + c) * width * deep + f[:, None] * deep + d[None, :]
@@ -49,7 +50,8 @@ def sent(
 ):  # fmt: skip
     """sent_out [B, N, H, D]."""
     b, c, h, block, n, _, inside = chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C)
-    f, d = tl.arange(0, WIDTH), block * DEEP + tl.arange(0, DEEP)
+    f = tl.arange(0, WIDTH)
+    d = block * DEEP + tl.arange(0, DEEP)
     at = (b * nodes + n) * heads + h
     if P_in is not None:
         P = tl.load(P_in + square(b, c, h, chunks, heads, C))

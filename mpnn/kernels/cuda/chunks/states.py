@@ -29,8 +29,13 @@ def _place(
     f = share % row_blocks * ROWS + tl.arange(0, ROWS)
     d = share // row_blocks % column_blocks * COLUMNS + tl.arange(0, COLUMNS)
     share = share // row_blocks // column_blocks
-    h, document, b = share % heads, share // heads % documents, share // heads // documents
-    c0, c1, begin, end = 0, chunks, 0, nodes
+    h = share % heads
+    document = share // heads % documents
+    b = share // heads // documents
+    c0 = 0
+    c1 = chunks
+    begin = 0
+    end = nodes
     if first_chunk is not None:
         c0, c1 = tl.load(first_chunk + document), tl.load(first_chunk + document + 1)
         begin, end = tl.load(starts + c0), tl.load(stops + c1 - 1)

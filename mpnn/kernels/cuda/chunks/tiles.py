@@ -96,8 +96,10 @@ def chunk_of_program(starts, stops, chunks, blocks, heads, nodes, C: tl.constexp
     entry, chunk, head and block, the nodes of the chunk [C], the node after its last, and which nodes exist. A single
     document has no tables of `starts` and `stops`."""
     share = tl.program_id(0)
-    block, h = share % blocks, share // blocks % heads
-    c, b = share // blocks // heads % chunks, share // blocks // heads // chunks
+    block = share % blocks
+    h = share // blocks % heads
+    c = share // blocks // heads % chunks
+    b = share // blocks // heads // chunks
     first = c * C
     stop = tl.minimum(first + C, nodes)
     if starts is not None:
