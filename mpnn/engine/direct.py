@@ -25,7 +25,7 @@ from mpnn.kernels.cpu import library
 from mpnn.round import Round
 from mpnn.update import Update
 
-_METHODS = {"forward", "rounds", "_run", "_attend", "_completed", "_exchanged", "_prepared"}
+_METHODS = {"forward", "rounds", "_run", "_attend", "_exchanged", "_prepared"}
 _LINEAR = (Sum, Mean)
 _PLAIN = {
     **dict.fromkeys(("score", "edge_value", "sinks", "log_gate", "beta", "state", "dst_bias", "src_bias"), None),

@@ -187,9 +187,10 @@ class Listed:
     calls = 0
 
     def __init__(self, edges: Tensor, num_dst: int, num_src: int) -> None:
-        self.edges = edges
+        # The kernel reads the ends one after the other; a transposed edge_index has them side by side.
+        self.edges = edges.contiguous()
         self.nodes = (num_src, num_dst)
-        first = address(edges) or 0
+        first = address(self.edges) or 0
         self._ends = first, first + 8 * edges.shape[1]
         self._shares: dict[torch.dtype, Tensor] = {}
 

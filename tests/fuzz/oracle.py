@@ -195,7 +195,7 @@ class _Round:
             src = (item * of_sources + group * of_sources // groups) * self.edges.num_src + src
             streams = (0 if items > 1 else batch * each) + head % each
         kept = drop_hash(self.case["dropout_seed"], streams, dst, src)
-        return torch.from_numpy((kept >= round(p * 2**24)) / (1 - p))
+        return torch.from_numpy((kept >= round(p * 2**32)) / (1 - p))
 
     def reduce(self, message: Tensor) -> Tensor:
         """[B, N, H, D'] of messages [B, E, H, D]."""
@@ -382,12 +382,17 @@ def activate(name: str | float, x: Tensor) -> Tensor:
 
 
 def drop_hash(seed: int, stream: np.ndarray, dst: np.ndarray, src: np.ndarray) -> np.ndarray:
-    """The 24 bits that decide whether an edge is dropped: the 32-bit mixing function "lowbias32" (Wellons 2018) of the
-    seed's two halves, the number of the (batch, head) pair, the destination and the source, one after the other."""
+    """The 32 bits that decide whether an edge is dropped: the product of three odd words, of the (batch, head) pair,
+    the destination and the source, counted from half of the range on. Each is the mixing function "lowbias32" (Wellons
+    2018) of a number and a key, which is a function of the seed's two halves."""
     low, high = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32 & 0xFFFFFFFF)
     with np.errstate(over="ignore"):
-        key = _mix(low ^ _mix(high) ^ stream.astype(np.uint32))
-        return _mix(_mix(key ^ dst.astype(np.uint32)) ^ src.astype(np.uint32)) >> np.uint32(8)
+        nodes = _mix(low) ^ high
+        keys = low ^ _mix(high), _mix(nodes), _mix(~nodes)
+        words = [
+            _mix(key ^ x.astype(np.uint32)) | np.uint32(1) for key, x in zip(keys, (stream, dst, src), strict=True)
+        ]
+        return (words[0] * words[1] * words[2]) ^ np.uint32(1 << 31)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
