@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -184,6 +185,23 @@ def test_a_scale_is_checked_though_another_was_planned_for() -> None:
     engine.run(Round(GRAPH, V, Dot(Q, K, -1.0)))
     with pytest.raises(ValueError, match="scale must be a finite number; got nan"):
         engine.run(Round(GRAPH, V, Dot(Q, K, float("nan"))))
+
+
+@pytest.mark.parametrize(
+    ("ids", "fits"), [((0, 4), True), ((2, 6), True), ((0, 3), False), ((3, 6), False), ((-1, 6), False)]
+)
+def test_heads_of_a_process_are_some_of_all(ids: tuple[int, int], fits: bool) -> None:
+    """(0, 4) are the four heads of this round, of four."""
+    round = Round(GRAPH, V, Dot(Q, K, 1.0), dropout=0.5, head_ids=ids)
+    with nullcontext() if fits else pytest.raises(ValueError, match="must be the first of 4 heads and the number of"):
+        engine.run(round)
+
+
+@pytest.mark.parametrize("seed", [torch.zeros(1, dtype=torch.int64), torch.zeros((), dtype=torch.int32), 5])
+def test_a_seed_is_one_number_of_64_bits(seed: Any) -> None:
+    engine.run(Round(GRAPH, V, Dot(Q, K, 1.0), dropout=0.5, seed=torch.tensor(5)))
+    with pytest.raises(TypeError, match="seed must be an int64 scalar tensor, or None; got"):
+        engine.run(Round(GRAPH, V, Dot(Q, K, 1.0), dropout=0.5, seed=seed))
 
 
 def test_edge_values() -> None:
