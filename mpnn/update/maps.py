@@ -46,10 +46,12 @@ def is_candidate(x: Tensor, depth: int) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` by the quicker product: x [..., K], weight [N, K], bias [N] -> [..., N]. Narrow maps
     are padded where the bits of torch's product depend on the number of rows, or on where they lie in memory."""
-    out = by_onednn(x, weight, bias) if isinstance(weight, Tensor) and is_candidate(x, weight.shape[-1]) else None
+    is_tensor = isinstance(weight, Tensor)  # torch has the sentence for anything else
+    out = by_onednn(x, weight, bias) if is_tensor and is_candidate(x, weight.shape[-1]) else None
     if out is not None:
         return out
-    if weight.shape[0] <= batches.NARROW and not torch.compiler.is_compiling() and batches.needs_padding(x, weight):
+    is_narrow = is_tensor and not torch.compiler.is_compiling() and len(weight) <= batches.NARROW
+    if is_narrow and batches.needs_padding(x, weight):
         return batches.linear(x, weight, bias, least=0)
     return F.linear(x, weight, bias)
 
