@@ -25,9 +25,6 @@ Direct = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """A function of query, key, value and scale that returns out [..., N_dst, H, D]."""
 
 
-message = direct.message
-
-
 class Planned(NamedTuple):
     """What all rounds of one signature over a graph need.
 

@@ -23,12 +23,17 @@ def uncompiled(function: F) -> F:
     """Decorates a function that compiled programs do not trace, as `torch.compiler.disable` does. That one imports
     torch's compiler, which takes about as long as torch itself; this one waits until somebody compiles."""
 
+    untraced: list[Callable[..., Any]] = []
+
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
+        if untraced:
+            return untraced[0](*arguments, **options)
         if "torch._dynamo" not in sys.modules:
             return function(*arguments, **options)
-        # A program that is traced breaks at this line.
-        return torch.compiler.disable(function)(*arguments, **options)
+        # A program that is traced breaks here. The result is kept, because to make it takes 50 us.
+        untraced.append(torch.compiler.disable(function))
+        return untraced[0](*arguments, **options)
 
     return cast(F, call)
 

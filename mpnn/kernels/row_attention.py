@@ -34,9 +34,8 @@ _SOFTMAX = NORMALIZERS["softmax"]
 _WEIGHTED = 0
 _NUMBERS = 1
 _ACTIVATIONS = 2
-# components of a part's edges
 _MAX_PARTS = 32
-_MIN_COMPONENTS = 1 << 17
+_MIN_COMPONENTS = 1 << 17  # of a part's edges
 # heads of a key from which on the kernels copy keys
 SHARED_FORWARD = 8
 SHARED_BACKWARD = 4

@@ -26,9 +26,8 @@ _COUNTED = 3
 _LINEAR = ("sum", "mean")
 _FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES}
 _FIRST_CALLS = 64  # of a graph, before its edges are sorted
-# components of a part's edges
 _MAX_PARTS = 16
-_MIN_COMPONENTS = 1 << 18
+_MIN_COMPONENTS = 1 << 18  # of a part's edges
 
 
 class RowReduceStruct(Structure):
@@ -204,16 +203,17 @@ class Listed:
         size = x.shape[1]
         to = 0 if transposed else 1
         out = empty(x, self.nodes[to], size)
-        share = self.share(x.dtype) if kind == "mean" else None
+        # The kernel counts edges in it, so a call in another thread must not see it before it is complete.
+        share = out.new_empty(self.nodes[1], 1) if kind == "mean" else None
         ends = self._ends[to], self._ends[1 - to], self.edges.shape[1]
         p = EdgeSumStruct(*ends, self.nodes[to], size, address(x), address(weight), address(out), address(share))
         library.run("edge_sum", x.dtype, p)
+        if share is not None:
+            self.keep_share(share)
         return out
 
     def share(self, dtype: torch.dtype) -> Tensor:
-        """What an edge counts in the mean of its node, [rows, 1]; the kernel writes it."""
-        if dtype not in self._shares:
-            self._shares[dtype] = torch.empty(self.nodes[1], 1, dtype=dtype, device="cpu")
+        """What an edge counts in the mean of its node, [rows, 1], after a mean of this dtype."""
         return self._shares[dtype]
 
     def keep_share(self, share: Tensor) -> None:

@@ -70,7 +70,7 @@ class Add(Update):
 
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         _require_equal_widths(self, x, message)
-        # the same bits by one operation, of three
+        # With eps 0 the sum has the same bits, in one operation of three.
         y = x + message if self._is_zero() else torch.addcmul(message, x, (1 + self.eps).to(x.dtype))
         return y if self.f is None else self.f(y)
 

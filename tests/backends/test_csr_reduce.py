@@ -4,6 +4,7 @@ of threads. What all backends share is in `test_backends.py` and `tests/fuzz`.""
 import math
 import tracemalloc
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -482,6 +483,15 @@ def test_sums_along_listed_edges_have_the_bits_of_sorted_ones(width: int, dtype:
             back = listed.summed(x, given, "sum", transposed=True)
             assert torch.equal(back, row_reduce.summed(x, given, columns, "sum"))
         assert torch.equal(listed.share(dtype), rows.share(dtype))
+
+
+def test_threads_that_share_a_new_graph_get_the_bits_of_one() -> None:
+    x = torch.randn(3000, 8)
+    for _ in range(3):
+        layer = MessagePassing(graphs.from_edges(torch.randint(3000, (2, 9000)), 3000), "mean")
+        expected = MessagePassing(graphs.from_edges(layer.graph.edge_index, 3000), "mean")(x)  # type: ignore[union-attr]
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(lambda _: torch.equal(layer(x), expected), range(60)))  # noqa: B023
 
 
 def test_what_an_operator_has_of_its_own_runs_with_a_plan() -> None:
