@@ -1,7 +1,7 @@
 """Links: undirected ones as directed edges, and splits of them for link prediction."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -29,14 +29,17 @@ def both_directions(links: Iterable[tuple[int, int]]) -> Tensor:
 class LinkSplit:
     """The links of a graph, divided for link prediction.
 
-    Nothing but the links themselves tells links and absent pairs apart: both have the same orientation, no pair is in
+    Nothing but the links themselves tells links and absent pairs apart: both have the same orientation, no link is in
     two of these tensors or twice in one, and no absent pair is a link of any part.
 
     Args:
         graph: the links for training, with their attributes and types.
         train, val, test: int64 [2, L], each link once; of undirected graphs from the lower number to the higher.
-        val_absent, test_absent: int64 [2, L], as many pairs that are no links of the whole graph.
+        val_absent, test_absent: int64 [2, L], as many pairs that are no links of the whole graph, of any type.
         directed: whether a link and its reverse are two links.
+        train_type, val_type, test_type: int64 [L], the type of each link of a graph with edge types, else None. An
+            absent pair stands for a link of the type that the held-out link at its place has.
+        stayed: of `split_relation`, the share of its edges that each other relation kept, if it lost some.
     """
 
     graph: Graph
@@ -46,6 +49,10 @@ class LinkSplit:
     val_absent: Tensor
     test_absent: Tensor
     directed: bool = False
+    train_type: Tensor | None = None
+    val_type: Tensor | None = None
+    test_type: Tensor | None = None
+    stayed: Mapping[EdgeKind, float] = field(default_factory=dict)
 
     def draw_absent(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Pairs without a link in the training graph, int64 [2, count], oriented as the links, for a training step.
@@ -66,6 +73,9 @@ def split_links(
 
     A link and its reverse are in the same part, also in a directed graph, so that training never sees the reverse of a
     link that it has to predict. Repeated edges are one link. Self-loops are no links; they stay in the training graph.
+
+    In a graph with edge types a link is a triple (source, type, destination): two nodes have a link of each of the
+    types between them. All links between two nodes are in the same part, unless `times` divide them.
 
     Args:
         graph: of one set of nodes, or of two, such as users and items.
@@ -115,7 +125,12 @@ def split_links(
     )
     val_absent, test_absent = absent.cpu().split([len(val_links), len(test_links)], 1)
     parts = (ends[:, train], ends[:, val_links], ends[:, test_links])
-    return LinkSplit(known, *parts, val_absent, test_absent, links.directed)
+    split = LinkSplit(known, *parts, val_absent, test_absent, links.directed)
+    if links.type is None:
+        return split
+    return replace(
+        split, train_type=links.type[train], val_type=links.type[val_links], test_type=links.type[test_links]
+    )
 
 
 def split_relation(
@@ -129,12 +144,13 @@ def split_relation(
 ) -> tuple[HeteroGraph, LinkSplit]:
     """`split_links` of the links of one relation, which are directed, and all relations without the held-out links.
 
-    Other relations that hold the same links, such as ("item", "bought by", "user") beside ("user", "buys", "item"),
-    lose them, too: those between the same kinds of nodes whose pairs are exactly those of `relation`, in the same
-    direction or in the opposite one.
+    Every other relation between the same two kinds of nodes loses the held-out pairs, in the same direction and in the
+    opposite one: ("item", "bought by", "user") beside ("user", "buys", "item"), also where it lacks some of the links
+    or has others. It loses the absent pairs as well, so that it does not tell them from links. `LinkSplit.stayed` holds
+    the share of its edges that each of these relations keeps.
 
     Args:
-        graph: its other relations stay as they are.
+        graph: its other relations keep all other edges.
         relation: (kind of sources, name, kind of destinations). times: [E], of the edges of this relation.
 
     Raises:
@@ -143,30 +159,46 @@ def split_relation(
     """
     if relation not in graph:
         raise KeyError(f"there is no relation {relation!r}; the graph has {', '.join(map(repr, graph))}")
-    whole = graph[relation]
-    links = split_links(whole, val, test, directed=True, times=times, seed=seed)
+    links = split_links(graph[relation], val, test, directed=True, times=times, seed=seed)
+    held_out = torch.cat([links.val, links.test, links.val_absent, links.test_absent], 1)
     rest = {**graph, relation: links.graph}
-    pairs, known = whole.runs, links.graph.runs
-    for other, its in graph.items():
-        for kinds, all_pairs, known_pairs in (
-            ((relation[0], relation[2]), pairs, known),
-            ((relation[2], relation[0]), pairs.transpose(), known.transpose()),
-        ):
-            if other != relation and (other[0], other[2]) == kinds and its.runs.same_as(all_pairs):
-                src, dst = its.edge_index.cpu().numpy()
-                rest[other] = keep_edges(its, torch.from_numpy(known_pairs.contains(dst, src)))
-                break
-    return HeteroGraph(rest, graph.num_nodes), links
+    stayed = {}
+    for other, edges in graph.items():
+        if other == relation:
+            continue
+        keep = ~_holds(edges, other, held_out, relation)
+        if not keep.all():
+            rest[other] = keep_edges(edges, keep)
+            stayed[other] = keep.double().mean().item()
+    return HeteroGraph(rest, graph.num_nodes, graph.times), replace(links, stayed=stayed)
+
+
+def _holds(edges: Graph, kind: EdgeKind, pairs: Tensor, relation: EdgeKind) -> Tensor:
+    """Which edges [E] of another relation connect one of these pairs of `relation`, in either direction."""
+    src, dst = edges.edge_index.cpu()
+    found = torch.zeros(len(src), dtype=torch.bool)
+    if (kind[0], kind[2]) == (relation[0], relation[2]):
+        found |= _are_among(torch.stack([src, dst]), pairs, edges.num_src)
+    if (kind[2], kind[0]) == (relation[0], relation[2]):
+        found |= _are_among(torch.stack([dst, src]), pairs, edges.num_dst)
+    return found
+
+
+def _are_among(edges: Tensor, pairs: Tensor, num_src: int) -> Tensor:
+    """Which columns of `edges` [2, E] are columns of `pairs` [2, P]."""
+    edge, pair = (ends[1] * num_src + ends[0] for ends in (edges, pairs.cpu()))
+    return torch.isin(edge, pair)
 
 
 class _Links(NamedTuple):
-    """The links of a graph: their ends [2, L], the number of each one's pair of nodes in either direction [L], and
-    the link of each edge [E], -1 for self-loops."""
+    """The links of a graph: their ends [2, L], the number of each one's pair of nodes in either direction [L], the link
+    of each edge [E], -1 for self-loops, and the type of each link [L] if edges have types."""
 
     ends: Tensor
     pair: Tensor
     of_edge: Tensor
     directed: bool
+    type: Tensor | None
 
 
 def _links(graph: Graph, directed: bool) -> _Links:
@@ -177,12 +209,18 @@ def _links(graph: Graph, directed: bool) -> _Links:
     directed = directed or not square
     first, second = (src, dst) if directed else (low, high)
     key, link = (second * graph.num_src + first)[is_link].unique(return_inverse=True)
+    link_type = None
+    if (edge_type := graph.types) is not None:
+        types, of_type = edge_type.cpu()[is_link].unique(return_inverse=True)
+        triple, link = (link * len(types) + of_type).unique(return_inverse=True)
+        key = key[triple // len(types)]
+        link_type = types[triple % len(types)]
     of_edge = torch.full_like(src, -1)
     of_edge[is_link] = link
     ends = torch.stack([key % graph.num_src, key // graph.num_src])
     either = ends.sort(0).values if square else ends
     pair = (either[1] * graph.num_src + either[0]).unique(return_inverse=True)[1]
-    return _Links(ends, pair, of_edge, directed)
+    return _Links(ends, pair, of_edge, directed, link_type)
 
 
 def _first_of_group(group: Tensor, index: int) -> int:

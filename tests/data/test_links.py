@@ -58,6 +58,7 @@ def splits() -> dict[str, LinkSplit]:
     symmetric = one_way.undirected()
     both = graphs.HeteroGraph({("user", "buys", "item"): bipartite, ("item", "bought by", "user"): bipartite.reverse()})
     time = torch.randint(50, (one_way.num_edges,))
+    typed = graphs.from_edges(one_way.edge_index, 300, edge_type=torch.randint(7, (9000,)))
     return {
         "undirected": split_links(symmetric, 0.2, 0.2),
         "directed": split_links(one_way, 0.2, 0.2, directed=True),
@@ -65,6 +66,7 @@ def splits() -> dict[str, LinkSplit]:
         "in time": split_links(one_way, 0.2, 0.2, times=time),
         "directed, in time": split_links(one_way, 0.2, 0.2, times=time, directed=True),
         "users and items": split_links(bipartite, 0.2, 0.2),
+        "of types": split_links(typed, 0.2, 0.2, directed=True),
         "a relation": split_relation(both, ("user", "buys", "item"), 0.2, 0.2)[1],
     }
 
@@ -96,6 +98,8 @@ def test_nothing_but_the_links_tells_them_from_absent_pairs() -> None:
 
 def test_absent_pairs_are_distinct_and_linked_in_no_part() -> None:
     for kind, split in splits().items():
+        if split.train_type is not None:
+            continue  # two nodes have links of several types
         parts = [pairs(x) for x in (split.train, split.val, split.test, split.val_absent, split.test_absent)]
         sizes = [x.shape[1] for x in (split.train, split.val, split.test, split.val_absent, split.test_absent)]
         assert len(set.union(*parts)) == sum(sizes), kind
@@ -123,9 +127,63 @@ def test_a_relation_and_its_reverse_lose_the_same_links() -> None:
     known, split = split_relation(whole, ("u", "buys", "i"), 0.1, 0.1)
     assert pairs(known["u", "buys", "i"].edge_index) == pairs(split.train)
     assert pairs(known["i", "bought by", "u"].edge_index) == pairs(split.train.flip(0))
-    assert known["u", "likes", "i"].num_edges == 50
+    held_out = pairs(torch.cat([split.val, split.test, split.val_absent, split.test_absent], 1))
+    assert pairs(known["u", "likes", "i"].edge_index) == pairs(likes.edge_index) - held_out
     with pytest.raises(KeyError, match="there is no relation"):
         split_relation(whole, ("u", "sells", "i"))
+
+
+def test_links_of_typed_edges_are_triples() -> None:
+    edges = random_graph(30, 600, 1).edge_index
+    types = torch.randint(4, (600,), generator=torch.Generator().manual_seed(2))
+    whole = graphs.from_edges(edges, 30, edge_type=types)
+    split = split_links(whole, 0.2, 0.2, directed=True)
+    triples = {(int(i), int(t), int(j)) for (i, j), t in zip(edges.T, types, strict=True) if i != j}
+    parts = [
+        {(int(i), int(t), int(j)) for (i, j), t in zip(ends.T, of_type, strict=True)}
+        for ends, of_type in (
+            (split.train, split.train_type),
+            (split.val, split.val_type),
+            (split.test, split.test_type),
+        )
+    ]
+    assert set.union(*parts) == triples
+    assert sum(map(len, parts)) == len(triples)
+    between = [{frozenset((i, j)) for i, _, j in part} for part in parts]
+    assert not between[0] & between[1] | between[0] & between[2] | between[1] & between[2]
+    assert not (pairs(split.val_absent) | pairs(split.test_absent)) & pairs(edges)
+    known = zip(split.graph.edge_index.T, split.graph.edge_type, strict=True)
+    assert {(int(i), int(t), int(j)) for (i, j), t in known if i != j} == parts[0]
+    in_time = split_links(whole, 0.2, 0.2, directed=True, times=torch.arange(600))
+    assert len(in_time.train_type) + len(in_time.val_type) + len(in_time.test_type) == len(triples)
+
+
+def test_triples_of_two_sets_of_nodes_keep_their_types() -> None:
+    whole = graphs.from_edges([[0, 0, 1, 2, 3], [0, 0, 1, 1, 0]], num_src=4, num_dst=3, edge_type=[0, 5, 5, 0, 5])
+    split = split_links(whole, 0.25, 0.25)
+    found = torch.cat([split.train_type, split.val_type, split.test_type])
+    assert sorted(found.tolist()) == [0, 0, 5, 5, 5]
+    assert split_links(whole, 0.25, 0.25).val_absent.shape == split.val.shape
+
+
+@pytest.mark.parametrize("lacks", [0, 1, 100])
+def test_no_other_relation_keeps_a_held_out_pair(lacks: int) -> None:
+    buys = random_graph(40, 300, 3)
+    other = graphs.from_edges(buys.edge_index.flip(0)[:, lacks:], 40)
+    views = graphs.from_edges(torch.cat([buys.edge_index[:, ::2], random_graph(40, 300, 4).edge_index], 1), 40)
+    kinds = {("u", "buys", "u"): buys, ("u", "bought by", "u"): other, ("u", "views", "u"): views}
+    far = graphs.from_edges(views.edge_index, num_src=40, num_dst=50)
+    whole = graphs.HeteroGraph({**kinds, ("u", "has", "i"): far}, times={"i": torch.arange(50)})
+    known, split = split_relation(whole, ("u", "buys", "u"), 0.2, 0.2)
+    held_out = pairs(torch.cat([split.val, split.test, split.val_absent, split.test_absent], 1))
+    either = held_out | {(j, i) for i, j in held_out}
+    for relation in (("u", "bought by", "u"), ("u", "views", "u")):
+        kept = pairs(known[relation].edge_index)
+        assert kept == pairs(whole[relation].edge_index) - either
+        assert split.stayed[relation] == known[relation].num_edges / whole[relation].num_edges
+    assert known["u", "has", "i"].num_edges == far.num_edges
+    assert {*split.stayed} == {("u", "bought by", "u"), ("u", "views", "u")}
+    assert {*known.times} == {"i"}
 
 
 def test_training_pairs_have_the_orientation_of_the_links() -> None:
