@@ -220,12 +220,14 @@ def _shares(nodes: Tensor, batch_size: int, rank: int, world: int) -> Sequence[T
 @dataclass(frozen=True)
 class _Whole:
     """The graph that batches are sampled from: its compressed rows; data of its edges in their order, and their
-    numbers; and the positions of its nodes (of destinations, of sources), if they are others than those of the rows."""
+    numbers; the positions of its nodes (of destinations, of sources), if they are others than those of the rows; and
+    whether `edge_attr` holds the shifts of a cell."""
 
     rows: Sampled
     data: dict[str, Tensor]
     edge_ids: NDArray[np.int64] | None = None
     positions: tuple[Tensor, Tensor] | None = None
+    periodic: bool = False
 
     @staticmethod
     def of(graph: Graph | Sampled) -> "_Whole":
@@ -240,6 +242,7 @@ class _Whole:
             {name: values for name, values in data.items() if values is not None},
             rows.edge_ids,
             graph.node_positions(),
+            graph.periodic,
         )
 
     def carried(self, block: Graph, nodes: Tensor, degrees: Tensor, edges: Tensor) -> Graph:
@@ -250,7 +253,8 @@ class _Whole:
             data = {name: values[edges] for name, values in self.data.items()}
         dst, src = (nodes, nodes) if self.positions is None else (at[nodes] for at in self.positions)
         n = block.num_dst
-        block = renumbered(block, block.stored_edges, positions=(dst[:n], src), name=block.name, **data)
+        of_block = {"positions": (dst[:n], src), "name": block.name, "periodic": self.periodic}
+        block = renumbered(block, block.stored_edges, **of_block, **data)
         block.degrees = degrees[:n], degrees[: block.num_src]
         return block
 

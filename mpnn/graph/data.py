@@ -39,6 +39,7 @@ class GraphData(BoundGraph):
     edge_ids: Tensor | None
     order: Tensor | None
     batch_sizes: tuple[int, ...] | None
+    periodic: bool
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class GraphData(BoundGraph):
         shift: int = 0,
         positions: tuple[Tensor, Tensor] | None = None,
         name: str = "",
+        periodic: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         vars(self).update(  # in one step: a loader makes a graph for each batch
@@ -64,6 +66,7 @@ class GraphData(BoundGraph):
             shift=shift,
             positions=positions,
             name=name,
+            periodic=periodic,
             device=torch.device(device),
             _given_runs=runs,
             _labels=labels,
@@ -364,6 +367,7 @@ class GraphData(BoundGraph):
         graph.shift = self.shift
         graph.order = self.order
         graph.batch_sizes = self.batch_sizes
+        graph.periodic = self.periodic
         for name in ("_edges", "edge_attr", "_edge_type", "positions", "degrees", "node_ids"):
             x = getattr(self, name)
             setattr(graph, name, tuple(map(convert, x)) if isinstance(x, tuple) else x if x is None else convert(x))

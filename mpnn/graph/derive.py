@@ -50,4 +50,7 @@ def _explicit(graph: G, **changes: Any) -> G:
 
 
 def _inherited(graph: GraphData) -> dict[str, Any]:
-    return {name: getattr(graph, name) for name in ("num_dst", "num_src", "relation", "shift", "positions", "device")}
+    return {
+        name: getattr(graph, name)
+        for name in ("num_dst", "num_src", "relation", "shift", "positions", "periodic", "device")
+    }

@@ -26,6 +26,7 @@ class Graph(Algebra, Subgraphs, Transforms):
     int64 [num_dst] and [num_src], are the sequence positions of the nodes if they differ from the node numbers.
     `degrees`, [num_dst] and [num_src], are those in the larger graph that this one was sampled from, or the sums of the
     weights of incoming edges there. `batch_sizes` are the numbers of nodes of the graphs that `graphs.batch` joined.
+    `periodic` says that `edge_attr` holds the lattice shifts of a graph that was built in a cell (`graphs.radius`).
 
     A part of a larger graph that one process computes (`mpnn.distributed`) has two more attributes. `exchange` maps
     the features of the process's own nodes to those of all sources. `node_ids`, int32 [num_dst] and [num_src], are the

@@ -16,7 +16,7 @@ from mpnn.graph.runs import Runs
 FORMS = ("_given_runs", "_labels", "_edges")
 FIELDS = {"num_dst", "num_src", "device", "name", "shift", "relation", "positions", "order", "node_ids", "degrees"} | {
     *FORMS,
-    *("edge_attr", "_edge_type", "edge_ids", "batch_sizes"),
+    *("edge_attr", "_edge_type", "edge_ids", "batch_sizes", "periodic"),
 }
 MAX_POSITION = 2**61  # so that differences of positions, and a shift, stay within int64
 
@@ -44,7 +44,7 @@ def _damage(state: Any) -> str | None:
         return f"its device is {state['device']!r}"
     for name, expected, fits in _tests(state, num_dst, num_src, state["device"].device):
         value = state[name]
-        if not fits(value) and not (value is None and name not in ("name", "shift")):
+        if not fits(value) and not (value is None and name not in ("name", "shift", "periodic")):
             got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
             return f"{name.strip('_')} must be {expected}; got {got}"
     return None
@@ -64,6 +64,7 @@ def _tests(
         return isinstance(x, Tensor) and x.device == device and edges is not None
 
     yield "name", "a string", lambda x: type(x) is str
+    yield "periodic", "True or False", lambda x: type(x) is bool
     yield "shift", "an integer within 2**61", lambda x: type(x) is int and abs(x) <= MAX_POSITION
     yield "relation", "a Relation", lambda x: isinstance(x, Relation)
     yield "_given_runs", "Runs of its size", lambda x: type(x) is Runs and (x.num_dst, x.num_src) == sizes

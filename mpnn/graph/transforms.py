@@ -18,7 +18,7 @@ class Transforms(GraphData):
     """The methods of a graph that return other edges between its nodes."""
 
     def reverse(self: G) -> G:
-        """Reverses every edge. Edges keep their attributes and types."""
+        """Reverses every edge. Edges keep their attributes and types; shifts of a periodic graph change their sign."""
         relation = None if self.relation is None else flipped(self.relation)
         positions = self.positions
         by_distance = relation is None or any(type(one) is Offset for one in (relation, self.relation))
@@ -32,7 +32,7 @@ class Transforms(GraphData):
             "positions": positions and positions[::-1],
         }
         if self.is_explicit:
-            return renumbered(self, self.stored_edges.flip(0), **changes)
+            return renumbered(self, self.stored_edges.flip(0), **changes, **_of_the_way_back(self))
         if self.clique_sizes is not None:
             return structured(self, self.structure, labels=self._labels, **changes)
         return structured(self, self.runs.transpose(), **changes)
@@ -65,7 +65,8 @@ class Transforms(GraphData):
         return extended(self, torch.stack([loops, loops]), edge_attr=new)
 
     def undirected(self: G) -> G:
-        """Adds the missing reverse edges. They come last and copy the attributes of the original edge."""
+        """Adds the missing reverse edges. They come last and copy the attributes of the original edge; shifts of a
+        periodic graph change their sign."""
         one_set("undirected", self)
         if self.clique_sizes is not None:
             return self
@@ -74,7 +75,7 @@ class Transforms(GraphData):
         src, dst = self.ends
         is_one_way = ~torch.isin(src * self.num_dst + dst, dst * self.num_dst + src)
         one_way = selected(self, is_one_way.nonzero().squeeze(1))
-        return extended(self, one_way.ends.flip(0), **one_way.edge_data)
+        return extended(self, one_way.ends.flip(0), **{**one_way.edge_data, **_of_the_way_back(one_way)})
 
     def drop_edges(self: G, p: float, generator: torch.Generator | None = None) -> G:
         """Drops each edge with probability p (DropEdge, Rong et al. 2020). The other edges keep order and attributes.
@@ -114,6 +115,11 @@ class Transforms(GraphData):
             order = _reverse_cuthill_mckee(src, dst, self.num_dst)
         graph.order = torch.from_numpy(order)
         return graph
+
+
+def _of_the_way_back(graph: GraphData) -> dict[str, Tensor]:
+    """The shifts of the reverse edges of a periodic graph; nothing of other graphs, whose attributes stay."""
+    return {"edge_attr": -graph.edge_attr} if graph.periodic and graph.edge_attr is not None else {}
 
 
 def keep_edges(graph: G, keep: Tensor) -> G:

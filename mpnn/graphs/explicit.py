@@ -163,6 +163,7 @@ def batch(graphs: Sequence[Graph]) -> Graph:
         attr = _join("edge_attr", [g.edge_attr for g in graphs if g.edge_attr is not None])
         kind = _join("edge_type", [g.types for g in graphs if g.types is not None])
         joined = Graph(num_dst, num_src, edges=_join_edges(graphs), edge_attr=attr, edge_type=kind, device=device)
+        joined.periodic = any(g.periodic for g in graphs)
     else:
         runs = Runs.stack([g.runs for g in graphs])
         labels = _join_labels(graphs)

@@ -112,8 +112,14 @@ def edge_vectors(graph: Graph, positions: Tensor, cell: Tensor | None = None, la
         labels: int64 [N], the graph of each node, for cells of several graphs. Default: those of `graphs.batch`.
 
     Raises:
-        ValueError: the graph has no shifts, or cells of several graphs do not fit it.
+        ValueError: the graph was built in a cell and `cell` is missing, the graph has no shifts, or cells of several
+            graphs do not fit it.
     """
+    if cell is None and graph.periodic:
+        raise ValueError(
+            f"{graph} was built in a cell, and its edges lead to images of the points: pass the cell, as in "
+            "edge_vectors(graph, positions, cell)"
+        )
     src, dst = graph.ends
     vectors = positions.index_select(0, src) - positions.index_select(0, dst)
     if cell is None:
@@ -536,4 +542,6 @@ def _sorted(positions: Tensor, dst: Ints, src: Ints, shift: np.ndarray | None, n
     stored = narrow(torch.from_numpy(edges).to(positions.device), len(positions), len(positions))
     shifts = None if shift is None else torch.from_numpy(shift).to(positions)
     # These ends are points: nothing is validated again.
-    return Graph(len(positions), len(positions), edges=stored, edge_attr=shifts, name=name, device=positions.device)
+    size = len(positions)
+    periodic = shifts is not None
+    return Graph(size, size, edges=stored, edge_attr=shifts, name=name, periodic=periodic, device=positions.device)

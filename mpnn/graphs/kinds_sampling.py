@@ -199,6 +199,7 @@ def _result(
             len(found[destination].node),
             len(found[source].node),
             name=relation[1],
+            periodic=one.periodic,
             **{name: x[which.to(x.device)] for name, x in data.items() if x is not None},
         )
         edge_ids[relation] = which

@@ -1,6 +1,7 @@
 """Builders of points in space, against all pairs and against loops over images."""
 
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from steps import at_most
 from torch import Tensor
 
 from mpnn import Graph, graphs
+from mpnn.data import neighbor_batches
+from mpnn.graph.transforms import keep_edges
 
 D = torch.float64
 
@@ -156,6 +159,38 @@ def test_a_cell_may_repeat_along_some_vectors_only() -> None:
     assert sorted(edges_of(row)) == [(0, 2, 1, 0, 0), (2, 0, -1, 0, 0)]
     with pytest.raises(ValueError, match="periodic must hold 3 booleans"):
         graphs.radius(at, 1.0, cell=torch.eye(3), periodic=(True,))
+
+
+def test_a_periodic_graph_knows_its_cell() -> None:
+    """Also as another graph that keeps its shifts, of which those of reversed edges change their sign."""
+    at, cell = torch.tensor([[0.1, 0, 0], [1.9, 0, 0], [1, 1, 1]], dtype=D), 2 * torch.eye(3, dtype=D)
+    graph = graphs.radius(at, 0.5, cell=cell)
+    assert graphs.edge_vectors(graph, at, cell)[:, 0].tolist() == pytest.approx([-0.2, 0.2])
+    half = graph.subgraph(torch.tensor([True, True, False]))
+    one_way = keep_edges(graph, torch.tensor([True, False]))
+    batch = next(iter(neighbor_batches(graph, torch.arange(3), [4], batch_size=3)))
+    kinds = graphs.HeteroGraph({("a", "near", "a"): graph})
+    sample = graphs.sample(kinds, ("a", torch.arange(3)), [4])
+    others = {
+        "subgraph": (half, at[:2]),
+        "pickled": (pickle.loads(pickle.dumps(graph)), at),
+        "reverse": (graph.reverse(), at),
+        "one way": (one_way, at),
+        "undirected": (one_way.undirected(), at),
+        "batch": (graphs.batch([graph, graph]), torch.cat([at, at])),
+        "moved": (graph.to("cpu").alias(), at),
+        "neighbors": (batch.graphs[0], at[batch.sources]),
+        "kinds": (sample.graph["a", "near", "a"], at[sample.nodes["a"]]),
+    }
+    for name, (other, positions) in others.items():
+        with pytest.raises(ValueError, match=r"was built in a cell, .* edge_vectors\(graph, positions, cell\)"):
+            graphs.edge_vectors(other, positions)
+        length = graphs.edge_vectors(other, positions, cell).norm(dim=1)
+        assert length.tolist() == pytest.approx([0.2] * other.num_edges), name
+    assert graph.reverse().edge_index.tolist() == graph.edge_index.flip(0).tolist()
+    open_graph = graphs.radius(at, 0.5)
+    assert not open_graph.periodic
+    assert graphs.edge_vectors(open_graph, at).shape == (0, 3)
 
 
 def test_crystals_of_a_batch_have_cells_of_their_own() -> None:

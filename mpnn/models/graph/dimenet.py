@@ -57,14 +57,18 @@ class DimeNet(Model):
         self.layers = nn.ModuleList(DimeNetLayer(dim, hidden, spherical * radial, radial) for _ in range(layers))
         self.heads = nn.ModuleList(Head(dim, radial, out_dim) for _ in range(layers + 1))
 
-    def forward(self, types: Tensor, positions: Tensor, graph: Graph, pool: Graph | None = None) -> Tensor:
+    def forward(
+        self, types: Tensor, positions: Tensor, graph: Graph, pool: Graph | None = None, cell: Tensor | None = None
+    ) -> Tensor:
         """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
-        Raises ValueError for self-loops, and for atoms at the same place: neither has angles."""
-        if torch.any(graph.ends[0] == graph.ends[1]):
+        `cell` [3, 3] is that of a periodic graph of `graphs.radius`, [G, 3, 3] those of the graphs of a batch.
+        Raises ValueError for self-loops, and for atoms at the same place: neither has angles. In a cell, an edge from
+        an atom's own image has a length and is no such loop."""
+        if cell is None and torch.any(graph.ends[0] == graph.ends[1]):
             raise ValueError("DimeNet's graph must have no self-loops, which have no angles; graphs.radius makes none")
         line = graph.derive(line_graph, False, num_dst=graph.num_edges, num_src=graph.num_edges)
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
-        vectors = vectors_of(graph, positions)
+        vectors = vectors_of(graph, positions, cell, pool)
         if len(upon := (vectors == 0).all(1).nonzero()):
             i, j = graph.ends[:, int(upon[0])].tolist()
             raise ValueError(

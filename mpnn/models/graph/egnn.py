@@ -32,11 +32,12 @@ class EGNN(Model):
         self.embed, self.head = Linear(in_dim, dim), Linear(dim, out_dim)
         self.layers = nn.ModuleList(EGNNLayer(dim) for _ in range(layers))
 
-    def forward(self, x: Tensor, positions: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        """x [N, in_dim], positions [N, n] -> [N, out_dim], and the new positions [N, n]."""
+    def forward(self, x: Tensor, positions: Tensor, graph: Graph, cell: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x [N, in_dim], positions [N, n] -> [N, out_dim], and the new positions [N, n]. `cell` [n, n] is that of a
+        periodic graph of `graphs.radius`, [G, n, n] those of the graphs of a batch."""
         h = self.embed(x)
         for layer in self.layers:
-            h, positions = layer(h, positions, graph)
+            h, positions = layer(h, positions, graph, cell)
         return self.head(h), positions
 
 
@@ -52,9 +53,9 @@ class EGNNLayer(nn.Module):
         nn.init.xavier_uniform_(last.weight, gain=0.001)  # positions hardly move at first, as in the authors' code
         self.move = nn.Sequential(Linear(dim, dim), nn.SiLU(), last)
 
-    def forward(self, h: Tensor, positions: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    def forward(self, h: Tensor, positions: Tensor, graph: Graph, cell: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """h [N, dim], positions [N, n] -> the same shapes, updated."""
-        vectors = vectors_of(graph, positions)
+        vectors = vectors_of(graph, positions, cell)
         h, message = self.states(h, graph, edge_attr=vectors.square().sum(-1, keepdim=True))
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
         return h, positions + ops.aggregate(into, -vectors * self.move(message), "mean")

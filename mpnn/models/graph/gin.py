@@ -3,8 +3,9 @@
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mpnn import Graph, MessagePassing, Topology, ops
+from mpnn import Graph, MessagePassing, Topology
 from mpnn.models.layers.blocks import BatchNorm
+from mpnn.models.layers.readout import pooled
 from mpnn.models.layers.stack import Stack
 from mpnn.round import validation
 from mpnn.update import Add
@@ -61,7 +62,7 @@ class GIN(Stack):
         return logits
 
     def _read(self, k: int, x: Tensor, pool: Graph | None) -> Tensor:
-        return self.head_dropout(self.heads[k](x if pool is None else ops.aggregate(pool, x, "sum")))
+        return self.head_dropout(self.heads[k](x if pool is None else pooled(pool, x)))
 
     def optimizer(self, lr: float = 0.01) -> Adam:
         """Adam as published (section 7). The paper halves the learning rate every 50 epochs."""

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from mpnn import Graph, MessagePassing, ops
 from mpnn.graphs import edges_into
 from mpnn.models.layers.interaction import Processor, interaction
+from mpnn.models.layers.readout import pooled
 from mpnn.update import MLP, Concat, EdgeUpdate
 from mpnn.update.maps import Linear
 
@@ -74,4 +75,4 @@ class GraphBlock(nn.Module):
         into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
         num_edges = ops.aggregate(pool, graph.degree().to(x.dtype)[:, None]).clamp(min=1)
         mean_edge = ops.aggregate(pool, ops.aggregate(into, edge_attr)) / num_edges
-        return x, edge_attr, self.globals(torch.cat([u, ops.aggregate(pool, x, "mean"), mean_edge], -1))
+        return x, edge_attr, self.globals(torch.cat([u, pooled(pool, x, "mean"), mean_edge], -1))

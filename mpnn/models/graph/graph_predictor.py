@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from mpnn import Graph, Topology, ops
+from mpnn import Graph, Topology
+from mpnn.models.layers.readout import pooled
 from mpnn.models.saving import Model
 from mpnn.update.maps import Linear
 
@@ -33,4 +34,4 @@ class GraphPredictor(Model):
         if pool is None:
             nodes = torch.arange(len(h), device=h.device)
             pool = Graph.from_edges(torch.stack([nodes, torch.zeros_like(nodes)]), 1, len(h))
-        return self.head(ops.aggregate(pool, h, self.readout))
+        return self.head(pooled(pool, h, self.readout))

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import Graph, MessagePassing, Topology, aggregate, ops
+from mpnn import Graph, MessagePassing, Topology, aggregate
 from mpnn.attention import EdgeMessage
+from mpnn.models.layers.readout import pooled
 from mpnn.models.saving import Model
 from mpnn.round import validation
 from mpnn.update import Update
@@ -89,7 +90,7 @@ class PNA(Model):
         h = self.embed(x)
         for layer in self.layers:
             h = h + F.relu(layer(h, graph, edge_attr=edge_attr))
-        return self.head(h if pool is None else ops.aggregate(pool, h, "mean"))
+        return self.head(h if pool is None else pooled(pool, h, "mean"))
 
 
 class TowerMessage(nn.Module):

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpnn import Graph, ops
+from mpnn import Graph
 from mpnn.graphs import edge_vectors
+from mpnn.models.layers.readout import every_node, pooled
 from mpnn.update import rows
 
 
@@ -16,16 +17,16 @@ def vectors_of(graph: Graph, positions: Tensor, cell: Tensor | None = None, pool
     """`edge_vectors`; with `pool`, cells [G, 3, 3] are those of its destinations.
 
     Raises:
-        ValueError: the graph has edge_attr, the shifts of a periodic graph, and there is no cell.
+        ValueError: the graph has edge_attr, which are the shifts of a periodic graph, and there is no cell.
     """
     if cell is None and graph.edge_attr is not None:
         raise ValueError(
-            "edge_attr of a graph of atoms are the shifts of a periodic cell: pass cell to SchNet or PaiNN; other "
-            "models, and graphs without a cell, take a graph without edge_attr"
+            f"edge_attr of a graph of atoms are the shifts of a periodic cell: pass the cell of {graph}, or a graph "
+            "without edge_attr if there is none"
         )
     if cell is None or cell.dim() == 2 or pool is None:
         return edge_vectors(graph, positions, cell)
-    atoms, molecules = pool.ends
+    atoms, molecules = every_node(pool).ends
     return edge_vectors(graph, positions, cell, torch.empty_like(atoms).index_copy(0, atoms, molecules))
 
 
@@ -82,7 +83,7 @@ class ShiftedSoftplus(nn.Module):
 def sum_of(values: Tensor, pool: Graph | None) -> Tensor:
     """Values of atoms [N, d], or their sums over molecules [G, d]: in `pool`, each of G destinations receives from the
     atoms of one molecule."""
-    return values if pool is None else ops.aggregate(pool, values)
+    return values if pool is None else pooled(pool, values)
 
 
 def forces(energy: Tensor, positions: Tensor, *, create_graph: bool = False) -> Tensor:

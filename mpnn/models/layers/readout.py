@@ -7,6 +7,34 @@ from mpnn import Graph, ops
 from mpnn.update.maps import Linear
 
 
+def pooled(pool: Graph, values: Tensor, aggregate: str = "sum") -> Tensor:
+    """Values of nodes [..., N, d] -> those of graphs [..., G, d]. In `pool`, each of G destinations receives from the
+    nodes of one graph.
+
+    Raises:
+        ValueError: a node is in no graph.
+    """
+    return ops.aggregate(every_node(pool), values, aggregate)
+
+
+def every_node(pool: Graph) -> Graph:
+    """Returns `pool`, unless a node is in no graph of it: its state would be ignored. Programs that torch compiles or
+    exports do not check it."""
+    if not torch.compiler.is_compiling():
+        pool.cached("every node", lambda: _check_every_node(pool))
+    return pool
+
+
+def _check_every_node(pool: Graph) -> bool:
+    count = torch.bincount(pool.ends[0], minlength=pool.num_src)
+    if len(absent := (count == 0).nonzero()):
+        raise ValueError(
+            f"pool must name the graph of each node: {len(absent)} of {pool.num_src} nodes are in none of its "
+            f"{pool.num_dst} graphs, node {int(absent[0])} first"
+        )
+    return True
+
+
 class GatedReadout(nn.Module):
     """Gated sum over the nodes of each graph (Li et al. 2016, eq. 7; Gilmer et al. 2017, eq. 4):
 
@@ -37,7 +65,7 @@ class GatedReadout(nn.Module):
         """
         features = torch.cat([h, x], -1)
         votes = self.gate(features).sigmoid() * self.vote(features)
-        return votes if pool is None else ops.aggregate(pool, votes, "sum")
+        return votes if pool is None else pooled(pool, votes)
 
 
 class Set2Set(nn.Module):
@@ -59,7 +87,7 @@ class Set2Set(nn.Module):
     def forward(self, h: Tensor, pool: Graph) -> Tensor:
         """h [N, dim] -> [q || r] after the last step, [G, 2 * dim]. In `pool`, each of G destinations receives from the
         nodes of one graph."""
-        both = h.new_zeros(pool.num_dst, 2 * self.dim)
+        both = h.new_zeros(every_node(pool).num_dst, 2 * self.dim)
         state = None
         nodes = h[:, None]
         for _ in range(self.steps):

@@ -266,7 +266,15 @@ def test_an_atom_that_is_its_own_neighbor_is_refused() -> None:
         DimeNet(4, 1, 4, 2, 2)(torch.tensor([1, 2, 1]), positions, graphs.radius(positions, 1.5))
 
 
-@pytest.mark.parametrize("make", [SchNet, PaiNN])
+def small_dimenet(dim: int, layers: int, cutoff: float) -> DimeNet:
+    """With heads that are not zero."""
+    model = DimeNet(dim, layers, 4, 3, 2, cutoff)
+    for head in model.heads:
+        nn.init.normal_(head.f[-1].weight)
+    return model
+
+
+@pytest.mark.parametrize("make", [SchNet, PaiNN, small_dimenet])
 def test_crystals_of_a_batch_are_those_alone(make: Any) -> None:
     model, cells = make(8, layers=1, cutoff=1.8).double(), torch.stack([2 * torch.eye(3), 3 * torch.eye(3)]).double()
     positions = [torch.rand(3, 3).double() * 2, torch.rand(4, 3).double() * 3]
@@ -276,11 +284,37 @@ def test_crystals_of_a_batch_are_those_alone(make: Any) -> None:
     alone = [model(types[label == k], positions[k], crystals[k], cell=cells[k]).sum(0) for k in range(2)]
     together = model(types, torch.cat(positions), graphs.batch(crystals), pool, cells)
     torch.testing.assert_close(together, torch.stack(alone))
+    assert together.std() > 1e-3
+
+
+@pytest.mark.parametrize("make", [SchNet, PaiNN, small_dimenet])
+def test_a_supercell_holds_each_atom_as_often_as_the_cell(make: Any) -> None:
+    """Whose images are atoms of their own. The cutoff reaches an atom's own images."""
+    model, at, types = make(8, layers=2, cutoff=1.2).double(), torch.rand(3, 3).double(), torch.tensor([1, 2, 3])
+    one = model(types, at, graphs.radius(at, 1.2, cell=torch.eye(3).double()), cell=torch.eye(3).double())
+    corners = torch.cartesian_prod(*[torch.arange(3.0, dtype=torch.float64)] * 3)
+    images, large = (corners[:, None] + at).flatten(0, 1), 3 * torch.eye(3).double()
+    many = model(types.repeat(27), images, graphs.radius(images, 1.2, cell=large), cell=large)
+    torch.testing.assert_close(many, one.repeat(27, 1))
+    assert one.std() > 1e-3
+
+
+def test_egnn_in_a_cell_moves_every_image_alike() -> None:
+    model, x, at = EGNN(4, 2, 8, 2).double(), torch.randn(3, 4).double(), torch.rand(3, 3).double()
+    for layer in model.layers:
+        nn.init.normal_(layer.move[-1].weight)
+    cell = torch.eye(3).double()
+    y, moved = model(x, at, graphs.radius(at, 1.2, cell=cell), cell)
+    corners = torch.cartesian_prod(*[torch.arange(3.0, dtype=torch.float64)] * 3)
+    images = (corners[:, None] + at).flatten(0, 1)
+    many, there = model(x.repeat(27, 1), images, graphs.radius(images, 1.2, cell=3 * cell), 3 * cell)
+    torch.testing.assert_close(many, y.repeat(27, 1))
+    torch.testing.assert_close(there, (corners[:, None] + moved).flatten(0, 1))
 
 
 @pytest.mark.parametrize("make", [SchNet, PaiNN, DimeNet])
 def test_a_periodic_graph_without_its_cell_is_refused(make: Any) -> None:
     positions, types = torch.rand(6, 3), torch.ones(6, dtype=torch.int64)
     graph = graphs.radius(positions, 0.6, cell=torch.eye(3))
-    with pytest.raises(ValueError, match="pass cell to SchNet or PaiNN"):
+    with pytest.raises(ValueError, match="shifts of a periodic cell: pass the cell of Graph"):
         make()(types, positions, graph)

@@ -11,6 +11,7 @@ import torch
 from error_bound import error_bound
 
 from mpnn import Graph, graphs
+from mpnn.models import GCN, GGNN, GIN, PNA, GraphPredictor, SchNet
 from mpnn.models.layers.readout import Set2Set, TopKPooling
 
 SYSTEM = "GNN (sum, max), GraphSAGE, GCN, GIN, PNA, gated (GGNN), R-GCN, MPNN with edge activations"
@@ -34,6 +35,31 @@ def test_set2set_is_pygs(measured: Callable[..., None]) -> None:
             torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
         error = (found - expected).abs().max().item()
         measured(SYSTEM, "PyTorch Geometric Set2Set", error, error_bound(8, 4 * DIM, dtype))
+
+
+READERS = {
+    "GIN": lambda x, graph, pool: GIN(3, 2)(x, graph, pool),
+    "PNA": lambda x, graph, pool: PNA(3, 2, 8)(x, graph, pool=pool),
+    "GraphPredictor": lambda x, graph, pool: GraphPredictor(GCN(3, 4), 4, 1, "max")(x, graph, pool),
+    "GGNN": lambda x, graph, pool: GGNN(3, 2)(x, graph, pool),
+    "Set2Set": lambda x, graph, pool: Set2Set(3)(x, pool),
+    "SchNet": lambda x, graph, pool: SchNet(8, 8, 1, 6)(torch.ones(9).long(), x, graph, pool),
+    "SchNet in cells": lambda x, graph, pool: SchNet(8, 8, 1, 6)(
+        torch.ones(9).long(), x, graphs.radius(x, 1.0, cell=9 * torch.eye(3)), pool, 9 * torch.eye(3)[None]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pool_that_leaves_out_nodes_is_refused(name: str) -> None:
+    x, graph = torch.randn(9, 3), graphs.from_edges([[0], [1]], 9)
+    whole = graphs.from_edges([[*range(9)], [0] * 9], num_src=9, num_dst=1)
+    assert READERS[name](x, graph, whole).isfinite().all()
+    few = graphs.from_edges([[0, 1], [0, 0]], num_src=9, num_dst=1)
+    with pytest.raises(
+        ValueError, match="pool must name the graph of each node: 7 of 9 nodes are in none of its 1 gra"
+    ):
+        READERS[name](x, graph, few)
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.5, 0.9])
