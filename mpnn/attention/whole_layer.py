@@ -7,8 +7,7 @@ runs in inference, in float32 on a CPU, and returns the same numbers up to round
 alone. Over `causal()` and causal documents, those of a node depend on the nodes up to itself alone. Layers as Llama's,
 with nn.RMSNorm, GatedFeedForward, Rotary and shared heads of keys, run so too.
 
-Packed weights take as much memory as the weights. So weights are packed while all packed weights of the process
-together take at most a quarter of the available memory (`has_room`). Layers in place
+Each call reads the weights where they lie: nothing of a layer is copied. Layers in place
 (`mpnn/integrations/hf/encoder_layers.py`) run by the same rules.
 """
 
@@ -26,7 +25,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from mpnn.aggregate import Sum
 from mpnn.attention.dot_product import DotProduct
-from mpnn.graph import Graph, capacity, causal
+from mpnn.graph import Graph, causal
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
@@ -39,15 +38,6 @@ from mpnn.update.maps import Linear
 
 _values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
 _version = Tensor._version.__get__  # type: ignore[attr-defined]
-
-
-_SHARE = 4  # of the available memory, that packed weights may take
-
-
-def has_room(*forms: Form) -> bool:
-    """Whether weights of layers of these forms may be packed, beside those that are."""
-    needed = sum(4 * rows * columns for form in forms for rows, columns in form.shapes)
-    return _SHARE * (needed + EncoderLayer.packed_bytes()) <= capacity.available_bytes()
 
 
 class Parts:
@@ -140,6 +130,8 @@ class Parts:
 def _split(map: Any, parts: int) -> list[tuple[Tensor, Tensor | None]]:
     """The weights [out, in] and the biases of the maps that this one is, nn.Linear or GPT-2's."""
     weight, bias = (map.weight, map.bias) if isinstance(map, nn.Linear) else (map.weight.detach().mT, map.bias.detach())
+    if parts == 1:
+        return [(weight, bias)]
     biases = [None] * parts if bias is None else bias.chunk(parts)
     return list(zip(weight.chunk(parts), biases, strict=True))
 
@@ -176,11 +168,11 @@ def is_special(x: Tensor) -> bool:
 class _Layer(NamedTuple):
     form: Form
     parts: Parts
-    kernel: EncoderLayer | None  # None: there is none for these sizes, or no room for its weights
+    kernel: EncoderLayer | None  # None: there is none for these sizes
 
 
 _LAYERS: weakref.WeakKeyDictionary[nn.Module, _Layer] = weakref.WeakKeyDictionary()
-"""The packed weights of operators. A copy of an operator packs its own, and a saved one holds none."""
+"""What is known of operators. A copy of an operator does not copy it."""
 
 
 _METHODS = {"project", "round", "merge", "prepare", "forward", "rounds", "_run", "_attend", "_exchanged"}
@@ -204,19 +196,21 @@ def find(operator: Any, graph: Topology | Graph | None, x: Tensor) -> Callable[[
     known = _LAYERS.get(operator)
     if known is None or known.form != form or not known.parts.are_unchanged():
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in operator.parameters()):
-            return None  # nothing is packed for calls that do not use it
-        known = _packed(operator, form)
+            return None
+        known = _layer(operator, form)
         if known is None:
             return None
         _LAYERS[operator] = known
     if known.kernel is None or (torch.is_grad_enabled() and known.parts.need_gradients(x)):
         return None
     turns = _turns(operator.attention, graph, x)
-    return partial(_run, known.kernel, documents, turns)
+    return partial(_run, known.kernel, known.parts, documents, turns)
 
 
-def _run(kernel: EncoderLayer, documents: Documents, turns: tuple[Tensor, Tensor] | None, x: Tensor) -> Tensor:
-    return kernel(x.contiguous(), documents, turns)
+def _run(
+    kernel: EncoderLayer, parts: Parts, documents: Documents, turns: tuple[Tensor, Tensor] | None, x: Tensor
+) -> Tensor:
+    return kernel(x.contiguous(), parts.weights(), documents, turns)
 
 
 def _form(operator: Any) -> Form | None:
@@ -299,8 +293,8 @@ def _activation(function: nn.Module) -> str | None:
     return {nn.ReLU: "relu", nn.SiLU: "silu"}.get(type(function))
 
 
-def _packed(operator: Any, form: Form) -> _Layer | None:
-    """The layer with its weights packed; None if the kernel cannot read them."""
+def _layer(operator: Any, form: Form) -> _Layer | None:
+    """The parts and the kernel of a layer; None if the kernel cannot read its weights."""
     if library.why_missing() is not None:
         return None
     update = operator.update
@@ -310,9 +304,7 @@ def _packed(operator: Any, form: Form) -> _Layer | None:
     parts = Parts(operator, maps, (update.norm, update.ffn_norm), form.shapes)
     if not parts.remember():
         return None
-    if not has_kernel(form) or not has_room(form):
-        return _Layer(form, parts, None)
-    return _Layer(form, parts, EncoderLayer(form, parts.weights()))
+    return _Layer(form, parts, EncoderLayer(form) if has_kernel(form) else None)
 
 
 def _turns(attention: DotProduct, graph: Topology | Graph | None, x: Tensor) -> tuple[Tensor, Tensor] | None:

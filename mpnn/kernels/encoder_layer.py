@@ -1,13 +1,13 @@
-"""A transformer layer in one call, with weights that are packed once; float32 on CPU, without gradients.
+"""A transformer layer in one call; float32 on CPU, without gradients.
 
+Weights are read where they lie, in each call: nothing of a model is kept, so nothing can be outdated.
 `mpnn/kernels/cpu/encoder_layer.cpp` states the formulas and computes them.
 """
 
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import Parameter
 
 from mpnn.kernels.cpu import library, threads
 from mpnn.kernels.cpu.library import address, fields
@@ -24,10 +25,12 @@ from mpnn.kernels.cpu.library import address, fields
 ACTIVATIONS = "identity", "gelu", "gelu_tanh", "relu", "quick_gelu", "silu"
 """In the order of `panels::Activation`."""
 
-_NO_MEMORY = 1
-_OUTDATED = 2
+MAPS = "queries", "keys", "values", "output", "hidden columns", "back", "gates"
+"""What messages call the maps of a layer, in their order."""
+
 _MAPS = c_void_p * 7
 _STRIDES = c_int64 * 7
+_NORMS = c_void_p * 2
 
 
 class _Parameters(Structure):
@@ -40,9 +43,7 @@ class _Parameters(Structure):
         *fields(_MAPS, "weight"),
         *fields(_STRIDES, "row column"),
         *fields(_MAPS, "bias"),
-        *fields(c_void_p * 2, "norm_weight norm_bias"),
-        *fields(c_void_p, "packed"),
-        *fields(c_int64, "calls"),
+        *fields(_NORMS, "norm_weight norm_bias"),
         *fields(c_void_p, "x y cos sin keys values documents"),
         *fields(c_int64, "count causal"),
     )
@@ -125,12 +126,8 @@ class Weights(NamedTuple):
 
 def has_kernel(form: Form) -> bool:
     """Whether there is a kernel for a layer of these sizes."""
-    return _numbers(_sizes(form)) > 0
-
-
-def _numbers(p: _Parameters) -> int:
-    """The number of floats of the packed weights; 0 if there is no kernel."""
-    return int(_function("numbers")(ctypes.addressof(p)))
+    p = _sizes(form)
+    return bool(_function("fits")(ctypes.addressof(p)))
 
 
 def _sizes(form: Form) -> _Parameters:
@@ -143,82 +140,166 @@ def _sizes(form: Form) -> _Parameters:
 
 
 class EncoderLayer:
-    """A layer with packed copies of its weights, which take as much memory as the weights.
+    """A layer without weights: they are read where they lie, in each call.
 
     Raises:
         ValueError: if there is no kernel for these sizes.
     """
 
-    def __init__(self, form: Form, weights: Weights) -> None:
+    def __init__(self, form: Form) -> None:
+        if not has_kernel(form):
+            raise ValueError(f"there is no kernel for a layer of these sizes: {form}")
+        self.form = form
         p = _sizes(form)
         p.scale = form.scale
         p.epsilon = (c_double * 2)(*form.epsilons)
-        count = _numbers(p)
-        if not count:
-            raise ValueError(f"there is no kernel for a layer of these sizes: {form}")
         self._p = p
-        self._weights = weights
-        self._packed = torch.empty(count)
-        _LAYERS.add(self)
-        p.packed = address(self._packed)
-        self._pack()
-
-    @staticmethod
-    def packed_bytes() -> int:
-        """The memory of all packed weights."""
-        return sum(layer._packed.nbytes for layer in _LAYERS)
-
-    def _pack(self) -> None:
-        p, (maps, biases, norm_weights, norm_biases) = self._p, self._weights
-        p.weight, p.bias = _MAPS(*map(address, maps)), _MAPS(*map(address, biases))
-        p.row, p.column = _STRIDES(*(map.stride(0) for map in maps)), _STRIDES(*(map.stride(1) for map in maps))
-        p.norm_weight, p.norm_bias = (
-            (c_void_p * 2)(*map(address, norm_weights)),
-            (c_void_p * 2)(*map(address, norm_biases)),
-        )
-        _function("pack")(ctypes.addressof(p), *_crew())
+        shapes = form.shapes
+        width = torch.Size([form.width])
+        self._map_shapes = list(map(torch.Size, shapes))
+        self._vector_shapes = [*(torch.Size([rows]) for rows, _ in shapes), *[width] * 4]
 
     def __call__(
         self,
         x: Tensor,
+        weights: Weights,
         documents: Documents,
         turns: tuple[Tensor, Tensor] | None = None,
         states: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """The states [..., width] of rows x [..., width], contiguous, which are those of the documents.
+        """Returns the states [..., width] of rows x [..., width], contiguous, which are those of the documents.
 
         turns: cosine and sine of the angles by which queries and keys turn, [rows, width of a head], contiguous.
         states: where keys and values of each document are written, [heads of keys, rows, width of a head].
 
-        Packed weights that have changed since are packed again. A change is seen where numbers differ that this call
-        compares: in proportion to its work, and others in each call.
-
         Raises:
-            ValueError: if x has other rows than the documents, or another width than the layer, or the turns other
-                sizes.
+            TypeError: if a tensor is not one of float32 in this process's memory.
+            ValueError: if x has other rows than the documents, or another width than the layer; if weights, turns or
+                states have other sizes, or do not lie in memory as the kernel reads them.
             MemoryError: if there was no memory for intermediate results.
         """
         p = _Parameters.from_buffer_copy(self._p)
+        rows = documents.rows
+        if x.shape[-1] != p.width or x.numel() != rows * p.width:
+            raise ValueError(f"x must hold {rows} rows of {p.width} numbers; got {list(x.shape)}")
+        p.x = _address_of_rows("x", x)
         y = torch.empty_like(x)
-        self._p.calls += 1
-        p.x = address(x)
-        p.y = address(y)
+        p.y = y.data_ptr()
+        if turns is not None:
+            if any(turn.numel() != rows * p.head_width for turn in turns):
+                raise ValueError(f"turns must be [{rows}, {p.head_width}]; got {list(turns[0].shape)}")
+            p.cos, p.sin = (_address_of_rows("turns", turn) for turn in turns)
+        if states is not None:
+            if any(state.numel() != p.kv_heads * rows * p.head_width for state in states):
+                shape = [p.kv_heads, rows, p.head_width]
+                raise ValueError(f"states must be {shape}; got {list(states[0].shape)}")
+            p.keys, p.values = (_address_of_rows("states", state) for state in states)
         p.documents = documents.address
         p.count = documents.count
         p.causal = documents.is_causal
-        if x.shape[-1] != p.width or x.numel() != documents.rows * p.width:
-            raise ValueError(f"x must hold {documents.rows} rows of {p.width} numbers; got {list(x.shape)}")
-        if turns is not None:
-            if any(turn.numel() != documents.rows * p.head_width for turn in turns):
-                raise ValueError(f"turns must be [{documents.rows}, {p.head_width}]; got {list(turns[0].shape)}")
-            p.cos, p.sin = map(address, turns)
-        if states is not None:
-            p.keys, p.values = map(address, states)
-        while (status := _function("run")(ctypes.addressof(p), *_crew())) == _OUTDATED:
-            self._pack()
-        if status == _NO_MEMORY:
-            raise MemoryError("no memory for the intermediate results of a layer")
+        with torch._C._profiler._RecordFunctionFast("mpnn::layer"):
+            self._point_to(weights, p)
+            if not _function("run")(ctypes.addressof(p), *_crew()):
+                raise MemoryError("no memory for the intermediate results of a layer")
         return y
+
+    def _point_to(self, weights: Weights, p: _Parameters) -> None:
+        """Writes the addresses and strides of the weights into `p`.
+
+        Raises:
+            TypeError, ValueError: if the kernel cannot read one of them.
+        """
+        maps, biases, norm_weights, norm_biases = weights
+        vectors = [*biases, *norm_weights, *norm_biases]
+        present = [t for t in vectors if t is not None]
+        expected = [shape for t, shape in zip(vectors, self._vector_shapes, strict=True) if t is not None]
+        strides = list(map(Tensor.stride, maps))
+        are_readable = (
+            _are_plain([*maps, *present])
+            and list(map(_shape_of, maps)) == self._map_shapes
+            and list(map(_shape_of, present)) == expected
+            and all(1 in stride for stride in strides)
+            and all(map(Tensor.is_contiguous, present))
+        )
+        if not are_readable:
+            self._refuse(weights)
+        p.weight = _MAPS(*map(_address, maps))
+        p.row = _STRIDES(*[row for row, _ in strides])
+        p.column = _STRIDES(*[column for _, column in strides])
+        p.bias = _MAPS(*map(_address, biases))
+        p.norm_weight = _NORMS(*map(_address, norm_weights))
+        p.norm_bias = _NORMS(*map(_address, norm_biases))
+
+    def _refuse(self, weights: Weights) -> None:
+        """Raises the error of the first weight that the kernel cannot read."""
+        names = [f"the weight of the map {name}" for name in MAPS[: len(self._map_shapes)]]
+        for name, tensor, shape in zip(names, weights.maps, self._map_shapes, strict=True):
+            _refuse_unless_plain(name, tensor, shape)
+            if 1 not in tensor.stride():
+                raise ValueError(f"{name} must be contiguous or transposed; its strides are {tensor.stride()}")
+        names = [f"the bias of the map {name}" for name in MAPS[: len(self._map_shapes)]]
+        names += [
+            f"the {kind} of the norm of {part}" for kind in ("weight", "bias") for part in ("attention", "the network")
+        ]
+        vectors = [*weights.biases, *weights.norm_weights, *weights.norm_biases]
+        for name, vector, shape in zip(names, vectors, self._vector_shapes, strict=True):
+            if vector is not None:
+                _refuse_unless_plain(name, vector, shape)
+                _refuse_unless_contiguous(name, vector)
+
+
+_PLAIN = {Tensor, Parameter}
+_FLOAT32 = {torch.float32}
+_dtype_of: Callable[[Tensor], torch.dtype] = Tensor.dtype.__get__  # type: ignore[attr-defined]
+_shape_of: Callable[[Tensor], torch.Size] = Tensor.shape.__get__  # type: ignore[attr-defined]
+_is_cpu: Callable[[Tensor], bool] = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+
+
+def _are_plain(tensors: list[Tensor]) -> bool:
+    """Whether the numbers of these tensors are float32 in this process's memory; addresses are checked apart."""
+    return (
+        _PLAIN.issuperset(map(type, tensors))
+        and _FLOAT32.issuperset(map(_dtype_of, tensors))
+        and all(map(_is_cpu, tensors))
+        and not any(map(Tensor.is_neg, tensors))
+    )
+
+
+def _address(x: Tensor | None) -> int | None:
+    """The address of a tensor that `_are_plain`: `library.address`, sooner for parameters."""
+    if type(x) is Parameter:
+        return x.data_ptr() or address(x)
+    return address(x)
+
+
+def _refuse_unless_plain(name: str, x: Tensor, shape: torch.Size | None = None) -> None:
+    """Raises TypeError or ValueError if `x` is not a plain tensor of float32 on the CPU, or has another shape."""
+    if type(x) not in _PLAIN:
+        raise TypeError(f"{name} must be a plain tensor; got a {type(x).__name__}")
+    if x.dtype is not torch.float32:
+        raise TypeError(f"{name} must be float32; got {x.dtype}")
+    if shape is not None and x.shape != shape:
+        raise ValueError(f"{name} must be {list(shape)}; got {list(x.shape)}")
+    address(x)
+    if x.is_neg():
+        raise ValueError(f"{name} is a view of negated numbers; call .resolve_neg()")
+
+
+def _refuse_unless_contiguous(name: str, x: Tensor) -> None:
+    if not x.is_contiguous():
+        raise ValueError(f"{name} must be contiguous; its strides are {x.stride()}")
+
+
+def _address_of_rows(name: str, x: Tensor) -> int | None:
+    """The address of contiguous rows.
+
+    Raises:
+        TypeError, ValueError: if the kernel cannot read them.
+    """
+    if not (_are_plain([x]) and x.is_contiguous()):
+        _refuse_unless_plain(name, x)
+        _refuse_unless_contiguous(name, x)
+    return _address(x)
 
 
 def _crew() -> tuple[int | None, bool, int]:
@@ -228,12 +309,9 @@ def _crew() -> tuple[int | None, bool, int]:
     return (None, False, 1) if team is None else (team.address, team.forks, count)
 
 
-_LAYERS: weakref.WeakSet[EncoderLayer] = weakref.WeakSet()
-
-
 @cache
 def _function(name: str) -> Any:
     function = library._load()[f"encoder_layer_{name}"]
     function.restype = c_int64
-    function.argtypes = [c_void_p] if name == "numbers" else [c_void_p, c_void_p, c_int64, c_int64]
+    function.argtypes = [c_void_p] if name == "fits" else [c_void_p, c_void_p, c_int64, c_int64]
     return function

@@ -43,9 +43,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     run = EncoderLayer.__call__
 
-    def counted(self: EncoderLayer, x: Tensor, documents: Any, *others: Any) -> Tensor:
+    def counted(self: EncoderLayer, x: Tensor, weights: Any, documents: Any, *others: Any) -> Tensor:
         rows.append(documents.rows)
-        return run(self, x, documents, *others)
+        return run(self, x, weights, documents, *others)
 
     monkeypatch.setattr(EncoderLayer, "__call__", counted)
     return rows
@@ -127,17 +127,6 @@ def test_heads_for_which_there_is_no_kernel(calls: list[int]) -> None:
     with torch.no_grad():
         torch.testing.assert_close(op(x).double(), by_rounds(op, x), rtol=0, atol=5e-6)
     assert not calls
-
-
-def test_memory_limits_what_is_packed(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    op, twin, x = layer(), layer(), torch.randn(9, DIM)
-    with torch.no_grad():
-        op(x)
-        monkeypatch.setattr("mpnn.graph.capacity.available_bytes", lambda: 4 * EncoderLayer.packed_bytes())
-        twin(x)
-        assert calls == [9]
-        op(x)
-    assert calls == [9, 9]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +272,7 @@ def test_the_rounds_run_where_something_else_is_asked(
         twin = copy.deepcopy(op)
         found = run(twin, x)
         assert not calls
-        assert twin not in whole_layer._LAYERS  # nothing is packed in vain
+        assert twin not in whole_layer._LAYERS  # nothing is kept in vain
         monkeypatch.setattr(whole_layer, "find", lambda *arguments: None)
         assert found.equal(run(op, x))
 
@@ -340,11 +329,11 @@ def test_an_operator_that_ran_is_freed() -> None:
     op = layer()
     with torch.no_grad():
         op(torch.randn(9, DIM))
-    known, packed = weakref.ref(op), weakref.ref(whole_layer._LAYERS[op].kernel)
+    known, kernel = weakref.ref(op), weakref.ref(whole_layer._LAYERS[op].kernel)
     del op
     gc.collect()
     assert known() is None
-    assert packed() is None
+    assert kernel() is None
 
 
 def test_explain_says_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from mpnn.attention.whole_layer import Parts, documents_of, has_room, is_special
+from mpnn.attention.whole_layer import Parts, documents_of, is_special
 from mpnn.integrations.hf import compat, interface, packing
 from mpnn.integrations.hf.closures import Sizes
 from mpnn.integrations.hf.masks import Mask
@@ -124,8 +124,6 @@ def use(model: nn.Module) -> list[Callable[[], None]]:
     if library.why_missing() is not None:
         return []
     found = [(module, names) for module in model.modules() if (names := _find(module)) is not None]
-    if not has_room(*(_Parts(module, names).form("identity", False) for module, names in found)):
-        return []
     undo: list[Callable[[], None]] = [_take(module, names) for module, names in found]
     for stack in model.modules():
         layers = list(stack) if isinstance(stack, nn.ModuleList) else []
@@ -218,7 +216,7 @@ class Forward:
         self._refused = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Packed weights are neither copied nor saved."""
+        """What is known of the layer's parts is neither copied nor saved."""
         return vars(self) | {"_parts": None}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -305,7 +303,8 @@ class Forward:
             width = self._parts.head_width
             keys, values = x.new_empty(2, x.shape[0], heads, x.shape[1], width)
             states = keys, values
-        return kernel(x, documents, turns, states), states
+        assert self._parts is not None
+        return kernel(x, self._parts.weights(), documents, turns, states), states
 
     def _keep(self, given: dict[str, Any], states: _States) -> None:
         """Writes keys and values into the cache of a call."""
@@ -332,7 +331,7 @@ class Forward:
         return kernels
 
     def _kernel(self) -> EncoderLayer | None:
-        """The kernel with the packed weights of the layer; None if it does not compute the same."""
+        """The kernel for the layer; None if it does not compute the same."""
         parts = self._parts
         assert parts is not None
         if parts.layer is None:
@@ -341,7 +340,7 @@ class Forward:
         return parts.layer
 
     def _build(self, parts: _Parts) -> EncoderLayer | None:
-        """The kernel with this layer's weights, if it computes what the class does."""
+        """The kernel for this layer, if it computes what the class does."""
         activation = _activation(_get(self.module, self.names.activation))
         if activation is None:
             return None
@@ -363,11 +362,11 @@ class Forward:
             return None
         for pre_norm in (False, True):
             try:
-                layer = EncoderLayer(parts.form(activation, pre_norm), parts.weights())
+                layer = EncoderLayer(parts.form(activation, pre_norm))
             except ValueError:  # there is no kernel for these sizes
                 return None
             documents = Documents([TRIED], is_causal=is_causal)
-            difference = (layer(x, documents, turns) - expected).abs().max()
+            difference = (layer(x, parts.weights(), documents, turns) - expected).abs().max()
             if difference <= _CLOSE * expected.abs().max():
                 return layer
         return None

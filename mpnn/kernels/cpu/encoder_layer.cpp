@@ -7,36 +7,34 @@
 // or, gated, ffn(z) = W_2 (act(W_3 z + b_3) (W_1 z + b_1)) + b_2. A node attends to its document, or, if this is causal,
 // to the nodes up to itself. Queries and keys may turn by angles, and several heads of queries share a head of keys.
 //
-// Weights are packed once (panels.h). Documents pass a layer in groups, so that queries, keys and
+// Weights are read where they lie, in each call (maps.h). Documents pass a layer in groups, so that queries, keys and
 // values of a group stay in the cache: products write them as [head][row][width of a head], which attention reads. A
-// block of rows then passes the output map, the norms and the feed-forward network, in slices of its hidden columns,
-// without leaving L2.
+// block of rows then passes the output map, the norms and the feed-forward network without leaving L2.
 // A result depends on its document alone: neither on the others of a batch nor on the number of threads, to the bit. In
 // a causal document it depends on the nodes up to its own alone.
-#include "panels.h"
+#include "maps.h"
 #include "threads.h"
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace encoder_layer {
 namespace {
 
+using maps::Destination;
+using maps::Rows;
+using maps::Weight;
 using panels::COLUMNS;
 using panels::Finish;
 using panels::LANES;
 using panels::Target;
 using panels::Tile;
 using panels::V;
-using panels::Weight;
 using threads::Crew;
 using threads::share;
 
-constexpr int64_t BLOCK = 96;   // rows that pass through the second half of a layer together
+constexpr int64_t BLOCK = 96;   // rows that pass through the maps of a layer together: whole panels of rows
 constexpr int64_t GROUP = 512;  // rows of documents, for each thread, that pass a layer together
-constexpr int64_t FEW = 12;     // rows a thread, below which threads share columns instead of rows
+constexpr int64_t FEW = COLUMNS;  // rows a thread, below which threads share outputs instead of rows
 constexpr int64_t QUERIES = 4 * STEP;
-constexpr int64_t ROWS_TO_COMPARE = 4096;  // rows of a call that compares all weights: 1 % of its time
+const Crew ALONE{nullptr, 0, 1};
 
 struct Document {  // `rows` rows from `first` on attend to `keys` of them, from the row `first_key` of the document on
   int64_t first, rows, first_key, keys;
@@ -51,8 +49,6 @@ struct EncoderLayer {  // mpnn/kernels/encoder_layer.py has the same fields in t
   int64_t row[MAPS], column[MAPS];     // how far numbers of the next output and of the next input are; one is 1
   const float *bias[MAPS];             // each may be null
   const float *norm_weight[2], *norm_bias[2];
-  float *packed;
-  int64_t calls;  // decides which numbers are compared
   const float *x;
   float *y;                // [rows, width]
   const float *cos, *sin;  // of the angles, [rows, head_width], or null
@@ -62,53 +58,15 @@ struct EncoderLayer {  // mpnn/kernels/encoder_layer.py has the same fields in t
 
   int64_t inner() const { return heads * head_width; }
   int64_t all_heads() const { return heads + 2 * kv_heads; }
-  int64_t depth() const { return panels::depth_of(width, hidden, inner()); }
+  int64_t slice() const { return panels::slice_of(width, hidden, inner()); }
   int64_t rows() const { return count ? documents[count - 1].first + documents[count - 1].rows : 0; }
   int64_t maps() const { return gated ? MAPS : GATE; }
   int64_t map_width(int m) const {
     return m == QUERY ? inner() : m < OUT ? kv_heads * head_width : m == UP || m == GATE ? hidden : width;
   }
   int64_t map_depth(int m) const { return m == OUT ? inner() : m == DOWN ? hidden : width; }
-  // The number of floats of the maps before map m.
-  int64_t numbers(int m) const { return m ? numbers(m - 1) + map_width(m - 1) * map_depth(m - 1) : 0; }
-  Weight map(int m) const {
-    return {packed + numbers(m), map_width(m), map_depth(m), depth(), weight[m], row[m], column[m]};
-  }
+  Weight map(int m) const { return {weight[m], row[m], column[m], map_width(m), map_depth(m), slice()}; }
 };
-
-// ------------------------------------------------------------------------------------------------------- weights
-
-void pack(const EncoderLayer &p, const Crew &crew) {
-  for (int m = 0; m < p.maps(); m++) {
-    const Weight weight = p.map(m);
-    share(crew, weight.width / COLUMNS, [&](int64_t panel, int64_t) {
-      for (int64_t k = 0; k < weight.depth; k += weight.panel_depth)
-        panels::pack(weight, k, panel);
-    });
-  }
-}
-
-// Whether the packed weights are still the weights, by bits, as far as this call compares them. torch counts most changes
-// of a tensor, but not those through `.data`. A call compares a number of every COLUMNS rows, so that a change of all
-// numbers shows at once, and whole panels in proportion to its work; the next call compares others.
-bool is_current(const EncoderLayer &p) {
-  int64_t all = 0, number = 0;
-  for (int m = 0; m < p.maps(); m++) all += p.map_width(m) / COLUMNS;
-  const int64_t whole = least(all, divide_up(all * p.rows(), ROWS_TO_COMPARE)), first_whole = p.calls * whole % all;
-  for (int m = 0; m < p.maps(); m++) {
-    const Weight weight = p.map(m);
-    const int64_t k = p.calls * 61 % weight.depth, in_panel = k % weight.panel_depth;
-    for (int64_t panel = 0; panel < weight.width / COLUMNS; panel++, number++) {
-      const int64_t c = (p.calls + panel) % COLUMNS;
-      const float *number_now = weight.raw + (panel * COLUMNS + c) * weight.row + k * weight.column;
-      if (__builtin_memcmp(number_now, weight.panel(k - in_panel, panel) + in_panel * COLUMNS + c, sizeof(float))) return false;
-      const bool in_turn = (number >= first_whole ? number : number + all) < first_whole + whole;
-      for (int64_t from = 0; in_turn && from < weight.depth; from += weight.panel_depth)
-        if (!panels::is_packed(weight, from, panel)) return false;
-    }
-  }
-  return true;
-}
 
 // --------------------------------------------------------------------------------------------------------- norms
 
@@ -167,11 +125,12 @@ NOINLINE float weigh(float *row, int64_t keys, float scale) {
   m0 = larger(m1, m0);
   float largest = m0[0];
   for (int k = 1; k < LANES; k++) largest = m0[k] > largest ? m0[k] : largest;
-  const float factor = scale * LOG2_E<float>, shift = largest * factor;
+  const float factor = scale * LOG2_E<float>;
+  const float shift = largest > -infinity<float>() ? largest : 0;  // -inf - -inf would be NaN
   V s0{}, s1{};
   for (int64_t c = 0; c < padded; c += COLUMNS) {
-    const V e0 = exp2_below<float, LANES>(load<float, LANES>(row + c) * factor - shift);
-    const V e1 = exp2_below<float, LANES>(load<float, LANES>(row + c + LANES) * factor - shift);
+    const V e0 = exp2_below<float, LANES>((load<float, LANES>(row + c) - shift) * factor);
+    const V e1 = exp2_below<float, LANES>((load<float, LANES>(row + c + LANES) - shift) * factor);
     store<float, LANES>(row + c, e0);
     store<float, LANES>(row + c + LANES, e1);
     s0 += e0;
@@ -240,12 +199,12 @@ void turn(float *x, const float *cos, const float *sin, int64_t rows, int64_t wi
 
 // ------------------------------------------------------------------------------------------------------ the layer
 
-// Rows in blocks of about the same size, as many for each thread; all but the last are multiples of STEP.
+// Rows in blocks of about the same size, as many for each thread; all but the last are whole panels.
 struct Blocks {
   int64_t rows, size, count;
   Blocks(int64_t rows, int64_t members) : rows(rows) {
     count = divide_up(divide_up(rows, BLOCK), members) * members;
-    size = divide_up(divide_up(rows, count), STEP) * STEP;
+    size = divide_up(divide_up(rows, count), COLUMNS) * COLUMNS;
     count = divide_up(rows, size);
   }
   int64_t first(int64_t i) const { return i * size; }
@@ -255,10 +214,16 @@ struct Blocks {
 struct Buffers {
   float *heads;    // queries, keys and values [heads][rows][width of a head]
   float *message;  // [rows, all heads' width]; null: they lie where the states of the rows will be
-  float *few;      // [rows, 2 width + 2 hidden], for few rows
-  float *scratch;  // for each thread
+  float *few;      // the intermediate results of `update` for few rows, which all threads share
+  float *scratch;  // the same for a block of rows, for each thread; or those of attention
   int64_t scratch_floats;
 };
+
+// The number of floats that `project` and `update` need for so many rows.
+int64_t update_floats(const EncoderLayer &p, int64_t rows) {
+  const int64_t widest = p.hidden > p.inner() ? p.hidden : p.inner(), read = p.width > widest ? p.width : widest;
+  return maps::turned_rows(rows) * (2 * p.width + (p.gated ? 2 : 1) * p.hidden + read);
+}
 
 // What becomes of the output map of attention and of the feed-forward network: bias and residual.
 Finish residual(const float *bias, const float *x, int64_t width) { return {false, bias, 0, x, width, nullptr}; }
@@ -267,75 +232,83 @@ Finish gating(const EncoderLayer &p, const float *hidden, int64_t row) {
   return {false, p.bias[GATE], p.activation, nullptr, 0, nullptr, hidden, row};
 }
 
-// Queries, keys and values of rows [r, r + n) of a group, panels [p0, p1) of the three maps.
-void project(const EncoderLayer &p, const float *x, const Buffers &b, int64_t group_rows, int64_t r, int64_t n, int64_t p0, int64_t p1) {
-  const int64_t D = p.head_width;
-  float *to = b.heads + r * D;
-  for (int m = QUERY; m < OUT; m++) {
-    const Weight weight = p.map(m);
-    const int64_t all = weight.width / COLUMNS, from = p0 > 0 ? p0 : 0, end = least(p1, all);
-    const Target target{to, D, D / COLUMNS, group_rows * D};
-    if (from < end) panels::product(x, p.width, weight, n, from, end, target, {false, p.bias[m], 0, nullptr, 0, nullptr});
-    p0 -= all, p1 -= all, to += weight.width * group_rows;
-  }
+// Rows as maps [first, end) read them; `turned` is where they are turned if one of the maps needs this.
+Rows rows_for(const EncoderLayer &p, int first, int end, const float *x, int64_t depth, int64_t count, float *turned) {
+  bool turns = false;
+  for (int m = first; m < end; m++) turns |= maps::reads_turned(p.map(m), count);
+  if (turns) maps::turn(x, depth, count, depth, turned);
+  return {x, depth, count, depth, turned};
+}
+
+// Calls product(n0, n1) for ranges of `outputs`, one for each thread.
+template <class F> void share_outputs(const Crew &crew, int64_t outputs, F product) {
+  const int64_t all = outputs / COLUMNS, parts = crew.count;
+  share(crew, parts, [&](int64_t i, int64_t) {
+    const int64_t n0 = all * i / parts * COLUMNS, n1 = all * (i + 1) / parts * COLUMNS;
+    if (n0 < n1) product(n0, n1);
+  });
+}
+
+// Queries, keys and values of rows [r, r + n) of a group.
+void project(const EncoderLayer &p, const Crew &crew, const float *x, const Buffers &b, int64_t group_rows, int64_t r, int64_t n, float *scratch) {
+  const int64_t H = p.width, D = p.head_width;
+  float *normed = scratch, *turned = scratch + n * H;
+  if (p.pre_norm) layer_norm(x, normed, n, p, 0), x = normed;
+  const Rows rows = rows_for(p, QUERY, OUT, x, H, n, turned);
+  share_outputs(crew, p.all_heads() * D, [&](int64_t n0, int64_t n1) {
+    float *to = b.heads + r * D;
+    for (int m = QUERY; m < OUT; m++) {
+      const Weight weight = p.map(m);
+      const int64_t from = n0 > 0 ? n0 : 0, end = least(n1, weight.width);
+      const Target target{to, D, D / COLUMNS, group_rows * D};
+      if (from < end) maps::product(rows, weight, from, end, {target, nullptr}, {false, p.bias[m], 0, nullptr, 0, nullptr});
+      n0 -= weight.width, n1 -= weight.width, to += weight.width * group_rows;
+    }
+  });
 }
 
 // Everything behind attention, for n rows: message, x -> y.
-void update(const EncoderLayer &p, const float *message, const float *x, float *y, int64_t n, float *scratch) {
-  const int64_t H = p.width, all = H / COLUMNS, depth = p.depth();
-  float *z = scratch, *read = p.pre_norm ? z + n * H : z, *hidden = read + n * H, *gate = hidden + n * depth;
-  panels::product(message, p.inner(), p.map(OUT), n, 0, all, {z, H}, residual(p.bias[OUT], x, H));
-  layer_norm(z, read, n, p, p.pre_norm);
-  const Weight up = p.map(UP), down = p.map(DOWN), gates = p.map(GATE);
-  for (int64_t f = 0; f < p.hidden; f += depth) {  // a slice of hidden columns
-    const int64_t first = f / COLUMNS, end = (f + depth) / COLUMNS;
-    panels::product(read, H, up, n, first, end, {hidden - f, depth}, activated(p));
-    if (p.gated) panels::product(read, H, gates, n, first, end, {gate - f, depth}, gating(p, hidden - f, depth));
-    Finish finish{};
-    if (f + depth == p.hidden) finish = residual(p.bias[DOWN], z, H);
-    finish.more = f > 0;
-    panels::slice(p.gated ? gate : hidden, depth, down, f, n, 0, all, {y, H}, finish);
-  }
-  if (!p.pre_norm) layer_norm(y, y, n, p, 1);
-}
-
-// The same for all rows of a group, with the columns shared by threads.
-void update_few(const EncoderLayer &p, const Crew &crew, const float *message, const float *x, float *y, int64_t n, float *few) {
-  const int64_t H = p.width, members = crew.count;
-  float *z = few, *read = p.pre_norm ? z + n * H : z, *hidden = z + 2 * n * H, *gate = hidden + n * p.hidden;
-  const auto columns = [&](const float *a, int m, float *to, const Finish &finish) {
+void update(const EncoderLayer &p, const Crew &crew, const float *message, const float *x, float *y, int64_t n, float *scratch) {
+  const int64_t H = p.width, F = p.hidden, room = maps::turned_rows(n);
+  float *z = scratch, *read = p.pre_norm ? z + n * H : z, *hidden = scratch + 2 * room * H, *turned = hidden + room * F;
+  float *gate = turned;
+  if (p.gated) turned += room * F;
+  const auto product = [&](const Rows &rows, int m, const Destination &to, const Finish &finish) {
     const Weight weight = p.map(m);
-    const int64_t all = weight.width / COLUMNS;
-    share(crew, members, [&](int64_t s, int64_t) {
-      panels::product(a, weight.depth, weight, n, all * s / members, all * (s + 1) / members, {to, weight.width}, finish);
-    });
+    share_outputs(crew, weight.width, [&](int64_t n0, int64_t n1) { maps::product(rows, weight, n0, n1, to, finish); });
   };
-  columns(message, OUT, z, residual(p.bias[OUT], x, H));
+  product(rows_for(p, OUT, OUT + 1, message, p.inner(), n, turned), OUT, {{z, H}, nullptr}, residual(p.bias[OUT], x, H));
   layer_norm(z, read, n, p, p.pre_norm);
-  columns(read, UP, hidden, activated(p));
-  if (p.gated) columns(read, GATE, gate, gating(p, hidden, p.hidden));
-  columns(p.gated ? gate : hidden, DOWN, y, residual(p.bias[DOWN], z, H));
+  // Hidden columns that are made of turned rows and read turned need not be turned in between.
+  bool stay = maps::reads_turned(p.map(UP), n) && maps::reads_turned(p.map(DOWN), n);
+  if (p.gated) stay &= maps::reads_turned(p.map(GATE), n);
+  const auto to = [&](float *columns) { return Destination{{columns, F}, stay ? columns : nullptr}; };
+  const Rows rows = rows_for(p, UP, UP + 1, read, H, n, turned);
+  product(rows, UP, to(hidden), activated(p));
+  if (p.gated) {
+    const bool is_turned = maps::reads_turned(p.map(UP), n);
+    product(is_turned ? rows : rows_for(p, GATE, GATE + 1, read, H, n, turned), GATE, to(gate), gating(p, hidden, F));
+  }
+  const float *result = p.gated ? gate : hidden;
+  const Rows down = stay ? Rows{nullptr, 0, n, F, result} : rows_for(p, DOWN, DOWN + 1, result, F, n, turned);
+  product(down, DOWN, {{y, H}, nullptr}, residual(p.bias[DOWN], z, H));
   if (!p.pre_norm) layer_norm(y, y, n, p, 1);
 }
 
 // The documents [d0, d1).
 void run_group(const EncoderLayer &p, const Crew &crew, const Buffers &b, int64_t d0, int64_t d1) {
-  const int64_t H = p.width, D = p.head_width, I = p.inner(), all = p.all_heads() * D / COLUMNS;
+  const int64_t H = p.width, D = p.head_width, I = p.inner();
   const int64_t first = p.documents[d0].first, rows = p.documents[d1 - 1].first + p.documents[d1 - 1].rows - first;
   const float *x = p.x + first * H;
   float *y = p.y + first * H, *message = b.message ? b.message : y;
   const bool few = crew.count > 1 && rows < FEW * crew.count;
-  const Blocks blocks(rows, few ? 1 : crew.count);
-  const int64_t slices = few ? crew.count : 1;
-  const float *read = x;
-  if (few && p.pre_norm) layer_norm(x, b.few, rows, p, 0), read = b.few;
-  share(crew, blocks.count * slices, [&](int64_t i, int64_t member) {
-    const int64_t r = blocks.first(i / slices), n = blocks.length(i / slices), s = i % slices;
-    const float *from = read + r * H;
-    float *normed = b.scratch + member * b.scratch_floats;
-    if (!few && p.pre_norm) layer_norm(from, normed, n, p, 0), from = normed;
-    project(p, from, b, rows, r, n, all * s / slices, all * (s + 1) / slices);
-  });
+  const Blocks blocks(rows, crew.count);
+  if (few) project(p, crew, x, b, rows, 0, rows, b.few);
+  else
+    share(crew, blocks.count, [&](int64_t i, int64_t member) {
+      const int64_t r = blocks.first(i);
+      project(p, ALONE, x + r * H, b, rows, r, blocks.length(i), b.scratch + member * b.scratch_floats);
+    });
   if (p.cos)
     share(crew, p.heads + p.kv_heads, [&](int64_t h, int64_t) {
       turn(b.heads + h * rows * D, p.cos + first * D, p.sin + first * D, rows, D);
@@ -357,10 +330,10 @@ void run_group(const EncoderLayer &p, const Crew &crew, const Buffers &b, int64_
     attend(query + before * D, key + skipped, value + skipped, document.rows - before, document.keys, D, p.causal,
            (float)p.scale, out + before * I, I, b.scratch + member * b.scratch_floats);
   });
-  if (few) return update_few(p, crew, message, x, y, rows, b.few);
+  if (few) return update(p, crew, message, x, y, rows, b.few);
   share(crew, blocks.count, [&](int64_t i, int64_t member) {
     const int64_t r = blocks.first(i);
-    update(p, message + r * I, x + r * H, y + r * H, blocks.length(i), b.scratch + member * b.scratch_floats);
+    update(p, ALONE, message + r * I, x + r * H, y + r * H, blocks.length(i), b.scratch + member * b.scratch_floats);
   });
 }
 
@@ -380,9 +353,9 @@ bool run(const EncoderLayer &p, const Crew &crew) {
     if (p.documents[d].keys > keys) keys = p.documents[d].keys;
   }
   const int64_t limit = GROUP * crew.count, group = least(rows, longest > limit ? longest : limit);
-  const int64_t few = crew.count > 1 ? FEW * crew.count * (2 * H + 2 * p.hidden) : 0;
+  const int64_t few = crew.count > 1 ? update_floats(p, least(rows, FEW * crew.count)) : 0;
   const int64_t in_heads = p.all_heads() * p.head_width, apart = p.inner() == H ? 0 : p.inner();
-  const int64_t attention = attention_floats(keys, p.head_width), block = (BLOCK + STEP) * (2 * H + 2 * p.depth());
+  const int64_t attention = attention_floats(keys, p.head_width), block = update_floats(p, least(rows, BLOCK));
   Buffers b;
   b.scratch_floats = divide_up(attention > block ? attention : block, 16) * 16;
   Memory memory((group * (in_heads + apart) + few + crew.count * b.scratch_floats) * (int64_t)sizeof(float), 4);
@@ -403,24 +376,13 @@ bool run(const EncoderLayer &p, const Crew &crew) {
 
 extern "C" int64_t encoder_layer_size() { return sizeof(encoder_layer::EncoderLayer); }
 
-// The number of floats of the packed weights; 0 if there is no kernel for these sizes.
-extern "C" int64_t encoder_layer_numbers(const encoder_layer::EncoderLayer *p) {
+// Whether there is a kernel for these sizes.
+extern "C" int64_t encoder_layer_fits(const encoder_layer::EncoderLayer *p) {
   const bool fits = p->kv_heads > 0 && p->heads % p->kv_heads == 0 && p->head_width > 0;
-  return fits && p->head_width % encoder_layer::COLUMNS == 0 && p->depth() ? p->numbers(p->maps()) : 0;
+  return fits && p->head_width % encoder_layer::COLUMNS == 0 && p->slice();
 }
 
-extern "C" void encoder_layer_pack(const encoder_layer::EncoderLayer *p, void *team, int64_t forks, int64_t threads) {
-#if defined(__linux__)
-  // The weights are read in whole from memory: with large pages, fewer addresses are looked up.
-  constexpr int64_t PAGE = 4096;
-  const int64_t first = divide_up((int64_t)p->packed, PAGE) * PAGE, end = (int64_t)(p->packed + p->numbers(p->maps())) / PAGE * PAGE;
-  if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);
-#endif
-  encoder_layer::pack(*p, {team, forks, threads});
-}
-
-// 0: done. 1: there was no memory. 2: the packed weights are not the weights.
+// Returns whether there was memory for intermediate results.
 extern "C" int64_t encoder_layer_run(const encoder_layer::EncoderLayer *p, void *team, int64_t forks, int64_t threads) {
-  if (!encoder_layer::is_current(*p)) return 2;
-  return encoder_layer::run(*p, {team, forks, team ? threads : 1}) ? 0 : 1;
+  return encoder_layer::run(*p, {team, forks, team ? threads : 1});
 }

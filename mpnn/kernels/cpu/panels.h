@@ -1,8 +1,6 @@
-// Products with weights that are packed once, in panels of two vectors of columns.
-//
-// A panel [depth][COLUMNS] lies in the L1 cache while the rows of a block pass by, STEP at a time, whose sums stay in
-// registers; meanwhile each tile of rows asks for a part of the next panel. A sum of a row has the same order of
-// additions in every tile, so its bits depend neither on the rows beside it nor on how rows are shared by threads.
+// Tiles of products whose sums stay in registers: STEP rows and a panel [depth][COLUMNS], which is two vectors of columns
+// wide; and what becomes of the sums. A sum of a row has the same order of additions in every tile, so its bits depend
+// neither on the rows beside it nor on how rows are shared by threads.
 #pragma once
 #include "products.h"
 
@@ -11,14 +9,14 @@ namespace panels {
 constexpr int LANES = VECTOR_BYTES / sizeof(float), COLUMNS = 2 * LANES;
 typedef vec<float, LANES> V;
 
-constexpr int64_t MAX_DEPTH = (24 << 10) / (COLUMNS * sizeof(float));  // of a panel: 24 KB
+constexpr int64_t MAX_SLICE = (24 << 10) / (COLUMNS * sizeof(float));  // of a panel's depth: 24 KB
+constexpr int64_t LEAST_SLICE = 64;  // below, to store sums takes too large a share
 
-constexpr int64_t LEAST_DEPTH = 64;  // below, to store sums takes too large a share
-
-// The depth of panels for maps between these widths: the largest divisor of all. 0: there is none that is worth it.
-inline int64_t depth_of(int64_t width, int64_t hidden, int64_t inner) {
-  for (int64_t depth = MAX_DEPTH; depth >= LEAST_DEPTH; depth -= COLUMNS)
-    if (width % depth == 0 && hidden % depth == 0 && inner % depth == 0) return depth;
+// The depth over which products between these widths sum in one chain: the largest divisor of all. 0: there is none that
+// is worth it.
+inline int64_t slice_of(int64_t width, int64_t hidden, int64_t inner) {
+  for (int64_t slice = MAX_SLICE; slice >= LEAST_SLICE; slice -= COLUMNS)
+    if (width % slice == 0 && hidden % slice == 0 && inner % slice == 0) return slice;
   return 0;
 }
 
@@ -35,6 +33,7 @@ struct Finish {
   const float *scale;  // a factor of each row, or null
   const float *times = nullptr;  // [rows, times_row], or null
   int64_t times_row = 0;
+  const float *row_bias = nullptr;  // [rows], or null
 };
 
 struct Tile {
@@ -73,15 +72,16 @@ template <int ACTIVATION> INLINE V activated(V x) {
   return x;
 }
 
-// Stores sums [rows, COLUMNS]. One function for all tiles, so that a row has the same bits in each of them.
-template <int ACTIVATION> NOINLINE void store_finished(const float *sums, const Tile &t, int rows) {
+// Stores sums [rows, vectors * LANES]. One function for all tiles, so that a row has the same bits in each of them.
+template <int ACTIVATION> NOINLINE void store_finished(const float *sums, const Tile &t, int rows, int vectors) {
   const Finish f = t.finish;
-  for (int r = 0; r < rows; r++, sums += COLUMNS)
-    UNROLL for (int n = 0; n < 2; n++) {
-      V s = ::load<float, LANES>(sums + n * LANES);
+  for (int r = 0; r < rows; r++)
+    for (int n = 0; n < vectors; n++, sums += LANES) {
+      V s = ::load<float, LANES>(sums);
       float *to = t.c + r * t.c_row + n * LANES;
       if (f.more) s += ::load<float, LANES>(to);
       if (f.bias) s += ::load<float, LANES>(f.bias + n * LANES);
+      if (f.row_bias) s += f.row_bias[r];
       s = activated<ACTIVATION>(s);
       if (f.times) s *= ::load<float, LANES>(f.times + r * f.times_row + n * LANES);
       if (f.add) s += ::load<float, LANES>(f.add + r * f.add_row + n * LANES);
@@ -90,15 +90,15 @@ template <int ACTIVATION> NOINLINE void store_finished(const float *sums, const 
     }
 }
 
-static void store_finished(const float *sums, const Tile &t, int rows) {
+static void store_finished(const float *sums, const Tile &t, int rows, int vectors = 2) {
   switch (t.finish.activation) {
-    case GELU: return store_finished<GELU>(sums, t, rows);
-    case GELU_TANH: return store_finished<GELU_TANH>(sums, t, rows);
-    case RELU: return store_finished<RELU>(sums, t, rows);
-    case QUICK_GELU: return store_finished<QUICK_GELU>(sums, t, rows);
-    case SILU: return store_finished<SILU>(sums, t, rows);
+    case GELU: return store_finished<GELU>(sums, t, rows, vectors);
+    case GELU_TANH: return store_finished<GELU_TANH>(sums, t, rows, vectors);
+    case RELU: return store_finished<RELU>(sums, t, rows, vectors);
+    case QUICK_GELU: return store_finished<QUICK_GELU>(sums, t, rows, vectors);
+    case SILU: return store_finished<SILU>(sums, t, rows, vectors);
   }
-  store_finished<IDENTITY>(sums, t, rows);
+  store_finished<IDENTITY>(sums, t, rows, vectors);
 }
 
 #if defined(__x86_64__)
@@ -164,52 +164,6 @@ template <int LINES, int R = STEP> INLINE void tile_of(int64_t rows, const Tile 
 // The rows of the next tile, where all are about alike.
 INLINE int64_t next_rows(int64_t left) { return divide_up(left, divide_up(left, STEP)); }
 
-// A weight [width, depth] with the number (n, k) at raw[n * row + k * column], one of which is 1; packed as
-// [depth / panel_depth][width / COLUMNS][panel_depth][COLUMNS].
-struct Weight {
-  float *data;
-  int64_t width, depth, panel_depth;
-  const float *raw;
-  int64_t row, column;
-  float *panel(int64_t k, int64_t p) const { return data + k * width + p * panel_depth * COLUMNS; }
-};
-
-// Calls `visit(numbers, offset)` for each vector of eight numbers of a panel, those of columns that begin at p * COLUMNS
-// and of panel_depth rows from k on. `offset` is where they are in the panel.
-template <class F> INLINE void each_vector(const Weight &weight, int64_t k, int64_t p, F visit) {
-  const int64_t row = weight.row, column = weight.column, depth = weight.panel_depth;
-  const float *from = weight.raw + p * COLUMNS * row + k * column;
-  if (row == 1) {
-    for (int64_t i = 0; i < depth; i++, from += column)
-      UNROLL for (int c = 0; c < COLUMNS; c += 8) visit(::load<float, 8>(from + c), i * COLUMNS + c);
-    return;
-  }
-  for (int64_t i = 0; i < depth; i += 8)
-    for (int c = 0; c < COLUMNS; c += 8) {
-      vec<float, 8> x[8];
-      UNROLL for (int r = 0; r < 8; r++) x[r] = ::load<float, 8>(from + (c + r) * row + i);
-      transpose<float>(x);
-      UNROLL for (int r = 0; r < 8; r++) visit(x[r], (i + r) * COLUMNS + c);
-    }
-}
-
-inline void pack(const Weight &weight, int64_t k, int64_t p) {
-  float *to = weight.panel(k, p);
-  each_vector(weight, k, p, [to](vec<float, 8> x, int64_t offset) { ::store<float, 8>(to + offset, x); });
-}
-
-// Whether the numbers of a packed panel have the same bits as those of the weight.
-inline bool is_packed(const Weight &weight, int64_t k, int64_t p) {
-  vec<int32_t, 8> differ{};
-  const float *packed = weight.panel(k, p);
-  each_vector(weight, k, p, [&](vec<float, 8> x, int64_t offset) {
-    differ |= (vec<int32_t, 8>)x ^ (vec<int32_t, 8>)::load<float, 8>(packed + offset);
-  });
-  int32_t any = 0;
-  for (int i = 0; i < 8; i++) any |= differ[i];
-  return !any;
-}
-
 // Where a product goes: column n of row r at data[r * row + n], or, in groups of so many panels,
 // data[n / group * group_stride + r * row + n % group].
 struct Target {
@@ -219,46 +173,5 @@ struct Target {
     return group ? data + p / group * group_stride + p % group * COLUMNS : data + p * COLUMNS;
   }
 };
-
-// Panels [p0, p1) of the products of rows with one slice of a weight's depth, from k on.
-inline void slice(const float *a, int64_t a_row, const Weight &weight, int64_t k, int64_t rows, int64_t p0, int64_t p1,
-                  const Target &target, const Finish &finish) {
-  constexpr int LINE = 64, LINES = COLUMNS * sizeof(float) / LINE;
-  const int64_t depth = weight.panel_depth, tiles = divide_up(rows, STEP);
-  for (int64_t p = p0; p < p1; p++) {
-    const char *next = (const char *)(weight.panel(k, p) + depth * COLUMNS);
-    Tile t{a, a_row, weight.panel(k, p), COLUMNS, depth, target.panel(p), target.row, next, finish};
-    if (finish.bias) t.finish.bias += p * COLUMNS;
-    if (finish.add) t.finish.add += p * COLUMNS;
-    if (finish.times) t.finish.times += p * COLUMNS;
-    int64_t asked = 0;  // lines of the next panel
-    for (int64_t left = rows; left > 0;) {
-      const int64_t n = next_rows(left);
-      t.ahead = next + asked * LINE;
-      // With one or two rows there is no time to ask ahead. The tiles of a panel ask for all of the next one.
-      int64_t lines = rows < 3 || asked >= LINES * depth ? 0 : LINES * (tiles > 3 ? 1 : tiles > 1 ? 2 : 4);
-      if (lines == 0) tile_of<0>(n, t);
-      else if (lines == LINES) tile_of<LINES>(n, t);
-      else if (lines == 2 * LINES) tile_of<2 * LINES>(n, t);
-      else tile_of<4 * LINES>(n, t);
-      asked += lines * (depth / 4);
-      left -= n;
-      t.a += n * a_row, t.c += n * t.c_row;
-      if (finish.add) t.finish.add += n * finish.add_row;
-      if (finish.times) t.finish.times += n * finish.times_row;
-    }
-  }
-}
-
-// Panels [p0, p1) of the products of rows with a weight, in slices of its depth.
-inline void product(const float *a, int64_t a_row, const Weight &weight, int64_t rows, int64_t p0, int64_t p1,
-                    const Target &target, const Finish &finish) {
-  for (int64_t k = 0; k < weight.depth; k += weight.panel_depth) {
-    Finish part{};
-    if (k + weight.panel_depth == weight.depth) part = finish;
-    part.more = k > 0;
-    slice(a + k, a_row, weight, k, rows, p0, p1, target, part);
-  }
-}
 
 }  // namespace panels

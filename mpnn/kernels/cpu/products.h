@@ -60,6 +60,24 @@ template <class T> INLINE void transpose(vec<T, 8> *x) {
   }
 }
 
+// Loads a square of 8 x 8 numbers, transposed. Halves of rows are joined as they are loaded, so that the rest stays inside
+// halves: 16 shuffles, where `transpose` takes 48.
+INLINE void load_transposed(const float *from, int64_t row, vec<float, 8> *to) {
+  UNROLL for (int half = 0; half < 2; half++, from += 4, to += 4) {
+    vec<float, 8> x[4];
+    UNROLL for (int i = 0; i < 4; i++)
+      x[i] = __builtin_shufflevector((load<float, 4>(from + i * row)), (load<float, 4>(from + (i + 4) * row)), 0, 1, 2, 3, 4, 5, 6, 7);
+    const vec<float, 8> p = __builtin_shufflevector(x[0], x[1], 0, 8, 1, 9, 4, 12, 5, 13);
+    const vec<float, 8> q = __builtin_shufflevector(x[0], x[1], 2, 10, 3, 11, 6, 14, 7, 15);
+    const vec<float, 8> r = __builtin_shufflevector(x[2], x[3], 0, 8, 1, 9, 4, 12, 5, 13);
+    const vec<float, 8> s = __builtin_shufflevector(x[2], x[3], 2, 10, 3, 11, 6, 14, 7, 15);
+    to[0] = __builtin_shufflevector(p, r, 0, 1, 8, 9, 4, 5, 12, 13);
+    to[1] = __builtin_shufflevector(p, r, 2, 3, 10, 11, 6, 7, 14, 15);
+    to[2] = __builtin_shufflevector(q, s, 0, 1, 8, 9, 4, 5, 12, 13);
+    to[3] = __builtin_shufflevector(q, s, 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+}
+
 // The memory of a call, in pieces that begin at cache lines.
 class Memory {
   static constexpr int64_t LINE = 64;
