@@ -93,6 +93,7 @@ class EdgeFilter(Mapped):
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         edge_attr = validation.edge_features("EdgeFilter", edge_attr)
+        validation.fits("EdgeFilter", "edge_attr", edge_attr, validation.takes(self.filter))
         value = src if self.value is None else self.value(src)
         weight = edge_attr if self.filter is None else rows.mapped(self.filter, edge_attr)
         if weight.shape[-2:] != (graph.num_edges, value.shape[-1]):

@@ -97,6 +97,7 @@ def edges_by_head(to_edge: nn.Linear, edge_attr: Tensor | None, heads: int) -> T
     edge_attr = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
     if edge_attr.shape[-1] != to_edge.in_features:
         raise ValueError(f"this attention has edge_dim={to_edge.in_features}; got edge_attr {list(edge_attr.shape)}")
+    validation.fits("this attention", "edge_attr", edge_attr, validation.takes(to_edge))
     return to_edge(edge_attr).unflatten(-1, (heads, -1))
 
 

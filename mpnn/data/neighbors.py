@@ -107,6 +107,11 @@ def neighbor_batches(
     Raises:
         ValueError: an argument does not fit; before the first batch. Errors of the thread are raised at its batch.
     """
+    if isinstance(graph, HeteroGraph):
+        raise TypeError(
+            "neighbor_batches samples one kind of nodes; got a HeteroGraph: hetero_batches(graph, (kind, nodes), "
+            "fanouts) samples it"
+        )
     one_set("neighbor_batches", graph)
     fanouts = integers("fanouts", fanouts)
     seed = as_integer("seed", seed)

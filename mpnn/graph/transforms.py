@@ -46,7 +46,12 @@ class Transforms(GraphData):
 
     def with_self_loops(self: G, fill: float = 0.0) -> G:
         """Adds the missing self-loops. New loops come last, with edge attributes of `fill`."""
-        one_set("self-loops", self)
+        if self.num_dst != self.num_src:
+            raise ValueError(
+                f"self-loops need one set of nodes; the graph is {self.num_dst} x {self.num_src}: its sources are "
+                "other nodes than its destinations. Leave self-loops out, and take a model with a term of the node "
+                "itself, such as GraphSAGE"
+            )
         if not hasattr(fill, "__float__"):
             raise TypeError(f"fill must be a number, the edge attribute of new loops; got {fill!r}")
         if self.clique_sizes is not None:

@@ -1,5 +1,6 @@
 """Tables of a database as one graph: rows are nodes, foreign keys are edges."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from mpnn.graph.runs import Ints
 from mpnn.graphs.explicit import from_edges
 from mpnn.graphs.kinds import EdgeKind, HeteroGraph
 
+_IS_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?").fullmatch
 _EXACT = 2**53  # up to which a float holds every integer
 
 
@@ -27,9 +29,10 @@ def from_tables(
     "users").
 
     Args:
-        tables: {name: a DataFrame, or {column: values}}.
+        tables: {name: a DataFrame, a table of pyarrow, or {column: values}}.
         foreign: {(table, column of keys): (table, column that the keys name)}. A missing key (None, NaN) is no edge.
-        times: {table: column of times}, numbers or datetimes, which become int64 nanoseconds; for `graphs.sample`.
+        times: {table: column of times}, numbers, or datetimes, dates and their text (2020-01-31), which become int64
+            nanoseconds; for `graphs.sample`.
 
     Raises:
         KeyError: a table or a column does not exist.
@@ -64,8 +67,8 @@ def _join(tables: Mapping[str, Any], child: str, column: str, parent: str, key: 
 
 def _times(tables: Mapping[str, Any], name: str, column: str) -> Tensor:
     values = _column(tables, name, column)
-    if values.dtype == object:
-        values = values.astype("datetime64[ns]")
+    if values.dtype.kind in "OU":
+        values = np.array([_datetime(name, column, row, one) for row, one in enumerate(values.tolist())], "M8[ns]")
     if _is_missing(values).any():
         raise ValueError(f"{name}.{column} has no time in row {int(_is_missing(values).argmax())}")
     if values.dtype.kind == "M":
@@ -78,13 +81,42 @@ def _times(tables: Mapping[str, Any], name: str, column: str) -> Tensor:
 def _column(tables: Mapping[str, Any], name: str, column: str) -> np.ndarray:
     if name not in tables:
         raise KeyError(f"there is no table {name!r}; the tables are {', '.join(tables)}")
-    if column not in tables[name]:
-        raise KeyError(f"table {name!r} has no column {column!r}; it has {', '.join(map(str, tables[name]))}")
+    columns = _columns(name, tables[name])
+    if column not in columns:
+        raise KeyError(f"table {name!r} has no column {column!r}; it has {', '.join(map(str, columns))}")
     return np.asarray(tables[name][column])
 
 
+def _columns(name: str, table: Any) -> list[Any]:
+    """The names of the columns of a DataFrame, a table of pyarrow or a mapping."""
+    if hasattr(table, "column_names"):
+        return list(table.column_names)
+    if hasattr(table, "columns"):
+        return list(table.columns)
+    if isinstance(table, Mapping):
+        return list(table)
+    raise TypeError(
+        f"table {name!r} must be a DataFrame, a table of pyarrow, or {{column: values}}; got {type(table).__name__}"
+    )
+
+
+def _datetime(name: str, column: str, row: int, value: Any) -> Any:
+    """A moment; a missing one is NaT."""
+    if value is None or not _equals_itself(value):
+        return np.datetime64("NaT")
+    try:
+        if isinstance(value, str) and not _IS_DATE(value):
+            raise ValueError("numpy would read other words, such as now, as times")
+        return np.datetime64(value, "ns")
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"{name}.{column} row {row} is {value!r}, which is no time: times are numbers, datetimes, or text such as "
+            "2020-01-31 12:30"
+        ) from None
+
+
 def _num_rows(name: str, table: Any) -> int:
-    lengths = {len(table[column]) for column in table}
+    lengths = {len(table[column]) for column in _columns(name, table)}
     if len(lengths) != 1:
         raise ValueError(f"the columns of table {name!r} must be of one length; got {sorted(lengths) or 'no column'}")
     return lengths.pop()

@@ -210,6 +210,13 @@ def tensor(name: str, x: Any) -> None:
     raise TypeError(f"{name} must be a tensor; got {type(x).__name__}{advice}")
 
 
+def input_features(name: str, x: Any) -> None:
+    """Raises TypeError if `x` is not a Tensor of floating point numbers, or a nested one."""
+    tensor(name, x)
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating point; got {x.dtype}: pass {name}.float()")
+
+
 def of_data(x: Any) -> str:
     """How to pass a graph of PyTorch Geometric that is given in place of features; empty for others."""
     return "; pass its features, data.x, and its edges, graphs.from_pyg(data)" if hasattr(x, "edge_index") else ""
@@ -242,9 +249,9 @@ def fits(owner: str, name: str, x: Tensor, expected: Takes) -> None:
             f"{name} is {x.shape[-1]} wide (shape {list(x.shape)}), but {owner} was made for a width of {width}"
         )
     if dtype is not None and x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        other = f", or .to({x.dtype}) on the layer" if x.is_floating_point() else ""
         raise TypeError(
-            f"{name} is {x.dtype} and the weights of {owner} are {dtype}; call .to({dtype}) on {name}, or "
-            f".to({x.dtype}) on the layer"
+            f"{name} is {x.dtype} and the weights of {owner} are {dtype}; call .to({dtype}) on {name}{other}"
         )
 
 

@@ -179,24 +179,38 @@ def test_tables_are_a_graph() -> None:
     again = graphs.from_tables({"a": frame, "b": {"id": [1, 2]}}, {("a", "key"): ("b", "id")}, times={"a": "at"})
     assert again["b", "key", "a"].edge_index.tolist() == [[1, 0], [0, 2]]
     assert again.times["a"].diff().tolist() == [24 * 3600 * 10**9] * 2
+    arrow = pytest.importorskip("pyarrow")
+    of_arrow = {name: arrow.table({k: [*values] for k, values in one.items()}) for name, one in {"a": frame}.items()}
+    texts = {"id": [1, 2], "at": ["2026-01-03", "2026-01-04 00:00"]}
+    third = graphs.from_tables({**of_arrow, "b": texts}, {("a", "key"): ("b", "id")}, times={"a": "at", "b": "at"})
+    assert torch.equal(third["b", "key", "a"].edge_index, again["b", "key", "a"].edge_index)
+    assert torch.equal(third.times["a"], again.times["a"])
+    assert torch.equal(third.times["b"], again.times["a"][:2])
 
 
-TABLES = {"a": {"key": ["x", "y"], "at": [1.0, float("nan")]}, "b": {"id": ["x", "z"]}, "c": {"id": ["x", "x"]}}
+TABLES = {
+    "a": {"key": ["x", "y"], "at": [1.0, float("nan")]},
+    "b": {"id": ["x", "z"]},
+    "c": {"id": ["x", "x"]},
+    "f": {"at": ["2026-01-03", "now"]},
+}
 TABLE_MISTAKES = {
     "no such row": ({("a", "key"): ("b", "id")}, {}, r"a.key row 1 is .*'y'.*, which no row of b has as id"),
     "a name twice": ({("a", "key"): ("c", "id")}, {}, "c.id must name each row once; 'x' is in rows 0 and 1"),
     "no such column": ({("a", "kee"): ("b", "id")}, {}, "table 'a' has no column 'kee'; it has key, at"),
-    "no such table": ({("d", "key"): ("b", "id")}, {}, "there is no table 'd'; the tables are a, b, c"),
+    "no such table": ({("d", "key"): ("b", "id")}, {}, "there is no table 'd'; the tables are a, b, c, f"),
     "no time": ({}, {"a": "at"}, "a.at has no time in row 1"),
-    "times of text": ({}, {"a": "key"}, "a.key must hold numbers or datetimes"),
+    "times of text": ({}, {"a": "key"}, "a.key row 0 is 'x', which is no time: times are numbers, datetimes, or text"),
+    "no table": ({}, {"e": "at"}, "table 'e' must be a DataFrame, a table of pyarrow, or {column: values}; got int"),
+    "now": ({}, {"f": "at"}, "f.at row 1 is 'now', which is no time"),
 }
 
 
 @pytest.mark.parametrize("name", TABLE_MISTAKES)
 def test_mistakes_in_tables_are_named(name: str) -> None:
     foreign, times, message = TABLE_MISTAKES[name]
-    with pytest.raises((ValueError, KeyError), match=message):
-        graphs.from_tables(TABLES, foreign, times=times)
+    with pytest.raises((ValueError, KeyError, TypeError), match=message):
+        graphs.from_tables({**TABLES, "e": 5} if "e" in times else TABLES, foreign, times=times)
 
 
 def _sample(**changes: object) -> HeteroSample:

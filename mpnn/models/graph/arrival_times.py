@@ -49,7 +49,7 @@ class ArrivalTimes(Model):
             graph: links between segments, with edge_attr [E, edge_dim].
             routes: graph with N sources and R destinations. Each route receives from its segments.
         """
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         if graph.edge_attr is None:
             raise ValueError("the links between segments need features: create the graph with edge_attr [E, edge_dim]")
         segment = self.encode_segment(x)

@@ -11,7 +11,7 @@ from mpnn import Graph, MessagePassing, ops
 from mpnn.attention import EdgeFilter
 from mpnn.graphs import line_graph
 from mpnn.graphs.explicit import edges_into
-from mpnn.models.layers.molecules import sum_of, vectors_of
+from mpnn.models.layers.molecules import of_types, sum_of, vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import MLP, EdgeUpdate, Update
 from mpnn.update.maps import Linear
@@ -75,7 +75,7 @@ class DimeNet(Model):
                 f"atoms {i} and {j} lie at the same place, where DimeNet's functions of distance are infinite"
             )
         distance, angle = self.basis(vectors, line)
-        h = self.embed(types)
+        h = of_types(self.embed, types)
         m, _ = self.embed_edge(self.embed_distance(distance), h, h, graph)
         out = self.heads[0](m, distance, into)
         for layer, head in zip(self.layers, self.heads[1:], strict=True):

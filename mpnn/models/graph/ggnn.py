@@ -49,7 +49,7 @@ class GGNN(Model):
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes], or [..., G, classes] with `pool` (see `GatedReadout`)."""
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         validation.fits("GGNN", "x", x, (self.in_dim, None))
         h = F.pad(x, (0, self.dim - x.shape[-1]))
         for _ in range(self.rounds):

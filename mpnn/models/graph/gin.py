@@ -53,7 +53,7 @@ class GIN(Stack):
 
         `pool` has N sources and G destinations: each destination receives from the nodes of one graph.
         """
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         validation.fits("GIN", "x", x, validation.takes(self.heads[0]))
         logits = self._read(0, x, pool)
         for k, layer in enumerate(self.layers, start=1):

@@ -130,7 +130,7 @@ class GPS(Model):
             graph: the edges. The random-walk encoding is computed once and cached on the graph.
             sizes: number of nodes of each graph of the batch, if `graph` is a batch (`graphs.batch`).
         """
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         validation.fits("GPS", "x", x, validation.takes(self.embed))
         h = self.embed(x)
         if self.embed_walk is not None:

@@ -137,7 +137,7 @@ class GraphBert(Model):
 
     def forward(self, x: Tensor, subgraphs: Subgraphs) -> Tensor:
         """x [N, in_dim] of all nodes -> logits [T, classes] of the subgraphs' targets."""
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         validation.fits("GraphBert", "x", x, validation.takes(self.embed))
         rank = torch.arange(subgraphs.nodes.shape[1], device=x.device)
         h = F.embedding(subgraphs.nodes, self.embed(x))

@@ -91,7 +91,7 @@ class Graphormer(Model):
             molecules: the molecules' graphs, with `edge_attr` [E, edge_dim] if the model has an edge_dim. Distances and
                 paths are computed once for each graph and cached on it.
         """
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         validation.fits("Graphormer", "x", x, validation.takes(self.embed))
         sizes = [molecule.num_dst for molecule in molecules]
         if sum(sizes) != len(x):

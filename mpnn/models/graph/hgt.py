@@ -12,6 +12,7 @@ from mpnn.graphs import HeteroGraph
 from mpnn.graphs.kinds import EdgeKind
 from mpnn.models.layers.hetero import check_kinds
 from mpnn.models.saving import Model
+from mpnn.round import validation
 from mpnn.update.maps import Linear
 
 
@@ -50,6 +51,9 @@ class HGT(Model):
     def forward(self, x: Mapping[str, Tensor], graph: HeteroGraph) -> dict[str, Tensor]:
         """x {kind: [..., N_kind, width]} -> {kind: [..., N_kind, out_dim]}."""
         check_kinds(x, *self.embed)
+        for kind, embed in self.embed.items():
+            validation.input_features(f"x[{kind!r}]", x[kind])
+            validation.fits("HGT", f"x[{kind!r}]", x[kind], validation.takes(embed))
         h = {kind: F.relu(embed(x[kind])) for kind, embed in self.embed.items()}
         for layer in self.layers:
             h = layer(h, graph)

@@ -69,7 +69,7 @@ class MAGNA(Stack):
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
         """x [..., N, in_dim] -> logits [..., N, classes] over `graph`; default: the graph of the model."""
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         validation.fits("MAGNA", "x", x, validation.takes(self.embed))
         h = self.embed(self.dropout(x))
         for layer in self.layers:

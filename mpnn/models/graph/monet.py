@@ -58,7 +58,7 @@ class MoNet(Stack):
 
         edge_attr: the edges' coordinates [E, coordinates] if the model has `coordinates`; default: the graph's.
         """
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         first: Any = self.layers[0]
         validation.fits("MoNet", "x", x, first.attention.takes()[1])
         graph = self.graph if graph is None else graph

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, ops
-from mpnn.models.layers.molecules import RadialBasis, RadialFilter, sum_of, vectors_of
+from mpnn.models.layers.molecules import RadialBasis, RadialFilter, of_types, sum_of, vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import MLP
 from mpnn.update.maps import Linear
@@ -54,7 +54,7 @@ class PaiNN(Model):
         distance = vectors.norm(dim=-1)
         unit = vectors / distance.clamp(min=1e-9)[:, None]
         basis = self.basis(distance)
-        s = self.embed(types)
+        s = of_types(self.embed, types)
         v = s.new_zeros(3, *s.shape)
         for layer in self.layers:
             s, v = layer(s, v, unit, basis, graph)

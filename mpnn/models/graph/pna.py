@@ -85,7 +85,7 @@ class PNA(Model):
         `pool` has N sources and G destinations: each destination receives from the nodes of one graph. edge_attr:
         [E, edge_dim]; default: the graph's.
         """
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         validation.fits("PNA", "x", x, validation.takes(self.embed))
         h = self.embed(x)
         for layer in self.layers:
@@ -111,6 +111,7 @@ class TowerMessage(nn.Module):
         parts = [x.unflatten(-1, (len(self.mlps), -1)) for x in (dst, src)]
         if self.edge is not None:
             edge_attr = validation.edge_features("a layer with edge_dim", edge_attr)
+            validation.fits("PNA", "edge_attr", edge_attr, validation.takes(self.edge))
             parts.append(self.edge(edge_attr).unsqueeze(-2).expand_as(parts[0]))
         inputs = torch.cat(parts, -1)
         return torch.stack([mlp(inputs[..., t, :]) for t, mlp in enumerate(self.mlps)], -2)

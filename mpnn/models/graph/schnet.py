@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing
 from mpnn.attention import EdgeFilter
-from mpnn.models.layers.molecules import RadialBasis, RadialFilter, ShiftedSoftplus, sum_of, vectors_of
+from mpnn.models.layers.molecules import RadialBasis, RadialFilter, ShiftedSoftplus, of_types, sum_of, vectors_of
 from mpnn.models.saving import Model
 from mpnn.update import Add
 from mpnn.update.maps import Linear
@@ -48,7 +48,7 @@ class SchNet(Model):
     ) -> Tensor:
         """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
         `cell` [3, 3] is that of a periodic graph of `graphs.radius`, [G, 3, 3] those of the graphs of a batch."""
-        h = self.embed(types)
+        h = of_types(self.embed, types)
         basis = self.basis(vectors_of(graph, positions, cell, pool).norm(dim=-1))
         for layer in self.layers:
             h = layer(h, graph, edge_attr=basis)

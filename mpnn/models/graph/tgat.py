@@ -62,7 +62,7 @@ class TGAT(Model):
             graphs: one for each layer, as in a `NeighborBatch`; edge_dim is the width of their attributes.
             ages: [E] for each graph, how long before its destination's time each edge was.
         """
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         if not len(graphs) == len(ages) == len(self.layers):
             raise ValueError(f"{len(self.layers)} layers need as many graphs and ages; got {len(graphs)}, {len(ages)}")
         now = self.encode(x.new_zeros(()))

@@ -45,7 +45,13 @@ class Hetero(nn.Module):
             if (src, name, dst) not in graph:
                 raise ValueError(f"Hetero has a layer for {(src, name, dst)}, which {graph} lacks")
             check_kinds(x, src, dst)
-            found.setdefault(dst, []).append(layer(x[dst], graph[src, name, dst], source=x[src]))
+            try:
+                message = layer(x[dst], graph[src, name, dst], source=x[src])
+            except (ValueError, TypeError) as error:
+                raise type(error)(
+                    f"the layer of {(src, name, dst)}, x of {dst!r} and source of {src!r}: {error}"
+                ) from None
+            found.setdefault(dst, []).append(message)
         return {kind: getattr(torch.stack(parts), REDUCE[self.reduce])(0) for kind, parts in found.items()}
 
 

@@ -43,7 +43,7 @@ class Processor(Model):
         """x [..., N, in_dim], edge_attr [..., E, edge_dim] (default: the graph's) -> [..., N, dim], [..., E, dim]."""
         owner = type(self).__name__
         embed = self.embed
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         validation.fits(owner, "x", x, validation.takes(embed[0] if isinstance(embed, nn.Sequential) else embed))
         edge_attr = getattr(graph, "edge_attr", None) if edge_attr is None else edge_attr
         h = embed(x)

@@ -30,6 +30,24 @@ def vectors_of(graph: Graph, positions: Tensor, cell: Tensor | None = None, pool
     return edge_vectors(graph, positions, cell, torch.empty_like(atoms).index_copy(0, atoms, molecules))
 
 
+def of_types(embedding: nn.Embedding, types: Tensor) -> Tensor:
+    """The vectors of atoms, [N, dim], of their types, integers [N].
+
+    Raises:
+        TypeError, ValueError: types are no integers, or not below the number of types of the model.
+    """
+    if types.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"types must be int64 [N], such as atomic numbers; got {types.dtype}")
+    try:
+        return embedding(types)
+    except IndexError:
+        low, high = types.aminmax()
+        raise ValueError(
+            f"types must be from 0 to {embedding.num_embeddings - 1}; got {int(low)} to {int(high)}: a model with "
+            f"types={int(high) + 1} has a vector for each"
+        ) from None
+
+
 class RadialBasis(nn.Module):
     """Distances [E] -> Gaussians of them and a smooth cutoff, [E, count + 1] (Schütt et al. 2017, section 4.1; Behler
     2011):

@@ -32,7 +32,7 @@ class Stack(Model):
             x: features. If the model begins with a linear map (GCN, GAT), may be a sparse COO tensor [N, in_dim].
             graph: replaces the graphs of the layers; default: the graph of each layer.
         """
-        validation.tensor("x", x)
+        validation.input_features("x", x)
         for layer in self.layers:
             x = layer(self.dropout(x), graph)
         return x
