@@ -119,16 +119,15 @@ def collected() -> set[str]:
     return set() if outputs is None else {name for name in outputs if not name.startswith("_")}
 
 
-def has_only_idle_hooks(module: nn.Module, collects: str = "") -> bool:
+def has_only_idle_hooks(module: nn.Module) -> bool:
     """Whether all hooks of a module's forward pass are those by which transformers collects outputs, none of them
-    hidden states unless `collects` says so. They stay at a module from the first call that collects something, and do
-    nothing in other calls."""
+    hidden states. They stay at a module from the first call that collects something, and do nothing in other calls."""
     for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
         code = getattr(hook, "__code__", None)
         if code is None or hook.__module__ != output_capturing.__name__:
             return False
         cells = dict(zip(code.co_freevars, hook.__closure__ or (), strict=True))
-        if "key" not in cells or cells["key"].cell_contents in {"hidden_states"} - {collects}:
+        if "key" not in cells or cells["key"].cell_contents == "hidden_states":
             return False
     return True
 

@@ -9,8 +9,6 @@ fills an empty cache, and tokens behind those of a cache take the ordinary way.
 from __future__ import annotations
 
 import inspect
-import threading
-import weakref
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import chain
@@ -33,7 +31,6 @@ _TURNS = "position_embeddings"
 _MASK = "attention_mask"
 _READ = interface.HARMLESS.union(packing.NAMES, (_CACHE, _MASK))
 """What any layer may be given."""
-_SHORT = 512  # rows of a call up to which a layer computes the later ones of its stack
 TRIED = 7  # tokens for which a layer is compared with its class
 _CLOSE = 1e-4  # of the largest number
 
@@ -124,13 +121,7 @@ def use(model: nn.Module) -> list[Callable[[], None]]:
     if library.why_missing() is not None:
         return []
     found = [(module, names) for module in model.modules() if (names := _find(module)) is not None]
-    undo: list[Callable[[], None]] = [_take(module, names) for module, names in found]
-    for stack in model.modules():
-        layers = list(stack) if isinstance(stack, nn.ModuleList) else []
-        if layers and all(map(runs_here, layers)):
-            for number, layer in enumerate(layers):
-                _LATER[layer] = [weakref.ref(later) for later in layers[number + 1 :]]
-    return undo
+    return [_take(module, names) for module, names in found]
 
 
 def runs_here(module: nn.Module) -> bool:
@@ -184,23 +175,6 @@ def _restore(module: nn.Module, forward: Forward) -> None:
         del module.forward
 
 
-_States = tuple[Tensor, Tensor] | None  # keys and values, [B, heads of keys, N, width of a head]
-
-
-class _Ahead(threading.local):
-    """The states that a layer computed for later ones of its stack in this thread, for short inputs: for each, the
-    layer and its parts, its input, the version of this tensor, the options of the call, its output, and its keys and
-    values. A layer takes them only if it may run its kernel at that time, with the same parts."""
-
-    def __init__(self) -> None:
-        self.results: list[tuple[Forward, _Parts | None, Tensor, int, dict[str, Any], Tensor, _States]] = []
-
-
-_AHEAD = _Ahead()
-_LATER: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
-"""The layers behind each layer of a stack. A copy of a single layer must not copy them."""
-
-
 class Forward:
     """`forward` of one layer: the kernel's, or its class's. It is an object, not a closure, so that copies of the layer
     compute with their own weights, and a process that unpickles the layer imports this module."""
@@ -224,21 +198,10 @@ class Forward:
             given = dict(zip(self._parameters, args, strict=False)) | options
             x = given.pop(self._parameters[0], None)
             if self._may_run(x, given):
-                out = self._computed_ahead(x, given) if _AHEAD.results else None
-                out = self._run(x, given) if out is None else out
+                out = self._run(x, given)
                 if out is not None:
                     return out
         return type(self.module).forward(self.module, *args, **options)
-
-    def _computed_ahead(self, x: Any, given: dict[str, Any]) -> Tensor | None:
-        """The output for the states that the layer before has just returned."""
-        layer, parts, known, version, options, out, states = _AHEAD.results.pop(0)
-        is_same = layer is self and parts is self._parts and known is x and given.keys() == options.keys()
-        if is_same and _version_of(x) == version and all(given[name] is options[name] for name in given):
-            self._keep(given, states)
-            return out
-        _AHEAD.results.clear()
-        return None
 
     def _may_run(self, x: Any, given: dict[str, Any]) -> bool:
         """Whether a call asks for what the kernel computes, in the modes that are on, and its layer is as it was."""
@@ -278,57 +241,14 @@ class Forward:
         kernel = self._kernel()
         if kernel is None:
             return None
-        later = self._later_kernels(x) if documents.rows <= _SHORT else []
-        first, states = self._compute(kernel, x.contiguous(), documents, turns, given)
-        self._keep(given, states)
-        before = first
-        for forward, kernel in later:
-            out, states = forward._compute(kernel, before, documents, turns, given)
-            _AHEAD.results.append((forward, forward._parts, before, _version_of(before), given, out, states))
-            before = out
-        return first
-
-    def _compute(
-        self,
-        kernel: EncoderLayer,
-        x: Tensor,
-        documents: Documents,
-        turns: tuple[Tensor, Tensor] | None,
-        given: dict[str, Any],
-    ) -> tuple[Tensor, _States]:
-        states: _States = None
-        if given.get(_CACHE) is not None:
-            assert self._parts is not None
-            heads = self._parts.shapes[1][0] // self._parts.head_width
-            width = self._parts.head_width
-            keys, values = x.new_empty(2, x.shape[0], heads, x.shape[1], width)
-            states = keys, values
-        assert self._parts is not None
-        return kernel(x, self._parts.weights(), documents, turns, states), states
-
-    def _keep(self, given: dict[str, Any], states: _States) -> None:
-        """Writes keys and values into the cache of a call."""
-        if states is not None:
-            assert self._parts is not None
-            given[_CACHE].update(*states, self._parts.attention.layer_idx)
-
-    def _later_kernels(self, x: Tensor) -> list[tuple[Forward, EncoderLayer]]:
-        """The layers of the stack behind this one up to the first that does not run by its kernel, or is hooked."""
-        kernels: list[tuple[Forward, EncoderLayer]] = []
-        for later in _LATER.get(self.module, ()):
-            module = later()
-            forward = None if module is None else vars(module).get("forward")
-            if module is None or type(forward) is not Forward:
-                break
-            if not compat.has_only_idle_hooks(module, "hidden_states"):
-                break
-            if not forward._is_ready() or (torch.is_grad_enabled() and forward._needs_gradients(x)):
-                break
-            kernel = forward._kernel()
-            if kernel is None:
-                break
-            kernels.append((forward, kernel))
-        return kernels
+        cache = given.get(_CACHE)
+        if cache is None:
+            return kernel(x.contiguous(), parts.weights(), documents, turns)
+        heads = parts.shapes[1][0] // parts.head_width
+        keys, values = x.new_empty(2, x.shape[0], heads, x.shape[1], parts.head_width)
+        out = kernel(x.contiguous(), parts.weights(), documents, turns, (keys, values))
+        cache.update(keys, values, parts.attention.layer_idx)
+        return out
 
     def _kernel(self) -> EncoderLayer | None:
         """The kernel for the layer; None if it does not compute the same."""
@@ -370,10 +290,6 @@ class Forward:
             if difference <= _CLOSE * expected.abs().max():
                 return layer
         return None
-
-
-def _version_of(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version
 
 
 class _Parts(Parts):
