@@ -20,7 +20,7 @@ from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.models import GAT, GCN, GPT, Bert, BertConfig
 from mpnn.ops import NodeBias
-from mpnn.position import Rotary, Table
+from mpnn.position import T5, ALiBi, Rotary, Table
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
@@ -66,8 +66,11 @@ ROUNDS: dict[str, Callable[..., dict[str, Any]]] = {
     "dot": lambda x: {},
     "softcap": lambda x: {"softcap": 2.0},
     "sinks": lambda x: {"sinks": x[0, :4, 0, 0]},
+    "sinks of float64": lambda x: {"sinks": x[0, :4, 0, 0].double()},
     "a table": lambda x: {"bias": (BiasTable(x[0, :7, :4, 0], Offset(3)),)},
+    "a table of float64": lambda x: {"bias": (BiasTable(x[0, :7, :4, 0].double(), Offset(3)),)},
     "biases of nodes": lambda x: {"bias": (NodeBias(dst=x[..., :1, 1], src=x[..., 2]),)},
+    "biases of nodes of float64": lambda x: {"bias": (NodeBias(dst=x[..., :1, 1].double(), src=x[..., 2].double()),)},
     "sigmoid": lambda x: {"normalize": "sigmoid"},
     "none": lambda x: {"normalize": "none"},
     "a sum": lambda x: {"score": None, "normalize": "none"},
@@ -179,9 +182,11 @@ CASES: dict[str, Case] = {
         tokens,
         (TOKENS,),
     ),
-    "layers: rotary positions, relative positions, a mean over a window": (
+    "layers: rotary, ALiBi's, T5's and relative positions, a mean over a window": (
         lambda: Layers(
             layer(graphs.prefix(4), position=Rotary(8)),
+            layer(graphs.causal(), position=ALiBi(4)),
+            layer(graphs.causal() & graphs.window(4), position=T5(4)),
             layer(graphs.window(5), position=Table(4, Offset(5))),
             MessagePassing(graphs.window(3, dilation=2), "mean"),
         ),

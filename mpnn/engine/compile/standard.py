@@ -170,13 +170,14 @@ def _over_edges(round: Round) -> Tensor:
         weights = weights.sigmoid()
     elif weights is not None and round.normalize == "softmax":
         largest = _scattered(weights, edges, "max")
-        if round.sinks is not None:
-            largest = torch.maximum(largest, round.sinks.to(largest.dtype).expand_as(largest))
+        sinks = None if round.sinks is None else round.sinks.to(largest.dtype)
+        if sinks is not None:
+            largest = torch.maximum(largest, sinks.expand_as(largest))
         # The maximum of a row without edges is -inf, and -inf - -inf would be NaN.
         largest = largest.clamp(min=torch.finfo(largest.dtype).min)
         exponentials = (weights - largest.index_select(0, edges.row)).exp()
         total = _scattered(exponentials, edges, "add")
-        total = total if round.sinks is None else total + (round.sinks - largest).exp()
+        total = total if sinks is None else total + (sinks - largest).exp()
         # The total of such a row is 0, which must not divide 0.
         weights = exponentials / total.clamp(min=torch.finfo(total.dtype).tiny).index_select(0, edges.row)
     round = round.with_fields(reduce=_Reduce(*_SCATTERS[type(round.reduce)]))
@@ -230,7 +231,8 @@ def _attend(round: Round, allowed: Tensor, offset: Tensor) -> Tensor:
             weights = logits.sigmoid() * weights
         else:
             # The softmax of a row without edges may be any numbers, which the mask makes 0.
-            weights = _softmax(logits.masked_fill(~allowed, -torch.inf), round.sinks) * weights
+            sinks = None if round.sinks is None else round.sinks.to(accumulate)
+            weights = _softmax(logits.masked_fill(~allowed, -torch.inf), sinks) * weights
     if type(round.reduce) is Mean:
         weights = weights / allowed.sum(-1, keepdim=True).clamp(min=1)
     # Weights without a score may still have heads, those of a bias. A bare mask has none.
@@ -254,18 +256,20 @@ def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
 def _logits(round: Round, offset: Tensor) -> Tensor:
     """The logits of all pairs, [..., H, N_dst, N_src]."""
     terms = []
+    dtype = round.accumulate_dtype
     if isinstance(score := round.score, Dot):
-        query = score.query.transpose(-3, -2).to(round.accumulate_dtype)
-        key = _repeated(score.key.transpose(-3, -2), query.shape[-3]).to(round.accumulate_dtype)
+        query = score.query.transpose(-3, -2).to(dtype)
+        key = _repeated(score.key.transpose(-3, -2), query.shape[-3]).to(dtype)
         products = score.scale * (query @ key.transpose(-1, -2))
         terms.append(products if score.softcap is None else score.softcap * (products / score.softcap).tanh())
+    # A bias may have a dtype of its own, as ALiBi's float64 slopes do. Backends cast it in the same way.
     for table in cast(Any, round.bias):
         clip = table.relation.clip
-        terms.append(table.table[offset.clamp(-clip, clip) + clip].permute(2, 0, 1))
+        terms.append(table.table.to(dtype)[offset.clamp(-clip, clip) + clip].permute(2, 0, 1))
     if round.dst_bias is not None:
-        terms.append(round.dst_bias.transpose(-1, -2)[..., None])
+        terms.append(round.dst_bias.to(dtype).transpose(-1, -2)[..., None])
     if round.src_bias is not None:
-        terms.append(round.src_bias.transpose(-1, -2)[..., None, :])
+        terms.append(round.src_bias.to(dtype).transpose(-1, -2)[..., None, :])
     # `sum` alone would begin with the number 0: one operator more in the file.
     return sum(terms[1:], terms[0])
 
