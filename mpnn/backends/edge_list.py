@@ -124,8 +124,15 @@ def run(round: Round, kernels: Kernels | None = None) -> Result:
         lse = segment_logsumexp(logits.expand(shape), index).movedim(0, -2)
     if not round.return_weights:
         return Result(out, lse=lse)
-    weights = out.new_ones(()) if weights is None else weights
-    return Result(out, csr.to_caller(weights.expand(shape)).movedim(0, -2).to(round.result_dtype), lse)
+    weights = _own(out.new_ones(()) if weights is None else weights, shape, round)
+    return Result(out, csr.to_caller(weights).movedim(0, -2).to(round.result_dtype), lse)
+
+
+def _own(weights: Tensor, shape: tuple[int, ...], round: Round) -> Tensor:
+    """Weights of this shape in memory of their own: without a normalizer they may be a bias that the caller passed, and
+    an expanded tensor has one number for many edges."""
+    is_new = round.normalize != "none" and weights.shape == shape
+    return weights if is_new else weights.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
 def _by_sums(weights: Tensor | None, round: Round, csr: CSR, index: Index, kernels: Kernels) -> Tensor:

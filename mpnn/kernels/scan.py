@@ -268,7 +268,8 @@ def recurrence(
         last = query.new_zeros(batch, heads, width, deep, dtype=wide) if state is None else state.to(wide)
         used = [x for x in (query, key, value, log_gate, beta, state) if x is not None]
         nothing = torch.stack([x.flatten()[:0].sum(dtype=wide) for x in used]).sum()  # so that autograd knows them
-        return nothing.expand(batch, nodes, heads, deep).to(dtype), last + nothing
+        out = query.new_zeros(batch, nodes, heads, deep, dtype=dtype)
+        return out + nothing.to(dtype), last + nothing
     # Without derivatives the kernel divides by lengths, too, and no autograd function is called.
     if not on_gpu and not is_differentiated():
         out, last = _run(query, key, value, log_gate, beta, state, scale, heads, ends, unit)

@@ -44,8 +44,8 @@ class SetsInOneRow(Rewrite):
 
         def finish(result: Result) -> Result:
             if owner is None:
-                # All destinations see one row, which is not copied.
-                return Result(result.out.expand(*round.batch, graph.num_dst, *result.out.shape[-2:]))
+                # A row for each destination: a view of one row would be written to in all of them.
+                return Result(result.out.repeat_interleave(graph.num_dst, -3))
             return Result(result.out.index_select(-3, owner))
 
         return round.with_fields(graph=rows), finish
