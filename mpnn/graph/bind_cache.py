@@ -213,7 +213,8 @@ def _stamp(graph: Graph) -> int:
     for one in _derived_graphs(graph):
         attributes = vars(one)
         edge_lists = [attributes[name] for name in ("csr", "csc") if name in attributes]
-        count += len(attributes) + len(one._memo) + len(one._of_users) + sum(len(vars(edges)) for edges in edge_lists)
+        count += len(attributes) + one._memo.added + one._of_users.added
+        count += sum(len(vars(edges)) for edges in edge_lists)
     return count
 
 

@@ -14,6 +14,27 @@ from mpnn.graph.relations import Relation
 B = TypeVar("B", bound="BoundGraph")
 T = TypeVar("T")
 _ABSENT: Any = object()
+_MOST_VALUES = 256  # of a graph, built by this library, whose keys have parameters
+
+
+class Values(dict[Hashable, Any]):
+    """Values cached on a graph, by key. `added` counts all that were ever added."""
+
+    added = 0
+
+    def keep(self, key: Hashable, build: Callable[[], T], is_limited: bool = True) -> T:
+        """Returns `build()`, or the value that another thread has built meanwhile: the first one is everybody's.
+
+        `is_limited`: drop the oldest values under tuples, as far as there are too many.
+        """
+        value: T = self.setdefault(key, built(build))
+        self.added += 1
+        if is_limited and type(key) is tuple and len(self) > _MOST_VALUES:
+            # A list of the keys is made in one step, in which no other thread adds one.
+            parametrized = [key for key in list(self) if type(key) is tuple]
+            for key in parametrized[:-_MOST_VALUES]:
+                self.pop(key, None)
+        return value
 
 
 class BoundGraph(Handled):
@@ -36,18 +57,19 @@ class BoundGraph(Handled):
     node_ids: tuple[Tensor, Tensor] | None
     _edge_type: Tensor | None = None
     _moved: dict[torch.device, Any]
-    _memo: dict[Hashable, Any]
-    _of_users: dict[Hashable, Any]
+    _memo: Values
+    _of_users: Values
 
     def cached(self, key: Hashable, build: Callable[[], T]) -> T:
         """Returns `build()`, computed once per graph and key. Layers cache what they derive from the graph here.
 
-        What functions of this library build lies in a table of its own, so a key of yours never finds it."""
-        table = self._memo if str(getattr(build, "__module__", None)).startswith("mpnn.") else self._of_users
+        What functions of this library build lies in a table of its own, so a key of yours never finds it. That table
+        keeps all values whose keys are names, and the last 256 of those whose keys are tuples: a tuple holds sizes and
+        options, of which a long run meets any number. All threads receive the same value."""
+        of_library = str(getattr(build, "__module__", None)).startswith("mpnn.")
+        table = self._memo if of_library else self._of_users
         value = table.get(key, _ABSENT)
-        if value is _ABSENT:
-            value = table[key] = built(build)
-        return value
+        return table.keep(key, build, of_library) if value is _ABSENT else value
 
     def derive(self, build: Callable[..., B], *arguments: Hashable, num_dst: int, num_src: int | None = None) -> B:
         """Returns `build(graph, *arguments)`, computed once: a graph of `num_dst` destinations and `num_src` sources.

@@ -37,7 +37,8 @@ def built(build: Callable[[], T]) -> T:
 
 class graph_property(Generic[T]):
     """A cached property that is computed outside the modes of torch. As `functools.cached_property`, without its lock,
-    which takes longer than most of what a small graph derives: two threads may compute the same value twice."""
+    which takes longer than most of what a small graph derives: two threads may compute the same value twice, and both
+    receive the first."""
 
     def __init__(self, build: Callable[[Any], T]) -> None:
         self.build = build
@@ -49,8 +50,8 @@ class graph_property(Generic[T]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        value = instance.__dict__[self.name] = built(lambda: self.build(instance))
-        return value
+        value = built(lambda: self.build(instance))
+        return instance.__dict__.setdefault(self.name, value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import capacity, csr as edge_lists, state
-from mpnn.graph.bound import BoundGraph
+from mpnn.graph.bound import BoundGraph, Values
 from mpnn.graph.csr import CSR, graph_property, sorted_by
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.modes import outside_modes
@@ -74,8 +74,8 @@ class GraphData(BoundGraph):
             _edge_type=edge_type,
             _moved={},
             _moved_from=None,
-            _memo={},
-            _of_users={},
+            _memo=Values(),
+            _of_users=Values(),
             edge_ids=None,
             degrees=None,
             order=None,
@@ -290,7 +290,7 @@ class GraphData(BoundGraph):
         if device not in first._moved:
             graph = outside_modes(lambda: self._copy(lambda x: x.to(device, non_blocking=non_blocking), device))
             graph._moved_from = weakref.ref(first)
-            first._moved[device] = graph
+            first._moved.setdefault(device, graph)  # all threads receive the same copy
         return first._moved[device]
 
     def alias(self: G) -> G:
@@ -353,7 +353,7 @@ class GraphData(BoundGraph):
         """
         state.check(fields, "a pickle holds a damaged graph; save the graph again")
         self.__dict__.update(
-            fields, _memo={}, _of_users={}, _moved={}, _moved_from=None, device=fields["device"].device
+            fields, _memo=Values(), _of_users=Values(), _moved={}, _moved_from=None, device=fields["device"].device
         )
         self._labels = None if self._labels is None else fields["_labels"].cpu().numpy()
         self.order = None if self.order is None else self.order.cpu()

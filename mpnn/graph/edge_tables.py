@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.csr import built
+from mpnn.graph.bound import Values
 from mpnn.graph.relations import Relation
 
 T = TypeVar("T")
@@ -52,11 +52,9 @@ class EmbeddingTable:
         are freed together with the relation."""
         if self.relation is None or self.relation.is_value:
             return graph.cached((key, self.relation), build)
-        rules: WeakKeyDictionary[Relation, dict[Hashable, Any]] = graph.cached("rules", lambda: WeakKeyDictionary())
-        values = rules.setdefault(self.relation, {})
-        if key not in values:
-            values[key] = built(build)
-        return values[key]
+        rules: WeakKeyDictionary[Relation, Values] = graph.cached("rules", lambda: WeakKeyDictionary())
+        values = rules.setdefault(self.relation, Values())
+        return values[key] if key in values else values.keep(key, build)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph.algebra import common, refuse_loss
-from mpnn.graph.bound import BoundGraph
+from mpnn.graph.bound import BoundGraph, Values
 from mpnn.graph.derive import structured
 from mpnn.graph.graph import Graph
 from mpnn.graph.registry import FUNCTIONS
@@ -54,8 +54,8 @@ class StackedGraph(BoundGraph):
         self.shift = shared.get("shift", 0)
         self.relation, self.positions = shared.get("relation"), shared.get("positions")
         self.edge_attr = self.degrees = self.node_ids = None
-        self._memo = {}
-        self._of_users = {}
+        self._memo = Values()
+        self._of_users = Values()
         self._moved = {}
 
     def __getattr__(self, name: str) -> Any:

@@ -337,6 +337,27 @@ def test_balanced_unions_keep_what_the_first_operand_says() -> None:
     assert own(torch.rand(3, 4), source=torch.rand(5, 4)).shape == (3, 4)
 
 
+def test_a_graph_keeps_the_last_forms_of_many() -> None:
+    """A held graph meets any number of widths and sizes of batches, as a service does."""
+    graph = graphs.documents([3, 6]).bind(9)
+    features = torch.randn(9, 2, 700)
+    expected = ops.attend(graph, *[features[..., :8]] * 3)
+    rows = graph.csr
+    for width in range(1, 700):
+        narrow = features[..., :width]
+        ops.attend(graph, narrow, narrow, narrow)
+        ops.attend(graph, *[features[..., :8].expand(width, 9, 2, 8)] * 3)
+    assert len(graph._memo) < 300
+    assert graph.csr is rows
+    assert ops.attend(graph, *[features[..., :8]] * 3).equal(expected)
+
+
+def test_values_of_users_stay() -> None:
+    graph = graphs.causal().bind(9).alias()
+    numbers = [graph.cached(("mine", k), lambda k=k: k) for k in range(600)]
+    assert [graph.cached(("mine", k), lambda: -1) for k in range(600)] == numbers
+
+
 def test_what_others_cache_has_names_of_its_own() -> None:
     """A user's key is none of the library's, whatever it is called."""
     graph, x = graphs.window(2).bind(9), torch.randn(9, 1, 4)
