@@ -105,7 +105,7 @@ def test_first_calls_of_many_layers() -> None:
     """Each thread has a layer of its own, while many others live."""
     x = torch.randn(9, 64)
     held: list[nn.Module] = []
-    for _ in range(80):
+    for _ in range(20):
         layers = [
             MessagePassing(graphs.complete(), "sum", PostNorm(64, FeedForward(64, 128)), DotProduct(64, 2)).eval()
             for _ in range(THREADS)
