@@ -15,9 +15,11 @@ from mpnn.graphs.parse import register
 
 
 @register
-def listed(sources: Sequence[int] | Tensor, destinations: Sequence[int] | Tensor, num_nodes: int) -> Topology:
+def listed(
+    sources: Sequence[int] | Tensor, destinations: Sequence[int] | Tensor, num_nodes: int, prefixes: bool = True
+) -> Topology:
     """Node destinations[e] receives from node sources[e], for each e. Over fewer than `num_nodes` nodes, as in a
-    shorter text or a prefix, the edges among the first ones.
+    shorter text or a prefix, the edges among the first ones; without `prefixes` it is bound to `num_nodes` nodes only.
 
     ::
 
@@ -33,11 +35,23 @@ def listed(sources: Sequence[int] | Tensor, destinations: Sequence[int] | Tensor
             raise IndexError(f"edge {e} ({ends[0]} -> {ends[1]}) leaves the {num_nodes} nodes, counted from 0")
     if len(set(zip(src, dst, strict=True))) < len(src):
         raise ValueError("an edge is listed twice; as a topology, edges are a set")
-    return Topology.of(_listed, src, dst, int(num_nodes), positional=True)
+    return Topology.of(_listed, src, dst, int(num_nodes), bool(prefixes), positional=True)
 
 
-def _listed(i: Ints, num_src: int, sources: tuple[int, ...], destinations: tuple[int, ...], num_nodes: int) -> Runs:
+def _listed(
+    i: Ints,
+    num_src: int,
+    sources: tuple[int, ...],
+    destinations: tuple[int, ...],
+    num_nodes: int,
+    prefixes: bool = True,
+) -> Runs:
     rows = int(i.max(initial=-1)) + 1
+    if not prefixes and num_src != num_nodes:
+        raise ValueError(
+            f"the graph has {num_nodes} nodes, and the text or image has {num_src}; a graph is never cut: "
+            f"pass a graph over {num_src} nodes, a list with a graph for each text of the batch, or a topology"
+        )
     if max(rows, num_src) > num_nodes:
         raise ValueError(
             f"the graph has edges among {num_nodes} nodes, and there are {max(rows, num_src)}; pass a graph over "
@@ -49,9 +63,12 @@ def _listed(i: Ints, num_src: int, sources: tuple[int, ...], destinations: tuple
     return runs.take(i)
 
 
-def as_topology(graph: Any) -> Any:
+def as_topology(graph: Any, prefixes: bool = True) -> Any:
     """The edges of a square `Graph` as a topology, `listed(...)`; anything else as it is. Numbers of its edges
     (`edge_attr`, `edge_type`) do not travel with it: layers of ready models read none.
+
+    `prefixes`: whether it may be bound to fewer nodes. A prefix of a causal graph gets what it gets in the whole graph;
+    of another graph, it is another graph.
 
     Raises:
         ValueError: if the graph is not square, differs by item and head, or lists an edge twice.
@@ -64,12 +81,12 @@ def as_topology(graph: Any) -> Any:
         raise ValueError(
             f"the nodes of a layer attend to one another, so its graph has as many destinations as sources; got {graph}"
         )
-    return graph.cached("as topology", lambda: _edges(graph))
+    return graph.cached(("as topology", prefixes), lambda: _edges(graph, prefixes))
 
 
-def _edges(graph: Graph) -> Topology:
+def _edges(graph: Graph, prefixes: bool) -> Topology:
     src, dst = graph.edge_index
-    return listed(src, dst, graph.num_dst)
+    return listed(src, dst, graph.num_dst, prefixes)
 
 
 def most_nodes(topology: Any) -> int | None:

@@ -76,6 +76,56 @@ def test_a_prefix_of_a_dag_has_the_edges_among_its_nodes() -> None:
         GPT(30, 32, 4, 2, DAG, context=8)(torch.zeros(1, 7, dtype=torch.int64))
 
 
+def sized(graph: Graph, size: int) -> Graph:
+    """The edges of a graph among so many nodes, of which those beyond its own have loops."""
+    loops = torch.arange(size).expand(2, size)
+    inside = graph.edge_index[:, (graph.edge_index < size).all(0)]
+    return graphs.from_edges(torch.cat([inside, loops], 1).unique(dim=1), size)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_graph_of_another_size_is_refused(name: str) -> None:
+    graph, make, call = MODELS[name]
+    model = make().eval()
+    size = graph.num_dst
+    several = graphs.batch([graph, graph])
+    for other in (sized(graph, size - 1), sized(graph, size + 1), several):
+        with pytest.raises(ValueError, match=rf"{other.num_dst} (nodes|destinations)[^{size}]*{size}"):
+            call(model, graph=other)
+        if name == "GPT":
+            continue
+        with pytest.raises(ValueError, match=f"the graph has {other.num_dst} nodes, and the text or image has {size}"):
+            call(model, graph=[graph, other])
+        with pytest.raises(ValueError, match=f"the graph has {other.num_dst} nodes, and the text or image has {size}"):
+            call(make(other).eval())
+
+
+@pytest.mark.parametrize("make", [lambda: Bert(BERT), lambda: Transformer(SMALL)], ids=["Bert", "Transformer"])
+def test_graphs_of_padded_texts_are_over_their_tokens_or_their_rows(make: Callable[[], Any]) -> None:
+    model = make().eval()
+    encode = model if isinstance(model, Bert) else model.encode
+    mask = torch.arange(6).expand(2, 6) >= torch.tensor([[6], [4]])
+    whole = encode(TOKENS[:1], graph=TREE).last
+    part = encode(TOKENS[1:, :4], graph=TREE.subgraph(torch.arange(6) < 4)).last
+    for graph in (TREE, [TREE, TREE], [TREE, TREE.subgraph(torch.arange(6) < 4)]):
+        last = encode(TOKENS, padding_mask=mask, graph=graph).last
+        last = last.view(-1, 32)[(~mask).flatten()] if last.dim() == 3 else last
+        torch.testing.assert_close(last, torch.cat([whole[0], part[0]]))
+    for graph in (sized(TREE, 5), [TREE, sized(TREE, 5)], sized(TREE, 7)):
+        with pytest.raises(ValueError, match=r"the graph has [57] nodes, and the text or image has [46]"):
+            encode(TOKENS, padding_mask=mask, graph=graph)
+
+
+def test_graphs_of_packed_texts_are_over_each() -> None:
+    for model in (Bert(BERT).eval(), GPT(30, 32, 4, 2, context=8).eval()):
+        edges = graphs.from_edges(graphs.causal().bind(3).edge_index, 3)
+        model(TOKENS, graph=edges, lengths=[3, 3])
+        with pytest.raises(ValueError, match=r"the graph has 3 nodes, and the text or image has [24]"):
+            model(TOKENS, graph=edges, lengths=[2, 4])
+        with pytest.raises(ValueError, match="the graph has 6 nodes, and the text or image has 3"):
+            model(TOKENS, graph=DAG, lengths=[3, 3])
+
+
 def test_each_layer_has_its_own_graph() -> None:
     model = Bert(BERT, [TREE, graphs.causal()]).eval()
     (first, second) = (layer.graph.bind(6).num_edges for layer in model.layers)
@@ -99,6 +149,9 @@ def test_what_cannot_be_is_refused_when_the_model_is_made() -> None:
 
 def test_a_list_of_edges_is_a_topology() -> None:
     topology = graphs.as_topology(TREE)
+    exact = graphs.as_topology(TREE, prefixes=False)
+    assert graphs.parse(repr(exact)) == exact != topology
+    assert exact.take(torch.arange(2, 5).numpy(), 6).same_as(topology.bind(6).rows(2, 5).runs)
     assert topology.bind(6).dense().equal(TREE.dense())
     assert topology.bind(4).dense().equal(TREE.dense()[:4, :4])
     assert graphs.parse(str(graphs.listed([0, 1], [1, 1], 2))) == graphs.listed([0, 1], [1, 1], 2)

@@ -161,12 +161,13 @@ AnyGraph = Topology | Graph
 """A rule, or the edges of a graph; see `mpnn.graphs.as_topology`."""
 
 
-def topology_per_layer(graph: AnyGraph | Sequence[AnyGraph], layers: int) -> Sequence[Topology]:
-    """Returns one topology per layer, from one for all layers or one per layer."""
-    graph = as_topology(graph)
+def topology_per_layer(graph: AnyGraph | Sequence[AnyGraph], layers: int, prefixes: bool = False) -> Sequence[Topology]:
+    """Returns one topology per layer, from one for all layers or one per layer. `prefixes`: whether a `Graph` also
+    serves texts of fewer nodes, as it does if no node attends to a later one."""
+    graph = as_topology(graph, prefixes)
     if isinstance(graph, Topology):
         return [graph] * layers
-    given = [as_topology(topology) for topology in graph] if isinstance(graph, Sequence) else []
+    given = [as_topology(topology, prefixes) for topology in graph] if isinstance(graph, Sequence) else []
     if not given or not all(isinstance(topology, Topology) for topology in given):
         raise TypeError(f"graph must be a Topology, such as window(16), a Graph, or one per layer; got {graph!r}")
     if len(given) != layers:

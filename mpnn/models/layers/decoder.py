@@ -204,7 +204,7 @@ class PlainDecoder(Decoder):
 def causal_topologies(graph: AnyGraph | Sequence[AnyGraph], layers: int, context: int) -> Sequence[Topology]:
     """Returns one topology per layer. Raises ValueError if a node attends to a later one, over `context` nodes or all
     nodes of a graph."""
-    graphs = topology_per_layer(graph, layers)
+    graphs = topology_per_layer(graph, layers, prefixes=True)
     for topology in set(graphs):
         most = most_nodes(topology)
         check_causal(topology, context if most is None else min(context, most))

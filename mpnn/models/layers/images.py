@@ -43,7 +43,7 @@ def with_class_token(patches: Topology | Graph) -> Topology:
 
     `with_class_token(complete())` has the same edges as `complete()`.
     """
-    return Topology.of(_with_class_token, as_topology(patches))
+    return Topology.of(_with_class_token, as_topology(patches, prefixes=False))
 
 
 def _with_class_token(i: Any, num_src: int, patches: Topology) -> Iterable[tuple[Any, Any]]:

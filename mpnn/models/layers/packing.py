@@ -18,6 +18,7 @@ from mpnn.graph import sharding
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.bound import BoundGraph
 from mpnn.graphs import as_topology, batch, complete
+from mpnn.graphs.listed import most_nodes
 from mpnn.models.layers.blocks import require_batch
 
 
@@ -80,11 +81,16 @@ class Packing:
         """Returns the graph of the topology over each sentence separately, with nodes numbered as in packed features.
 
         Distances are counted in tokens: padding inside a sentence does not count. Node k of a `Graph` is the k-th token
-        of each sentence. While the call is traced, a topology without padding is returned unchanged and bound when
-        sizes are known."""
+        of each sentence; it has as many nodes as each sentence has tokens, or as a row has positions, of which those
+        at padding are left out. While the call is traced, a topology without padding is returned unchanged and bound
+        when sizes are known.
+
+        Raises:
+            ValueError: a `Graph` has another size.
+        """
         if isinstance(topology, BoundGraph) and topology.stack:
             return self._stacked(topology)
-        topology = as_topology(topology)
+        topology = as_topology(topology, prefixes=False)
         if not isinstance(topology, Topology):
             raise TypeError(f"sentences need a Topology, such as window(16), or a Graph; got {topology!r}")
         device = self.token_mask.device
@@ -93,6 +99,9 @@ class Packing:
         if self.index is None and torch.compiler.is_compiling():
             return topology
         length = self._length
+        row = self.token_mask.shape[1]
+        if self.index is not None and most_nodes(topology) == row:
+            return _union_of_rows(topology, row, self.lengths if length is None else (length,)).to(device)
         if length is None:
             return _union_on_device(topology, self.lengths, device)
         return sharding.bind(topology, length, length).to(device)
@@ -107,12 +116,17 @@ class Packing:
 
     @staticmethod
     def each(graphs: Sequence[Topology | Graph], token_mask: Tensor) -> "tuple[Packing, Graph]":
-        """Returns the packing of a batch whose sentences have a graph each, and the union of these graphs. Node k of a
-        graph is the k-th token of its sentence. token_mask: bool [B, N]."""
+        """Returns the packing of a batch whose sentences have a graph each, and the union of these graphs. Nodes of a
+        graph are as in `bind`. token_mask: bool [B, N]."""
         packing = Packing.of(token_mask, separate=True)
         if len(graphs) != len(packing.lengths):
             raise ValueError(f"expected a graph for each of {len(packing.lengths)} sentences; got {len(graphs)} graphs")
-        parts = [as_topology(graph).bind(n) for graph, n in zip(graphs, packing.lengths, strict=True)]
+        row = token_mask.shape[1]
+        exact = [as_topology(graph, prefixes=False) for graph in graphs]
+        parts = [
+            _first_of_row(topology, row, n) if most_nodes(topology) == row else topology.bind(n)
+            for topology, n in zip(exact, packing.lengths, strict=True)
+        ]
         return packing, batch(parts or [complete().bind(0)]).to(token_mask.device)
 
     def bind_each(self, graphs: Sequence[Graph]) -> Graph:
@@ -236,6 +250,18 @@ def require_eager(why: str, instead: str = "") -> None:
 
 def _union_on_device(topology: Topology, lengths: tuple[int, ...], device: torch.device) -> Graph:
     return _union(topology, lengths).to(device)
+
+
+@cached_graph
+def _union_of_rows(topology: Topology, row: int, lengths: tuple[int, ...]) -> Graph:
+    """Returns one graph over the first nodes of each row. The topology has a size, that of the rows."""
+    return batch([_first_of_row(topology, row, n) for n in lengths])
+
+
+def _first_of_row(topology: Topology, row: int, length: int) -> Graph:
+    """Returns the graph of the first nodes of a row: its tokens, without those at padding."""
+    whole = topology.bind(row)
+    return whole if length == row else whole.subgraph(torch.arange(row) < length)
 
 
 @cached_graph
