@@ -123,11 +123,16 @@ def _rows(index: Index, messages: Tensor) -> Tensor:
 
 
 class Var:
-    """Variance of the messages, computed as `mean((m - mean(m))^2)`, which is never negative."""
+    """Variance of the messages, `mean((m - mean(m))^2)`: never negative, and exactly zero for equal messages."""
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        mean = Mean().reduce(messages, index)
-        return Mean().reduce((messages - mean.index_select(0, index.plain)).square(), index)
+        apart = messages
+        if len(messages):
+            # A mean of equal numbers is rounded, and one of equal distances from the first of them is 0.
+            first = index.ptr[:-1].clamp(max=len(messages) - 1).index_select(0, index.plain)
+            apart = messages - messages.detach().index_select(0, first)
+        mean = Mean().reduce(apart, index)
+        return Mean().reduce((apart - mean.index_select(0, index.plain)).square(), index)
 
 
 class Composed:
@@ -144,15 +149,47 @@ class Composed:
 
 
 class Std(Composed):
-    """Standard deviation, `sqrt(var + eps) - sqrt(eps)`: zero for equal messages, with a finite gradient there."""
+    """Standard deviation, `sqrt(var)`. For equal messages it is zero, and its gradient is zero, too."""
 
     parts = (Var(),)
 
-    def __init__(self, eps: float = 1e-5) -> None:
-        self.eps = eps
-
     def compose(self, results: Sequence[Tensor], degree: Tensor) -> Tensor:
-        return (results[0] + self.eps).sqrt() - self.eps**0.5
+        root: Tensor = Root.apply(results[0])
+        return root
+
+
+class Root(torch.autograd.Function):
+    """`Root.apply(x)` -> `sqrt(x)` of x >= 0. All its derivatives are 0 where x is 0, so that equal messages get
+    gradients of 0; torch's root has an infinite derivative there, which times 0 is NaN."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sqrt()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return d_out * _slope(root)
+        return d_out.div(root).mul_(0.5).masked_fill_(root == 0, 0.0)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        return tangent * _slope(root)
+
+
+def _slope(root: Tensor) -> Tensor:
+    """The derivative of a root, differentiable again."""
+    is_zero = root == 0
+    return (0.5 / root.masked_fill(is_zero, 1.0)).masked_fill(is_zero, 0.0)
 
 
 class Softmax(nn.Module):

@@ -21,10 +21,11 @@ KINDS = ("sum", "mean", "max", "min", "var")
 # what the kernels fold
 _SUM = 0
 _SQUARES = 1
-_EXTREME = 2
-_COUNTED = 3
+_CENTERED = 2
+_EXTREME = 3
+_COUNTED = 4
 _LINEAR = ("sum", "mean")
-_FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES}
+_FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES, "centered mean": _CENTERED}
 _FIRST_CALLS = 64  # of a graph, before its edges are sorted
 _MAX_PARTS = 16
 _MIN_COMPONENTS = 1 << 18  # of a part's edges
@@ -73,7 +74,7 @@ class RowReduce(torch.autograd.Function):
         ctx.columns = columns
         ctx.kind = kind
         ctx.again = again
-        compared = _fold(value, weight, rows, "mean")[0] if kind == "var" else None
+        compared = _fold(value, weight, rows, "centered mean")[0] if kind == "var" else None
         out, count = _fold(value, weight, rows, kind, compared, counted=columns is not None)
         linear = kind in _LINEAR  # the gradient of the value does not depend on it
         if compared is None and not linear:
@@ -153,7 +154,7 @@ class Adjoint(torch.autograd.Function):
 
 def reduced(value: Tensor, weight: Tensor | None, rows: Rows, kind: str | Associative) -> Tensor:
     """`RowReduce` where nothing is recorded for derivatives; a value of any strides."""
-    mean = _fold(value, weight, rows, "mean")[0] if kind == "var" else None
+    mean = _fold(value, weight, rows, "centered mean")[0] if kind == "var" else None
     out = _fold(value, weight, rows, kind, mean)[0]
     return out if out.dtype is value.dtype else out.to(value.dtype)
 
@@ -376,7 +377,7 @@ def _fold(
     p = _parameters(value, weight, parts, own, out)
     p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
     p.sign = -1.0 if kind == "min" else 1.0
-    p.mean = int(kind in ("mean", "var"))
+    p.mean = int(kind in ("mean", "var", "centered mean"))
     p.count = address(count)
     _run("row_reduce_forward", p, value, len(parts))
     if is_repeated and len(parts) == len(value) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:

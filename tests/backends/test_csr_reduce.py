@@ -342,7 +342,8 @@ def test_a_function_that_numba_cannot_compile_is_named() -> None:
 @on_triton
 @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda a: type(a).__name__)
 def test_aggregation_agrees_with_the_specification(aggregator: Aggregator) -> None:
-    # squares of up to 10, 60 of them, and a root whose derivative is up to 1 / (2 * sqrt(1e-5)): 60 * 100 * 160 * 1e-16
+    # Squares of up to 10, 60 of them, and a root: unless such messages are equal, their variance is at least
+    # .25 * 59 / 60^2, where the derivative of a root is 8. 60 * 100 * 8 * 1e-16
     close = {"rtol": 1e-10, "atol": 1e-10}
     for graph, batch, heads, width in (
         (scattered(), (2, 1), 3, 5),
@@ -353,6 +354,19 @@ def test_aggregation_agrees_with_the_specification(aggregator: Aggregator) -> No
         check(TRITON, plain, close, str(graph))
         weight = torch.randint(-2, 3, (*batch, graph.num_edges, heads)).double().requires_grad_()
         check(TRITON, replace(plain, bias=(weight,)), close, f"{graph}, weighted")
+
+
+@on_triton
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+def test_equal_messages_have_no_variance(weighted: bool) -> None:
+    graph = hubs()
+    value = torch.full((9, 1, 5), 0.1, requires_grad=True)
+    weight = torch.full((graph.num_edges, 1), 0.37)
+    round = Round(graph, value, bias=(weight,) if weighted else (), normalize="none", reduce=Std())
+    out = run(TRITON, moved(round, TRITON.device))[0]
+    assert out.eq(0).all()
+    assert torch.autograd.grad(out.sum(), value)[0].eq(0).all()
 
 
 @on_triton

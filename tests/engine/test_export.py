@@ -212,7 +212,7 @@ def test_relations_are_read_back(relation: Any) -> None:
 
 
 def test_aggregators_are_read_back() -> None:
-    given = aggregate.PNA(("mean", aggregate.Std(1e-3), aggregate.PowerMean(2.0, limit=9.0)), ("identity",), 1.5)
+    given = aggregate.PNA(("mean", aggregate.Std(), aggregate.PowerMean(2.0, eps=0.001, limit=9.0)), ("identity",), 1.5)
     text = describe(given)
     assert text is not None
     assert describe(restore(text)) == text

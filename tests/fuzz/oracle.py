@@ -26,9 +26,10 @@ from .topologies import Edges, types_by_rule
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Aggregators that are not linear in the messages, and how much steeper than their messages they can get: the standard
-# deviation is sqrt(var + 1e-5), whose derivative is at most 1 / (2 sqrt(1e-5)) < 160.
-STEEPNESS = {"var": 2.0, "std": 160.0, "pna": 160.0, "softmax": 4.0, "powermean": 1.0, "median": 1.0}
+# Aggregators that are not linear in the messages, and how much steeper than their messages they can get; "pna" divides
+# by logarithms of degrees. A standard deviation moves by no more than its messages, and its gradient
+# (m - mean) / (n std) by as much more as the messages are larger than it: `flatness`.
+STEEPNESS = {"var": 2.0, "std": 4.0, "pna": 160.0, "softmax": 4.0, "powermean": 1.0, "median": 1.0}
 
 
 @dataclass
@@ -71,6 +72,7 @@ class _Round:
         self.dst, self.src = torch.from_numpy(edges.dst.copy()), torch.from_numpy(edges.src.copy())
         self.batch = math.prod(case["batch"])
         self.heads = case["heads"]
+        self.flatness = 0.0
         shape = self.batch, len(edges.dst), self.heads
         self.present = torch.ones(shape, dtype=torch.bool)  # whether each item and head has an edge
         if edges.present is not None:
@@ -230,9 +232,14 @@ class _Round:
         if kind == "mean":
             return rows.sum(2) / self.count()
         if kind in ("var", "std"):
+            # The distances of equal messages from one of them are 0, and so is their variance.
+            rows = (rows - rows[:, :, :1].detach()) * valid if rows.shape[2] else rows
             mean = rows.sum(2, keepdim=True) / self.count()[:, None]
             var = ((rows - mean).square() * valid).sum(2) / self.count()
-            return var if kind == "var" else (var + 1e-5).sqrt() - 1e-5**0.5
+            if kind == "var":
+                return var
+            self.flatness = self._flatness(message.detach(), var.detach())
+            return torch.where(var > 0, torch.where(var > 0, var, 1.0).sqrt(), 0.0)
         if kind == "softmax":
             high = self.rows(message.detach(), -math.inf).amax(2, keepdim=True) if rows.shape[2] else 0.0
             e = torch.where(self.valid[:, :, None, None], (rows - high), -math.inf).exp()
@@ -242,6 +249,14 @@ class _Round:
             mean = (rows.clamp(1e-7, 100.0) * valid).sum(2) / self.count()
             return torch.where(none, 0.0, mean)
         raise ValueError(f"no aggregator {kind!r}")
+
+    def _flatness(self, message: Tensor, var: Tensor) -> float:
+        """How many times as large as their standard deviation messages are, at most. Repeated edges have weights that
+        may differ in the last bit, so that rounding decides whether their deviation is 0."""
+        size = self.rows(message.abs(), 0.0).amax(2) if self.table.shape[1] else torch.zeros_like(var)
+        undecided = (var == 0) & (self.degree[:, None, None] > 1) & bool(self.case["score"] or self.case["bias"])
+        std = torch.where(undecided, 2.0**-53 * size, var.sqrt())
+        return float(torch.where(std > 0, size / std, 0.0).amax()) if std.numel() else 0.0
 
     def count(self) -> Tensor:
         """Degrees that can be divided by, [N, 1, 1]."""
@@ -269,7 +284,7 @@ class _Round:
         weights = 2 * (depth + 4) * (logit + 1) * wide + narrow
         steep = STEEPNESS.get(self.case["reduce"], 1.0)
         relative = (weights + (most + 8) * wide) * steep
-        back = (2 * weights + (terms + 16) * wide) * steep**2 + narrow
+        back = (2 * weights + (terms + 16) * wide) * steep * max(steep, self.flatness) + narrow
         floor = 64 * tiny
         found = {"out": relative * out + 2 * own * numbers["out"].abs() + floor * (1 + out)}
         if "weights" in numbers:

@@ -22,7 +22,6 @@ from mpnn.aggregate import (
     PowerMean,
     Quantile,
     Softmax,
-    Std,
     Sum,
     aggregator,
     per_node,
@@ -37,7 +36,7 @@ FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda m: m.amax(0),
     "min": lambda m: m.amin(0),
     "var": lambda m: m.var(0, correction=0),
-    "std": lambda m: (m.var(0, correction=0) + 1e-5).sqrt() - 1e-5**0.5,
+    "std": lambda m: m.std(0, correction=0),
     "softmax": lambda m: (m.softmax(0) * m).sum(0),
     "powermean": lambda m: m.clamp(1e-7, 100).mean(0),
     "median": lambda m: m.median(0).values,
@@ -100,11 +99,73 @@ def test_median_is_torchs(n: int) -> None:
     assert (gradient * (x - x.median(0).values)).eq(0).all()
 
 
-def test_equal_messages_have_no_spread_and_a_finite_gradient() -> None:
-    x = torch.ones(4, 1, requires_grad=True)
-    out = ops.aggregate(graphs.complete().bind(4), x, Std())
-    assert out.eq(0).all()
-    assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
+@pytest.mark.parametrize("backend", ["csr", "edge_list"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("n", [1, 3, 7, 40_000])
+@pytest.mark.covering(times=2)
+def test_equal_messages_have_no_spread_and_no_gradient(
+    n: int, weighted: bool, dtype: torch.dtype, backend: str
+) -> None:
+    """However the mean of n numbers is rounded."""
+    src = torch.arange(n) % 5
+    graph = graphs.from_edges(torch.stack([src, torch.zeros(n, dtype=torch.int64)]), num_dst=1, num_src=5)
+    x = torch.full((5, 9), 0.1, dtype=dtype, requires_grad=True)
+    weight = torch.full((n,), 0.37, dtype=dtype, requires_grad=True) if weighted else None
+    leaves = [leaf for leaf in (x, weight) if leaf is not None]
+    for reduce in ("var", "std"):
+        out = ops.aggregate(graph, x, reduce, weight=weight, backend=backend)
+        assert out.eq(0).all()
+    first = torch.autograd.grad(out.float().square().sum() + out.float().sum(), leaves, create_graph=True)
+    assert all(g.eq(0).all() for g in first)
+    again = [g for g in first if g.requires_grad]
+    second = torch.autograd.grad([g.sum() for g in again], leaves, allow_unused=True)
+    assert all(g is None or g.isfinite().all() for g in second)
+
+
+@pytest.mark.parametrize("spread", [2.0, 0.01, 1e-6, 1e-15])
+def test_the_deviation_of_two_numbers_is_half_their_distance(spread: float) -> None:
+    graph = graphs.from_edges([[0, 1], [0, 0]], num_src=2, num_dst=1)
+    x = torch.tensor([[0.0], [spread]], requires_grad=True)
+    for backend in ("csr", "edge_list"):
+        out = ops.aggregate(graph, x, "std", backend=backend)
+        torch.testing.assert_close(out.detach(), torch.tensor([[spread / 2]]), rtol=2e-7, atol=0.0)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        torch.testing.assert_close(gradient, torch.tensor([[-0.5], [0.5]]))
+    out = ops.aggregate(graph, x.half(), "std")
+    torch.testing.assert_close(out, (x.half()[1:] / 2).detach(), rtol=1e-3, atol=0.0, check_stride=False)
+
+
+@pytest.mark.parametrize("attends", [False, True], ids=["", "attention"])
+def test_second_derivatives_of_a_deviation(attends: bool) -> None:
+    attention = DotProduct(6, 2) if attends else None
+    layer = MessagePassing(example(), "std", None, attention).double()
+    x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    own = x[:4].detach()
+    upstream = torch.randn(4, 6, dtype=torch.float64)
+    src, dst = example().ends
+
+    def ours(source: Tensor) -> Tensor:
+        return (layer(own, source=source) * upstream).sum()
+
+    def formula(source: Tensor) -> Tensor:
+        rows = []
+        for i in range(4):
+            value, weight = source[src[dst == i]].unflatten(-1, (2, 3)), torch.ones(1, 1, dtype=torch.float64)
+            if attention is not None:
+                query, key, value = attention.project(own[i], source[src[dst == i]], example())
+                weight = ((query * key).sum(-1) / 3**0.5).softmax(0)
+            # torch's deviation of one number has no derivative.
+            one = value.new_zeros(2, 3)
+            rows.append((weight[..., None] * value).std(0, correction=0) if len(value) > 1 else one)
+        merged = torch.stack(rows)
+        return ((merged.flatten(1) if attention is None else attention.merge(merged)) * upstream).sum()
+
+    torch.testing.assert_close(ours(x), formula(x))
+    torch.testing.assert_close(torch.func.grad(ours)(x), torch.autograd.grad(formula(x), x)[0])
+    hessian = torch.autograd.functional.hessian(formula, x)
+    torch.testing.assert_close(torch.autograd.functional.hessian(ours, x), hessian)
+    torch.testing.assert_close(torch.func.hessian(ours)(x), hessian)
 
 
 def test_variance_of_large_numbers_does_not_cancel() -> None:

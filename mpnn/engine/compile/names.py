@@ -15,8 +15,7 @@ from mpnn.aggregate import PNA, Max, Mean, Median, Min, PowerMean, Softmax, Std,
 from mpnn.graph.relations import Flipped, GridOffset, Offset, Taps
 
 _FIELDS: dict[type, dict[str, str]] = {
-    **{kind: {} for kind in (Sum, Mean, Max, Min, Var, Median, Softmax)},
-    Std: {"eps": "eps"},
+    **{kind: {} for kind in (Sum, Mean, Max, Min, Var, Std, Median, Softmax)},
     PowerMean: {"eps": "eps", "limit": "limit"},
     PNA: {"aggregators": "parts", "scalers": "scalers", "average_log_degree": "average_log_degree"},
     **{kind: {name: name for name in kind.__dataclass_fields__} for kind in (Offset, GridOffset, Taps, Flipped)},

@@ -1,6 +1,7 @@
 // Sums, means, extremes and variances along the rows of a sparse graph, and their gradients, in one pass:
 //
 //     SUM       y_i = sum_j w_ij x_j                  dx_j = sum_i w_ij dy_i
+//     CENTERED  y_i = c_i + sum_j (w_ij x_j - c_i)    c_i is the first message: a mean of equal ones is not rounded
 //     SQUARES   y_i = sum_j (w_ij x_j - mean_i)^2     dx_j = sum_i w_ij dy_i (w_ij x_j - mean_i)
 //     EXTREME   y_i = max_j w_ij x_j                  dx_j = sum_i w_ij dy_i [w_ij x_j = y_i]
 //
@@ -17,7 +18,7 @@
 // Called by `mpnn/kernels/row_reduce.py`.
 #include "rows.h"
 
-enum { SUM, SQUARES, EXTREME, COUNTED, CHANNELS };  // COUNTED: EXTREME, and how many messages are equal to it
+enum { SUM, SQUARES, CENTERED, EXTREME, COUNTED, CHANNELS };  // COUNTED: EXTREME, and how many messages are equal to it
 
 template <class T> struct RowReduce {
   Rows rows;
@@ -50,7 +51,11 @@ template <class T, class S> struct Fold {
   int64_t first, n;
   bool begins;              // the row's sums start here
   T factor;                 // multiplies the sums at the end
+  T lift;                   // of what CENTERED sums are distances from, which is added at the end
 };
+
+// A product that is rounded before it is added to: fused, a message would differ from an equal one that was stored.
+template <class X> INLINE X rounded(X product) { return __arithmetic_fence(product); }
 
 // COUNT vectors from d on, in registers along the edges of the block. PARTLY: the last has only `left` < LANES numbers.
 template <class T, class S, int KIND, bool BACKWARD, int COUNT, bool PARTLY = false>
@@ -64,7 +69,7 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
   UNROLL for (int k = 0; k < COUNT; k++) {
     total[k] = f.begins ? splat<T, LANES>(start) : first(out + d + k * LANES);
     if (KIND == COUNTED) equal[k] = f.begins ? X{} : first(count + d + k * LANES);
-    if (BACKWARD ? !linear || f.dot : KIND == SQUARES) mine[k] = first(own + d + k * LANES);
+    if (BACKWARD ? !linear || f.dot : KIND == SQUARES || KIND == CENTERED) mine[k] = first(own + d + k * LANES);
   }
   const int32_t *col = p.rows.col + f.first;
   const int64_t known = p.rows.num_edges - f.first - 1, size = p.size, heads = p.heads, n = f.n;
@@ -100,9 +105,9 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
         X m = w * value;
         if (KIND == COUNTED) equal[k] = m > total[k] ? splat<T, LANES>(1) : equal[k] + (m == total[k] ? splat<T, LANES>(1) : X{});
         total[k] = m != m ? m : larger(m, total[k]);
-      } else if (KIND == SQUARES) {
-        X m = w * value - mine[k];
-        total[k] += m * m;
+      } else if (KIND == SQUARES || KIND == CENTERED) {
+        X m = rounded(w * value) - mine[k];
+        total[k] += KIND == SQUARES ? m * m : m;
       } else {
         total[k] += w * value;
       }
@@ -110,7 +115,9 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
     if (BACKWARD && dot && KIND != CHANNELS) dot[e * heads + h] += sum<T, LANES>(product);
   }
   UNROLL for (int k = 0; k < COUNT; k++) {
-    store_first<T, LANES>(out + d + k * LANES, total[k] * f.factor, PARTLY ? left : LANES);
+    X result = total[k] * f.factor;
+    if (KIND == CENTERED) result += f.lift * mine[k];
+    store_first<T, LANES>(out + d + k * LANES, result, PARTLY ? left : LANES);
     if (KIND == COUNTED) store_first<T, LANES>(count + d + k * LANES, equal[k], PARTLY ? left : LANES);
   }
 }
@@ -141,7 +148,7 @@ template <class T> static void stage(const RowReduce<T> &p, const T *weight, int
 
 // Folds the edges begin to end of a row into out [size].
 template <class T, class S, int KIND, bool BACKWARD>
-static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t end, T factor, T *staged, T *dot, const T *own, T *out, T *count) {
+static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t end, T factor, T lift, T *staged, T *dot, const T *own, T *out, T *count) {
   if (begin == end)
     for (int64_t d = 0; d < p.size; d++) out[d] = 0;
   const T *weight = p.weight ? p.weight + b * p.weight_stride : nullptr;
@@ -151,12 +158,24 @@ static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t en
     int64_t n = end - at < EDGES ? end - at : EDGES;
     if (weight && KIND != CHANNELS) stage(p, weight, at, n, staged);
     if (dot && KIND != CHANNELS) __builtin_memset(dot, 0, n * p.heads * sizeof(T));
-    Fold<T, S> f{p, (const S *)p.x + b * features, p.compared + (p.compared ? b * features : 0), weight, d_weight, staged, dot, at, n, at == begin, at + n == end ? factor : (T)1};
+    Fold<T, S> f{p, (const S *)p.x + b * features, p.compared + (p.compared ? b * features : 0), weight, d_weight, staged, dot, at, n, at == begin, at + n == end ? factor : (T)1, at + n == end ? lift : (T)0};
     fold_block<T, S, KIND, BACKWARD>(f, own, out, count);
     if (dot && KIND != CHANNELS)
       for (int64_t e = 0; e < n; e++)
         for (int64_t h = 0; h < p.heads; h++) d_weight[p.rows.edge_of(at + e) * p.heads + h] = dot[e * p.heads + h];
   }
+}
+
+// The first message of row r, [size].
+template <class T, class S> static void first_message(const RowReduce<T> &p, int64_t b, int64_t r, T *to) {
+  const int64_t e = p.rows.ptr[r], width = p.size / p.heads;
+  const S *x = (const S *)p.x + (b * p.num_cols + p.rows.col[e]) * p.size;
+  const T *weight = p.weight ? p.weight + b * p.weight_stride + p.rows.edge_of(e) * p.heads : nullptr;
+  for (int64_t h = 0; h < p.heads; h++)
+    for (int64_t d = h * width, stop = d + width; d < stop; d += LANES) {
+      const vec<T, LANES> first = load_first_as<T, LANES>(x + d, stop - d) * (weight ? weight[h] : (T)1);
+      store_first<T, LANES>(to + d, first, stop - d);
+    }
 }
 
 // The first row that begins at edge e or after it.
@@ -175,28 +194,30 @@ template <class T, class S, int KIND, bool BACKWARD> static bool reduce_part(con
   int64_t first = rows.cuts[part], last = rows.cuts[part + 1], size = p.size, entry = b * rows.num_rows * size;
   int64_t row = part ? first_row_from(rows, first) : 0, stop = part + 1 < rows.num_parts ? first_row_from(rows, last) : rows.num_rows;
   Workspace memory;
-  T *staged, *dot;
+  T *staged, *dot, *center;
   for (int round = 0; round < 2; round++) {
     if (round && !memory.allocate()) return false;
     staged = memory.take<T>(EDGES * p.heads);
     dot = memory.take<T>(p.d_weight ? EDGES * p.heads : 0);
+    center = memory.take<T>(KIND == CENTERED ? size : 0);
   }
   if (!p.d_weight) dot = nullptr;
   for (int64_t c = 0; c < EDGES * p.heads; c++) staged[c] = (T)p.sign;
-  auto fold = [&](int64_t r, int64_t begin, int64_t end, T *out, T *count) {
+  auto fold = [&](int64_t r, int64_t begin, int64_t end, T lift, T *out, T *count) {
     int64_t degree = rows.ptr[r + 1] - rows.ptr[r];
     T factor = p.mean && degree ? 1 / (T)degree : (T)p.sign;
-    const T *own = p.own ? p.own + entry + rows.node_of(r) * size : nullptr;
-    fold_row<T, S, KIND, BACKWARD>(p, b, begin, end, factor, staged, dot, own, out, count);
+    const T *own = p.own ? p.own + entry + rows.node_of(r) * size : center;
+    if (KIND == CENTERED && degree) first_message<T, S>(p, b, r, center);
+    fold_row<T, S, KIND, BACKWARD>(p, b, begin, end, factor, lift, staged, dot, own, out, count);
   };
   if (first < last && first < rows.ptr[row]) {
     int64_t at = (b * rows.num_parts + part) * size, end = rows.ptr[row] < last ? rows.ptr[row] : last;
-    fold(row - 1, first, end, p.partial + at, p.count ? p.partial_count + at : nullptr);
+    fold(row - 1, first, end, 0, p.partial + at, p.count ? p.partial_count + at : nullptr);
   }
   for (; row < stop; row++) {
     int64_t at = entry + rows.node_of(row) * size, end = rows.ptr[row + 1] < last ? rows.ptr[row + 1] : last;
     if (rows.node && row + 4 < stop) prefetch(p.out + entry + rows.node[row + 4] * size, size);
-    fold(row, rows.ptr[row], end, p.out + at, p.count ? p.count + at : nullptr);
+    fold(row, rows.ptr[row], end, 1, p.out + at, p.count ? p.count + at : nullptr);
   }
   return true;
 }
@@ -223,6 +244,8 @@ template <class T> static void join_reduced(const RowReduce<T> &p, int64_t b) {
 template <class T, class S, bool BACKWARD> static bool reduce(const RowReduce<T> &p, int64_t b, int64_t part) {
   if (p.kind == SUM && p.weight && p.heads == p.size && p.size > 1) return reduce_part<T, S, CHANNELS, BACKWARD>(p, b, part);
   if (p.kind == SUM) return reduce_part<T, S, SUM, BACKWARD>(p, b, part);
+  if constexpr (!BACKWARD)
+    if (p.kind == CENTERED) return reduce_part<T, S, CENTERED, false>(p, b, part);
   if (p.kind == SQUARES) return reduce_part<T, S, SQUARES, BACKWARD>(p, b, part);
   if (p.kind == EXTREME || BACKWARD) return reduce_part<T, S, EXTREME, BACKWARD>(p, b, part);
   return reduce_part<T, S, COUNTED, BACKWARD>(p, b, part);

@@ -2,6 +2,7 @@
 E x D tensor.
 
     SUM         y_i = sum_j w_ij x_j                  dx_j = sum_i w_ij dy_i
+    CENTERED    y_i = sum_j (w_ij x_j - c_i)          c_i is a message of the row
     SQUARES     y_i = sum_j (w_ij x_j - mean_i)^2     dx_j = sum_i w_ij dy_i (w_ij x_j - mean_i)
     extremes    y_i = max_j w_ij x_j                  dx_j = sum_i w_ij dy_i [w_ij x_j = y_i]
 
@@ -27,7 +28,7 @@ from mpnn.kernels.cuda.tensors import (
     store_vectors,
 )
 
-SUM, SQUARES, LARGEST, SMALLEST = (tl.constexpr(kind) for kind in range(4))  # the last two are extremes
+SUM, SQUARES, CENTERED, LARGEST, SMALLEST = (tl.constexpr(kind) for kind in range(5))  # the last two are extremes
 
 
 @triton.jit
@@ -37,8 +38,9 @@ def segment_reduce(
     WIDTH: tl.constexpr, REAL: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Reduces the messages `weight_e * x_j` of each row by `KIND` into out [B, rows, H, D], and counts those that equal
-    an extreme into `equal`, if not None. SQUARES are of the distances from `own` [B, rows, H, D]. `MEAN`: divided by
-    the number of edges. Parts of divided rows go to their slots of part and part_equal [B, slots, H, D].
+    an extreme into `equal`, if not None. CENTERED are the distances from `own` [B, rows, H, D], SQUARES their squares.
+    `MEAN`: divided by the number of edges. Parts of divided rows go to their slots of part and part_equal
+    [B, slots, H, D].
     """
     row, first, last, slot, h, exists, b = rows_of_program(units, count, blocks, heads, R, BH, INDEX)
     result = tl.zeros([R, E, BH, WIDTH], REAL)  # of each entry of the tile, joined after the loop
@@ -46,7 +48,7 @@ def segment_reduce(
         result = tl.full([R, E, BH, WIDTH], float("-inf"), REAL)
     bad = tl.zeros([R, E, BH, WIDTH], REAL)  # NaN where a message is NaN, which comparisons skip
     counted = tl.zeros([R, E, BH, WIDTH], REAL)
-    if KIND == SQUARES:
+    if KIND != SUM and KIND < LARGEST:
         middle = load_vectors(own, out_at, b, row, h, exists, WIDTH, REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
     next_j, next_id, next_mask = other_ends(col, edge, first, last, exists, E)
@@ -60,9 +62,9 @@ def segment_reduce(
             messages *= load_numbers(weight, weight_at, b, edge_id, h, mask, REAL)[:, :, :, None]
         if KIND == SUM:
             result += messages
-        elif KIND == SQUARES:
+        elif KIND < LARGEST:
             apart = tl.where(mask[:, :, :, None], messages - middle, 0.0)
-            result += apart * apart
+            result += apart * apart if KIND == SQUARES else apart
         else:
             if KIND == SMALLEST:
                 messages = -messages

@@ -22,8 +22,10 @@ _REDUCTIONS = {
     "max": reduce.LARGEST,
     "min": reduce.SMALLEST,
     "var": reduce.SQUARES,
+    "centered mean": reduce.CENTERED,
 }
 _KINDS = {name: reduction.value for name, reduction in _REDUCTIONS.items()}
+_DIVIDED = ("mean", "var", "centered mean")  # by the number of edges
 
 
 class RowReduce(torch.autograd.Function):
@@ -52,10 +54,13 @@ class RowReduce(torch.autograd.Function):
         extreme = kind in ("max", "min")
         with on_device(value):
             if kind == "var":
-                compared, _ = segment_reduce(value, weight, rows, rows.edges, "mean")
+                compared = _centered_mean(value, weight, rows)
             counted = extreme and any(ctx.needs_input_grad)
             dtype = real(value.dtype)[0] if extreme and weight is not None else dtype
             out, equal = segment_reduce(value, weight, rows, rows.edges, kind, compared, counted, dtype)
+            if kind == "var" and weight is not None:
+                # A product is not rounded before the mean is subtracted from it, so equal messages differ by as much.
+                out.masked_fill_(out <= (compared * (torch.finfo(compared.dtype).eps / 2)).square(), 0.0)
         ctx.rows = rows
         ctx.columns = columns
         ctx.kind = kind
@@ -155,7 +160,7 @@ def segment_reduce(
     def arguments() -> Arguments:
         shape = _tile(value, kind)
         at = strides(value), strides(weight, False), strides(out), strides(part)
-        constants = {"KIND": _KINDS[kind], "MEAN": kind in ("mean", "var"), **_constants(shape, language, tensors)}
+        constants = {"KIND": _KINDS[kind], "MEAN": kind in _DIVIDED, **_constants(shape, language, tensors)}
         numbers = len(rows.units), shape.blocks, heads
         return Arguments(rows.programs(shape, batch), (*at, *numbers), constants, shape.warps)
 
@@ -164,6 +169,20 @@ def segment_reduce(
     rows.launches.start(key, reduce.segment_reduce, tensors, arguments)
     _join(rows, kind, (part, part_equal), (out, equal), key)
     return out, equal
+
+
+def _centered_mean(value: Tensor, weight: Tensor | None, rows: Sorted) -> Tensor:
+    """The mean of each row [B, rows, H, D], as the first message and the mean distance from it: a mean of equal
+    messages is one of them, without rounding."""
+    if not rows.num_edges:
+        return segment_reduce(value, weight, rows, rows.edges, "mean")[0]
+    first = rows.ptr[:-1].clamp(max=rows.num_edges - 1)
+    center = value.index_select(1, rows.edges.col.index_select(0, first)).to(real(value.dtype)[0])
+    if weight is not None:
+        edge = first if rows.edges.edge is None else rows.edges.edge.index_select(0, first)
+        center = weight.index_select(1, edge)[..., None] * center
+    center = center.contiguous()
+    return segment_reduce(value, weight, rows, rows.edges, "centered mean", center)[0].add_(center)
 
 
 def _segment_reduce_backward(
@@ -228,7 +247,7 @@ def _join(
         shape = tile(heads, width, TUNING["join"])
         at = strides(part), strides(outs[0]), divided.count, shape.blocks, heads
         constants = {
-            "KIND": _KINDS[kind], "MEAN": kind in ("mean", "var"), "BH": shape.heads, "WIDTH": shape.width,
+            "KIND": _KINDS[kind], "MEAN": kind in _DIVIDED, "BH": shape.heads, "WIDTH": shape.width,
             "REAL": real(part.dtype)[1],
         }  # fmt: skip
         return Arguments(divided.count * shape.blocks * batch, at, constants, shape.warps)
