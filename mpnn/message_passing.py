@@ -14,8 +14,10 @@ from mpnn.attention import Attention, DotProduct, parts, whole_layer
 from mpnn.decoding.cache import KVCache
 from mpnn.engine.binding import bind
 from mpnn.graph import Graph, html
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.exchange import LOCAL, Layer
-from mpnn.graph.sharding import active
+from mpnn.graph.guard import is_plain
+from mpnn.graph.sharding import ACTIVE, active
 from mpnn.graph.topology import Topology
 from mpnn.graphs import jagged
 from mpnn.graphs.explicit import edges_into
@@ -25,6 +27,9 @@ from mpnn.update.dropout import drop_edges, edge_scale
 
 Source = Tensor | Callable[[Tensor], Tensor] | None
 """Features of the sources, or a function that computes them from the prepared features of the destinations."""
+
+_NO_MORE = (None, None, False, None)
+"""The defaults of a call's source, edge_attr, return_weights and cache."""
 
 
 class MessagePassing(nn.Module):
@@ -121,13 +126,14 @@ class MessagePassing(nn.Module):
             if cache is not None or return_weights or self.edge_dropout:
                 raise ValueError("an operator with edges= takes no cache, return_weights or edge_dropout")
             return self._with_states(self.edges, graph, x, source, edge_attr)
-        whole = self.whole_layer(x, graph, source, edge_attr, return_weights, cache)
-        if whole is not None:
-            return whole(x)
-        if self.attention is None:
-            message = self._message(x, graph, source, edge_attr, return_weights, cache)
-            if message is not None:
-                return parts.updated(self.update, x, message)
+        others = source, edge_attr, return_weights, cache
+        if type(self.attention) is DotProduct and type(self) is MessagePassing and others == _NO_MORE:
+            graph = self.graph if graph is None else graph
+            if not torch.compiler.is_compiling() and not ACTIVE and is_plain(x) and x.dim() > 1:
+                graph = graph.bind(x.shape[-2], x.shape[-2]) if isinstance(graph, Topology) else graph
+                layer = whole_layer.find(self, graph, x)
+                if callable(layer):
+                    return layer(x)
         rounds = self.rounds(x, graph, source, edge_attr, return_weights, cache)
         y, weights = self._exchanged(x, rounds)
         if cache is not None and weights is not None and rounds[0].return_state:
@@ -137,13 +143,14 @@ class MessagePassing(nn.Module):
     def _exchanged(self, x: Tensor, rounds: tuple[Round, ...]) -> tuple[Tensor, Tensor | None]:
         """The updated features, and what else the rounds return."""
         exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
-        out, weights = exchange.run(rounds, self._run)
+        out, weights = self._run(rounds[0]) if exchange is LOCAL else exchange.run(rounds, self._run)
         message = out.flatten(-2) if self.attention is None else self.attention.merge(out)
         return parts.updated(self.update, x, message), weights
 
     def _with_states(self, edges: EdgeUpdate, graph: Any, x: Tensor, source: Any, edge_attr: Any) -> Any:
         """The updated features and the new states of all edges, in the caller's order."""
-        dst, src = self._prepared(x, source)
+        dst = parts.prepared(self.update, x)
+        src = dst if source is None else self._source(dst, source)
         given = self._graph_or_default(graph)
         if active() is not None or (isinstance(given, Graph) and given.exchange is not LOCAL):
             raise ValueError("states of edges are not divided over processes: call it outside of mpnn.distributed")
@@ -154,18 +161,19 @@ class MessagePassing(nn.Module):
             return self.update(x, sums), states  # the kernel has summed them already
         return self._exchanged(x, self.rounds(x, graph, source, states))[0], states
 
-    def _message(self, x: Tensor, graph: Any, *others: Any) -> Tensor | None:
-        """The messages of a call that needs no plan, such as a sum over molecules; None if rounds compute them."""
-        if type(self) is not MessagePassing or others != (None, None, False, None):
-            return None
-        return None if torch.compiler.is_compiling() else engine.message(self, graph, x)
-
-    def whole_layer(self, x: Tensor, graph: Any, *others: Any) -> Callable[[Tensor], Tensor] | None:
-        """The function of x that computes a call with these arguments as a whole; None if rounds compute it."""
-        is_plain = type(self) is MessagePassing and others == (None, None, False, None)
-        if not is_plain or type(self.attention) is not DotProduct:
-            return None
-        return whole_layer.find(self, self.graph if graph is None else graph, x)
+    def refusal_of_whole_layer(self, x: Tensor, graph: Any, *others: Any) -> str | None:
+        """The reason why no compiled call computes a call with these arguments as a whole, a clause; "" for operators
+        of other kinds, None if one does. `mpnn.explain` shows it."""
+        if type(self) is not MessagePassing or type(self.attention) is not DotProduct:
+            return ""
+        if others != _NO_MORE:
+            return "it takes x and a graph alone"
+        if ACTIVE or not is_plain(x):
+            return "it takes plain features on a CPU, outside of autocast, tracing, transforms and several processes"
+        graph = self._graph_or_default(graph)
+        graph = graph.bind(x.shape[-2], x.shape[-2]) if isinstance(graph, Topology) else graph
+        found = whole_layer.find(self, graph, x)
+        return found if isinstance(found, str) else None
 
     def rounds(
         self,
@@ -178,8 +186,11 @@ class MessagePassing(nn.Module):
     ) -> tuple[Round, ...]:
         """The rounds that a call with these arguments runs: one, unless an exchange between processes needs more.
         `mpnn.explain` shows the plan of the first."""
-        dst, src = self._prepared(x, source)
-        graph = self._graph_or_default(graph)
+        dst = parts.prepared(self.update, x)
+        src = dst if source is None else self._source(dst, source)
+        graph = self.graph if graph is None else graph
+        if not isinstance(graph, (Topology, BoundGraph)):
+            graph = self._graph_or_default(graph)
         try:
             if cache is None:
                 rounds = self._attend(graph, dst, src, edge_attr, return_weights)
@@ -191,14 +202,11 @@ class MessagePassing(nn.Module):
             raise
         return parts.completed(rounds, self.attention, self.aggregate, return_weights)
 
-    def _prepared(self, x: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """The features of destinations and sources that the attention reads."""
-        dst = parts.prepared(self.update, x)
-        if source is None:
-            return dst, dst
+    def _source(self, dst: Tensor, source: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
+        """The features of the sources that the attention reads."""
         src = source(dst) if callable(source) else source
         parts.check_features("source", src)
-        return dst, src
+        return src
 
     def _attend(
         self, graph: Topology | Graph, dst: Tensor, src: Tensor, edge_attr: Tensor | None, return_weights: bool
@@ -221,7 +229,9 @@ class MessagePassing(nn.Module):
             into = bound.derive(edges_into, num_dst=bound.num_dst, num_src=bound.num_edges)
             return (Round(into, edge_attr.unsqueeze(-2)),)
         if attention is None:
-            return (Round(bound, exchange(src).unsqueeze(-2)),)
+            return (Round(bound, (src if exchange is LOCAL else exchange(src)).unsqueeze(-2)),)
+        if exchange is LOCAL:
+            return (attention(dst, src, bound, edge_attr),)
         return exchange.rounds(attention, dst, src, bound, edge_attr)
 
     def _run(self, round: Round) -> tuple[Tensor, Tensor | None]:

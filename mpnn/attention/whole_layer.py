@@ -7,8 +7,9 @@ runs in inference, in float32 on a CPU, and returns the same numbers up to round
 alone. Over `causal()` and causal documents, those of a node depend on the nodes up to itself alone. Layers as Llama's,
 with nn.RMSNorm, GatedFeedForward, Rotary and shared heads of keys, run so too.
 
-Each call reads the weights where they lie: nothing of a layer is copied. Layers in place
-(`mpnn/integrations/hf/encoder_layers.py`) run by the same rules.
+Each call reads the weights where they lie: nothing of a layer is copied. What else the call replaces, the options, the
+hooks and the code of the operator and its modules, was read by a witness (`mpnn/graph/witness.py`), which reads all of
+it again before each call. Layers in place (`mpnn/integrations/hf/encoder_layers.py`) run by the same rules.
 """
 
 import weakref
@@ -28,13 +29,243 @@ from mpnn.attention.dot_product import DotProduct
 from mpnn.graph import Graph, causal
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.sharding import active
-from mpnn.graph.topology import Topology
+from mpnn.graph.witness import Unwatchable, Witness
 from mpnn.kernels.cpu import library
 from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights, has_kernel
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.update import MLP, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from mpnn.update.dropout import Dropout, DropPath
 from mpnn.update.maps import Linear
+
+Layer = Callable[[Tensor], Tensor]
+
+
+class _Refused(Exception):
+    """The reason why an operator is no layer of the kernel."""
+
+
+class _Known(NamedTuple):
+    """What is known of an operator while its witness holds: its kernel, or the reason why it has none. `maps`: of
+    queries, keys, values, output, to hidden columns, back, and of gates. `norms`: of attention and of the network."""
+
+    witness: Witness | None  # None if something cannot be watched
+    reason: str
+    kernel: EncoderLayer | None = None
+    maps: Sequence[nn.Linear] = ()
+    norms: Sequence[Any] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether this still holds. An operator that cannot be watched has no kernel, which stays right."""
+        return self.witness is None or self.witness.holds()
+
+    def weights(self) -> Weights:
+        """The weights as they are now."""
+        return Weights(
+            tuple(map.weight for map in self.maps),
+            tuple(map.bias for map in self.maps),
+            tuple(norm.weight for norm in self.norms),
+            tuple(getattr(norm, "bias", None) for norm in self.norms),
+        )
+
+
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+"""What is known of operators. A copy of an operator is another one, and a saved one has nothing of it."""
+
+
+def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
+    """Returns the function that computes the layer y [..., N, dim] of an operator from plain x [..., N, dim] in one
+    call. Where the operator or the graph ask for something else: the reason, a clause."""
+    if x.dtype is not torch.float32 or not x.numel():
+        return "it takes float32 features of one node or more"
+    documents = None
+    if isinstance(graph, Graph) and graph.num_dst == graph.num_src == x.shape[-2]:
+        documents = documents_of(graph, x.shape[:-2].numel())
+    if documents is None:
+        return "the graph is neither complete nor causal, within documents or as a whole"
+    if torch.is_grad_enabled() and (x.requires_grad or operator.training):
+        return _RECORDS
+    known = _KNOWN.get(operator)
+    if known is None or not known.holds:
+        known = _KNOWN[operator] = _learn(operator)
+    if known.kernel is None:
+        return known.reason
+    weights = known.weights()
+    if x.shape[-1] != known.kernel.form.width or not known.kernel.reads(weights):
+        return "features or weights have other sizes or dtypes, or weights are no plain tensors"
+    if torch.is_grad_enabled() and any(t.requires_grad for group in weights for t in group if t is not None):
+        return _RECORDS
+    return partial(_run, known.kernel, weights, documents, _turns(operator.attention, graph, x))
+
+
+_RECORDS = "it has no backward pass, and gradients are recorded: call it in torch.no_grad()"
+
+
+def _run(
+    kernel: EncoderLayer, weights: Weights, documents: Documents, turns: tuple[Tensor, Tensor] | None, x: Tensor
+) -> Tensor:
+    return kernel(x.contiguous(), weights, documents, turns)
+
+
+# ------------------------------------------------------------------------------------------------ operators
+
+
+def _learn(operator: Any) -> _Known:
+    """Reads an operator: the form of the kernel and everything that its call would replace."""
+    try:
+        witness = _read(operator)
+    except Unwatchable as error:
+        return _Known(None, f"{error}, so that a call could not tell when it is outdated")
+    try:
+        form, maps, norms = _form(operator)
+    except _Refused as reason:
+        return _Known(witness, str(reason))
+    if (why := library.why_missing()) is not None:
+        return _Known(witness, why)
+    if not has_kernel(form):
+        return _Known(witness, f"there is no kernel for these sizes: {form}")
+    return _Known(witness, "", EncoderLayer(form), maps, norms)
+
+
+def _read(operator: Any) -> Witness:
+    """The witness of what an operator computes. It does not keep the operator alive."""
+    witness = Witness()
+    witness.attributes(operator)
+    witness.method(type(operator), "_forward")
+    for part, name in ((operator.attention, "merge"), (operator.update, "prepare")):
+        witness.module(part)
+        witness.method(type(part), name)
+    return witness
+
+
+def _form(operator: Any) -> tuple[Form, Sequence[nn.Linear], Sequence[Any]]:
+    """The form of the kernel of an operator in inference, its maps and its norms.
+
+    Raises:
+        _Refused: if the operator computes something else.
+    """
+    attention = operator.attention
+    update = operator.update
+    is_post_norm = type(update) is PostNorm
+    _require(not any(part.training for part in operator.modules()), "it computes layers in inference: call eval()")
+    _require(operator.edges is None, "edges have states")
+    _require(operator.backend == "auto", f"the backend {operator.backend!r} is named")
+    _require(type(operator.aggregate) is Sum, f"it sums, and the aggregate is {type(operator.aggregate).__name__}")
+    _require(type(update) in (PreNorm, PostNorm), f"the update is {type(update).__name__}, not PreNorm or PostNorm")
+    for part in operator.modules():
+        _require("forward" not in vars(part), f"an instance of {type(part).__name__} has its own forward")
+        hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        _require(not any(hooks), f"a hook is registered on {type(part).__name__}")
+    _require(not _has_own_methods(operator), "an instance has a method of its own")
+    norm = type(update.norm)
+    _require(norm in (nn.LayerNorm, nn.RMSNorm) and type(update.ffn_norm) is norm, "its norms are of another kind")
+    _require(type(update.dropout) is Dropout, "dropout is of another kind")
+    _require(update.alpha == 1 if is_post_norm else type(update.drop_path) is DropPath, "residuals are scaled")
+    _require(attention.to_edge is None, "edges have attributes")
+    _require(attention.normalize == "softmax" and attention.softcap is None, "it computes a softmax without softcap")
+    _require(
+        [type(p) in (Rotary, Llama3Rotary) for p in attention.positions] in ([], [True]), "positions are not rotary"
+    )
+    _require(all(p.dim == attention.head_dim for p in attention.positions), "rotary positions have another width")
+    _require(type(attention.scale) in (int, float) and attention.scale > 0, "the scale is not a positive number")
+    network = _network(update.ffn)
+    maps = (attention.to_query, attention.to_key, attention.to_value, attention.to_out, *network.maps)
+    _require(all(type(map) is Linear for map in maps), "a map is not a Linear")
+    epsilons = update.norm.eps, update.ffn_norm.eps
+    _require(None not in epsilons, "a norm has no eps")
+    form = Form(
+        width=network.maps[0].in_features,
+        heads=attention.heads,
+        hidden=network.maps[0].out_features,
+        activation=network.activation,
+        pre_norm=not is_post_norm,
+        epsilons=epsilons,
+        scale=float(attention.scale),
+        kv_heads=attention.kv_heads,
+        head_width=attention.head_dim,
+        rms_norm=norm is nn.RMSNorm,
+        gated=len(network.maps) == 3,
+    )
+    return form, maps, (update.norm, update.ffn_norm)
+
+
+def _require(holds: bool, reason: str) -> None:
+    """Raises _Refused with the reason unless the condition holds."""
+    if not holds:
+        raise _Refused(reason)
+
+
+def _has_own_methods(operator: Any) -> bool:
+    """Whether an instance has an attribute in place of a method of its class."""
+    parts = (operator, operator.attention, operator.update)
+    return any(callable(getattr(type(part), name, None)) for part in parts for name in vars(part))
+
+
+class _Network(NamedTuple):
+    """The maps of a feed-forward network: to hidden columns, back, and of gates if it has them."""
+
+    maps: tuple[nn.Linear, ...]
+    activation: str
+
+
+def _network(ffn: Any) -> _Network:
+    """Raises _Refused for another network."""
+    if type(ffn) is GatedFeedForward:
+        return _Network((ffn.to_hidden, ffn.to_out, ffn.to_gate), _activation(ffn.activation))
+    is_plain_network = type(ffn) in (FeedForward, MLP) and len(ffn) == 4 and type(ffn[2]) is Dropout
+    _require(is_plain_network, f"the network is {type(ffn).__name__}, not FeedForward or GatedFeedForward")
+    return _Network((ffn[0], ffn[3]), _activation(ffn[1]))
+
+
+def _activation(function: nn.Module) -> str:
+    """The kernel's name of an activation. Raises _Refused for one that it does not have."""
+    if type(function) is nn.GELU:
+        return "gelu" if function.approximate == "none" else "gelu_tanh"
+    name = {nn.ReLU: "relu", nn.SiLU: "silu"}.get(type(function))
+    _require(name is not None, f"it has no activation {type(function).__name__}")
+    return str(name)
+
+
+def _turns(attention: DotProduct, graph: Graph, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Cosine and sine of the angles by which queries and keys turn, [rows, width of a head]; None if they do not."""
+    if not len(attention.positions):
+        return None
+    rotary = attention.positions[0]
+    batch = x.shape[:-2].numel()
+    assert isinstance(rotary, Rotary)
+
+    def make() -> tuple[Tensor, Tensor]:
+        cos, sin = (part.float().squeeze(1).repeat(batch, 2) for part in rotary.angles(graph)[0])
+        return cos, sin
+
+    turns: tuple[Tensor, Tensor] = graph.cached(("turns", rotary.frequencies, batch), make)
+    return turns
+
+
+# ------------------------------------------------------------------------------------------------ graphs
+
+
+def documents_of(graph: Graph, batch: int) -> Documents | None:
+    """The documents of a graph for each item of a batch; None if there are none, or edges have more than their ends."""
+    documents: Documents | None = graph.cached(("documents", batch), lambda: _as_documents(graph, batch))
+    return documents
+
+
+def _as_documents(graph: Graph, batch: int) -> Documents | None:
+    """None if the nodes of a document are not consecutive, or edges have more than their ends."""
+    if graph.is_explicit or graph.exchange is not LOCAL or graph.edge_attr is not None:
+        return None
+    if graph.labels is None:
+        lengths = causal.documents(graph)
+        return None if lengths is None else Documents(lengths * batch, is_causal=True)
+    if graph.has_scattered_cliques:
+        return None
+    sizes = np.unique(graph.labels, return_counts=True)[1]
+    return Documents(np.tile(sizes, batch).tolist())
+
+
+# ------------------------------------------------------------------------------------------------ layers in place
+
 
 _values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
 _version = Tensor._version.__get__  # type: ignore[attr-defined]
@@ -160,197 +391,3 @@ def is_special(x: Tensor) -> bool:
         or active() is not None
         or bool(_has_any_global_hook())
     )
-
-
-# ------------------------------------------------------------------------------------------------ operators
-
-
-class _Layer(NamedTuple):
-    form: Form
-    parts: Parts
-    kernel: EncoderLayer | None  # None: there is none for these sizes
-
-
-_LAYERS: weakref.WeakKeyDictionary[nn.Module, _Layer] = weakref.WeakKeyDictionary()
-"""What is known of operators. A copy of an operator does not copy it."""
-
-
-_METHODS = {"project", "round", "merge", "prepare", "forward", "rounds", "_run", "_attend", "_exchanged"}
-
-
-def find(operator: Any, graph: Topology | Graph | None, x: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """The function that computes the layer y [..., N, dim] of an operator from x [..., N, dim] in one call; None where
-    the operator, the graph, or the modes of torch ask for something else."""
-    if type(operator.attention) is not DotProduct or type(x) is not Tensor or torch.compiler.is_compiling():
-        return None
-    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided:
-        return None
-    if x.dim() < 2 or not x.numel() or is_special(x):
-        return None
-    form = _form(operator)
-    if form is None or x.shape[-1] != form.width:
-        return None
-    documents = _documents(graph, x)
-    if documents is None:
-        return None
-    known = _LAYERS.get(operator)
-    if known is None or known.form != form or not known.parts.are_unchanged():
-        if torch.is_grad_enabled() and any(weight.requires_grad for weight in operator.parameters()):
-            return None
-        known = _layer(operator, form)
-        if known is None:
-            return None
-        _LAYERS[operator] = known
-    if known.kernel is None or (torch.is_grad_enabled() and known.parts.need_gradients(x)):
-        return None
-    turns = _turns(operator.attention, graph, x)
-    return partial(_run, known.kernel, known.parts, documents, turns)
-
-
-def _run(
-    kernel: EncoderLayer, parts: Parts, documents: Documents, turns: tuple[Tensor, Tensor] | None, x: Tensor
-) -> Tensor:
-    return kernel(x.contiguous(), parts.weights(), documents, turns)
-
-
-def _form(operator: Any) -> Form | None:
-    """The form of the kernel for an operator in inference; None if the operator computes something else."""
-    attention = operator.attention
-    update = operator.update
-    if operator.training or operator.edges is not None or operator.backend != "auto":
-        return None
-    if any(not _METHODS.isdisjoint(vars(part)) for part in (operator, attention, update)):
-        return None  # an instance has a method of its own
-    if type(operator.aggregate) is not Sum or type(update) not in (PreNorm, PostNorm):
-        return None
-    is_post_norm = type(update) is PostNorm
-    norm = type(update.norm)
-    if norm not in (nn.LayerNorm, nn.RMSNorm) or type(update.ffn_norm) is not norm:
-        return None
-    if type(update.dropout) is not Dropout:
-        return None
-    if update.alpha != 1 if is_post_norm else type(update.drop_path) is not DropPath:
-        return None
-    if attention.to_edge is not None or attention.normalize != "softmax" or attention.softcap is not None:
-        return None
-    if [type(position) in (Rotary, Llama3Rotary) for position in attention.positions] not in ([], [True]):
-        return None
-    if any(position.dim != attention.head_dim for position in attention.positions):
-        return None  # an error of the rounds
-    if type(attention.scale) not in (int, float) or attention.scale <= 0:
-        return None
-    network = _network(update.ffn)
-    if network is None or any(type(map) is not Linear for map in (*_maps(attention), *network.maps)):
-        return None
-    epsilons = update.norm.eps, update.ffn_norm.eps
-    if None in epsilons:
-        return None
-    return Form(
-        width=network.maps[0].in_features,
-        heads=attention.heads,
-        hidden=network.maps[0].out_features,
-        activation=network.activation,
-        pre_norm=not is_post_norm,
-        epsilons=epsilons,
-        scale=float(attention.scale),
-        kv_heads=attention.kv_heads,
-        head_width=attention.head_dim,
-        rms_norm=norm is nn.RMSNorm,
-        gated=len(network.maps) == 3,
-    )
-
-
-class _Network(NamedTuple):
-    """The maps of a feed-forward network: to hidden columns, back, and of gates if it has them."""
-
-    maps: tuple[nn.Linear, ...]
-    activation: str
-
-
-def _network(ffn: Any) -> _Network | None:
-    """None for another network."""
-    maps: tuple[nn.Linear, ...]
-    if type(ffn) is GatedFeedForward:
-        maps = (ffn.to_hidden, ffn.to_out, ffn.to_gate)
-        function = ffn.activation
-    elif type(ffn) in (FeedForward, MLP) and len(ffn) == 4 and type(ffn[2]) is Dropout:
-        maps = (ffn[0], ffn[3])
-        function = ffn[1]
-    else:
-        return None
-    activation = _activation(function)
-    return None if activation is None else _Network(maps, activation)
-
-
-def _maps(attention: DotProduct) -> tuple[nn.Linear, ...]:
-    return attention.to_query, attention.to_key, attention.to_value, attention.to_out
-
-
-def _activation(function: nn.Module) -> str | None:
-    """The kernel's name of an activation."""
-    if type(function) is nn.GELU:
-        return "gelu" if function.approximate == "none" else "gelu_tanh"
-    return {nn.ReLU: "relu", nn.SiLU: "silu"}.get(type(function))
-
-
-def _layer(operator: Any, form: Form) -> _Layer | None:
-    """The parts and the kernel of a layer; None if the kernel cannot read its weights."""
-    if library.why_missing() is not None:
-        return None
-    update = operator.update
-    network = _network(update.ffn)
-    assert network is not None
-    maps = *_maps(operator.attention), *network.maps
-    parts = Parts(operator, maps, (update.norm, update.ffn_norm), form.shapes)
-    if not parts.remember():
-        return None
-    return _Layer(form, parts, EncoderLayer(form) if has_kernel(form) else None)
-
-
-def _turns(attention: DotProduct, graph: Topology | Graph | None, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Cosine and sine of the angles by which queries and keys turn, [rows, width of a head]; None if they do not."""
-    if not len(attention.positions):
-        return None
-    rotary = attention.positions[0]
-    nodes = x.shape[-2]
-    batch = x.shape[:-2].numel()
-    assert isinstance(rotary, Rotary)
-    bound = graph.bind(nodes, nodes) if isinstance(graph, Topology) else graph
-    assert isinstance(bound, Graph)
-
-    def make() -> tuple[Tensor, Tensor]:
-        cos, sin = (part.float().squeeze(1).repeat(batch, 2) for part in rotary.angles(bound)[0])
-        return cos, sin
-
-    turns: tuple[Tensor, Tensor] = bound.cached(("turns", rotary.frequencies, batch), make)
-    return turns
-
-
-def _documents(graph: Topology | Graph | None, x: Tensor) -> Documents | None:
-    """The sequences of x, all of whose nodes receive from each other, or from those up to themselves; None for another
-    graph."""
-    nodes = x.shape[-2]
-    if isinstance(graph, Topology):
-        graph = graph.bind(nodes, nodes)
-    if not isinstance(graph, Graph) or (graph.num_dst, graph.num_src) != (nodes, nodes):
-        return None
-    return documents_of(graph, x.shape[:-2].numel())
-
-
-def documents_of(graph: Graph, batch: int) -> Documents | None:
-    """The documents of a graph for each item of a batch; None if there are none, or edges have more than their ends."""
-    if graph.is_explicit or graph.exchange is not LOCAL or graph.edge_attr is not None:
-        return None
-    documents: Documents | None = graph.cached(("documents", batch), lambda: _as_documents(graph, batch))
-    return documents
-
-
-def _as_documents(graph: Graph, batch: int) -> Documents | None:
-    """None if the nodes of a document are not consecutive."""
-    if graph.labels is None:
-        lengths = causal.documents(graph)
-        return None if lengths is None else Documents(lengths * batch, is_causal=True)
-    if graph.has_scattered_cliques:
-        return None
-    sizes = np.unique(graph.labels, return_counts=True)[1]
-    return Documents(np.tile(sizes, batch).tolist())

@@ -34,7 +34,8 @@ class Candidate:
 class Plan:
     """The chosen backend and all candidates, the fastest first. `rewrites`: those that the chosen one runs. `maps`:
     which products compute the linear maps of the operator, if there is one. `slow`: why the round is slow, and what
-    would make it fast. `is_whole_layer`: one compiled call computes the layer, and no backend runs."""
+    would make it fast. `is_whole_layer`: one compiled call computes the layer, and no backend runs. `layer`: this, or
+    why none does, for layers of dot products."""
 
     backend: str
     candidates: tuple[Candidate, ...]
@@ -44,6 +45,7 @@ class Plan:
     rewrites: str = ""
     slow: str = ""
     is_whole_layer: bool = False
+    layer: str = ""
 
     @property
     def _shown(self) -> list[Candidate]:
@@ -52,7 +54,7 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"graph   {self.graph}", f"work    {self.work}"]
-        lines += [f"layer   {_WHOLE}"] if self.is_whole_layer else []
+        lines += [f"layer   {self.layer}"] if self.layer else []
         lines += [f"plan    {self.backend}"]
         lines += [f"by      {self.rewrites}"] if self.rewrites else []
         width = max(10, *(len(c.name) for c in self._shown))
@@ -76,7 +78,7 @@ class Plan:
             for c in self._shown
         ]
         above = [self.graph, self.work]
-        above += [f"layer: {_WHOLE}"] if self.is_whole_layer else []
+        above += [f"layer: {self.layer}"] if self.layer else []
         above += [f"linear maps: {self.maps}"] if self.maps else []
         return html.table(f"plan: {self.backend}", above, ("backend", "time", "memory", ""), rows)
 
@@ -122,6 +124,7 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
     """
     described = ""
     is_whole_layer = False
+    refusal_of_layer: str | None = ""
     if isinstance(op, Round):
         if features or call:
             raise TypeError("explain(round) takes no further arguments")
@@ -139,11 +142,13 @@ def explain(op: Any, *features: Any, **call: Any) -> Plan:
         bound.apply_defaults()
         arguments = {**bound.arguments, "cache": deepcopy(bound.arguments["cache"])}  # a call appends to it
         round = op.rounds(**arguments)[0]
-        is_whole_layer = op.whole_layer(*arguments.values()) is not None
+        refusal_of_layer = op.refusal_of_whole_layer(*arguments.values())
+        is_whole_layer = refusal_of_layer is None
         described = "" if is_whole_layer else maps.described(op.modules(), arguments["x"].shape[:-1].numel())
     backend = getattr(op, "backend", "auto")
     validation.round(lower_score(round, backend))
-    result = replace(plan(round, backend), maps=described, is_whole_layer=is_whole_layer)
+    layer = _WHOLE if is_whole_layer else f"round by round: {refusal_of_layer}" if refusal_of_layer else ""
+    result = replace(plan(round, backend), maps=described, layer=layer, is_whole_layer=is_whole_layer)
     print(result)
     return result
 

@@ -11,6 +11,8 @@ Where torch has none, a slower one in Python compares the same.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from threading import Thread
 from typing import Any
 
 import torch
@@ -19,9 +21,11 @@ from torch.autograd import forward_ad
 from torch.overrides import has_torch_function_unary
 
 try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:
-    TensorGuards = None  # type: ignore[assignment, misc]
+    from torch._C._dynamo import guards as _of_torch
+
+    TensorGuards: Any = _of_torch.TensorGuards
+except (ImportError, AttributeError):
+    TensorGuards = None
 
 Lengths = Sequence[int | None]
 """The sizes or strides that a tensor must have; None for a dimension that may have any."""
@@ -55,6 +59,40 @@ def is_special(x: Tensor) -> bool:
         or torch.compiler.is_dynamo_compiling()
         or torch._C._len_torch_dispatch_stack()
     )
+
+
+def is_plain(x: Any) -> bool:
+    """Whether x is a tensor of numbers in this process's memory, and no mode is on but those that decide what is
+    recorded: a kernel may read it."""
+    if type(x) is not Tensor or is_special(x):
+        return False
+    for fits in _plain_guards(x.dtype, x.dim()):
+        if fits(x):
+            return True
+    return False
+
+
+@cache
+def _plain_guards(dtype: torch.dtype, dim: int) -> list[Callable[[Tensor], bool]]:
+    """The guards of plain tensors on a CPU: with a gradient or without, made inside or outside of inference mode."""
+    guards: list[Callable[[Tensor], bool]] = []
+    any_size = [None] * dim
+
+    def build() -> None:
+        for is_inference, requires_grad in ((False, False), (False, True), (True, False)):
+            if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+                continue
+            with torch.inference_mode(is_inference):
+                x = torch.empty([1] * dim, dtype=dtype, requires_grad=requires_grad)
+            for inside in (False, True):
+                with torch.inference_mode(inside):
+                    guards.append(guard(x, any_size, any_size))
+
+    # Modes belong to threads: in a new one, none is on.
+    thread = Thread(target=build)
+    thread.start()
+    thread.join()
+    return guards
 
 
 def _in_python(x: Tensor, sizes: Lengths, strides: Lengths) -> Callable[[Tensor], bool]:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from mpnn.graph.modes import outside_modes
+from mpnn.graph.witness import Constant
 
 _NUMBERS = count(int.from_bytes(urandom(7), "big"))  # random start, so that numbers of another process are invalid here
 _KNOWN: "WeakValueDictionary[int, Handled]" = WeakValueDictionary()
 
 
-class Handled:
+class Handled(Constant):
     """Base class of objects that compiled programs refer to: `token` is the number, an int64 scalar on the CPU.
 
     Copies and unpickled objects get new numbers.

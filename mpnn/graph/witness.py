@@ -130,6 +130,14 @@ class Witness(Constant):
         elif not slots:
             raise Unwatchable(f"changes of a {type(owner).__module__}.{type(owner).__qualname__} are not seen")
 
+    def attributes(self, owner: Any) -> None:
+        """Reads the attributes of an object, as `state` does, and keeps no reference to the object itself.
+
+        Raises:
+            Unwatchable: for an attribute whose changes cannot be seen.
+        """
+        self._container(vars(owner))
+
     def attribute(self, owner: Any, name: str) -> Any:
         """Reads an attribute, and returns it."""
         value = getattr(owner, name)
@@ -154,8 +162,8 @@ class Witness(Constant):
 
     def code(self, function: Any, *owners: Any) -> None:
         """Reads a function and what its code names: globals, attributes of modules among them, variables of closures,
-        defaults, and attributes of `owners`, the classes whose method it may be. It reads functions among these in the
-        same way if they belong to the same package, unless that is torch.
+        defaults, and attributes of `owners`, the classes whose method it may be. It reads functions of the same file
+        among these in the same way, and the attributes of objects of the same package, unless that is torch.
         """
         function = getattr(function, "__func__", function)
         if not isinstance(function, types.FunctionType) or not self._is_new(function, *owners):
@@ -182,14 +190,14 @@ class Witness(Constant):
                 self._follow(function, self.attribute(owner, name), (owner,))
 
     def _follow(self, function: types.FunctionType, value: Any, owners: Iterable[Any]) -> None:
-        """Reads what a function refers to, if it belongs to the same package and not to torch."""
+        """Reads what a function refers to, if it belongs to it."""
         value = getattr(value, "fget", value)  # of a property
         if type(value) in _TABLES:
             self._container(value)
         elif _package(function) == "torch":
             return
         elif isinstance(value, (types.FunctionType, types.MethodType)):
-            if _package(value) == _package(function):
+            if value.__module__ == function.__module__:
                 self.code(value, *owners)
         elif not isinstance(value, _CONSTANTS) and _package(type(value)) == _package(function):
             self._value(value)

@@ -203,26 +203,30 @@ class EncoderLayer:
                 raise MemoryError("no memory for the intermediate results of a layer")
         return y
 
+    def reads(self, weights: Weights) -> bool:
+        """Whether the kernel can read these weights: plain tensors of its sizes that lie in memory as it reads them."""
+        maps, biases, norm_weights, norm_biases = weights
+        vectors = [*biases, *norm_weights, *norm_biases]
+        present = [t for t in vectors if t is not None]
+        expected = [shape for t, shape in zip(vectors, self._vector_shapes, strict=True) if t is not None]
+        return (
+            _are_plain([*maps, *present])
+            and list(map(_shape_of, maps)) == self._map_shapes
+            and list(map(_shape_of, present)) == expected
+            and all(1 in stride for stride in map(Tensor.stride, maps))
+            and all(map(Tensor.is_contiguous, present))
+        )
+
     def _point_to(self, weights: Weights, p: _Parameters) -> None:
         """Writes the addresses and strides of the weights into `p`.
 
         Raises:
             TypeError, ValueError: if the kernel cannot read one of them.
         """
-        maps, biases, norm_weights, norm_biases = weights
-        vectors = [*biases, *norm_weights, *norm_biases]
-        present = [t for t in vectors if t is not None]
-        expected = [shape for t, shape in zip(vectors, self._vector_shapes, strict=True) if t is not None]
-        strides = list(map(Tensor.stride, maps))
-        are_readable = (
-            _are_plain([*maps, *present])
-            and list(map(_shape_of, maps)) == self._map_shapes
-            and list(map(_shape_of, present)) == expected
-            and all(1 in stride for stride in strides)
-            and all(map(Tensor.is_contiguous, present))
-        )
-        if not are_readable:
+        if not self.reads(weights):
             self._refuse(weights)
+        maps, biases, norm_weights, norm_biases = weights
+        strides = list(map(Tensor.stride, maps))
         p.weight = _MAPS(*map(_address, maps))
         p.row = _STRIDES(*[row for row, _ in strides])
         p.column = _STRIDES(*[column for _, column in strides])
