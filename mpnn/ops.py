@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mpnn import engine
 from mpnn.aggregate import SUM, Max, Mean, Min, Sum, Var, aggregator
-from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable, PerEdge
 from mpnn.graph.exchange import LOCAL, Given, Layer, Terms
@@ -108,9 +107,8 @@ def attend(
     of_heads = (mix_logits, mix_weights)
     options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence, reduce, *of_heads)
     divides = not torch.compiler.is_compiling() and (active() is not None or graph.exchange is not LOCAL)
-    is_plain = options == _NO_OPTIONS and type(backend) is str and not torch.compiler.is_compiling()
-    if is_plain and not divides and not graph.stack:
-        return dispatch.attend(graph, query, key, value, float(scale), backend)
+    if options == _NO_OPTIONS and not divides:
+        return engine.run(Round(_traced(graph, value), value, Dot(query, key, float(scale))), backend)[0]
     maps = (("mix_logits", mix_logits), ("mix_weights", mix_weights))
     for name, x in (("log_gate", log_gate), ("beta", beta), ("state", state), *maps):
         if x is not None:

@@ -145,6 +145,7 @@ def completed(
     """
     normalize = "none" if attention is None else attention.normalize
     dropout = attention.dropout if attention is not None and attention.training else 0.0
+    options = {"normalize": normalize, "dropout": dropout, "reduce": aggregate, "return_weights": return_weights}
     found = []
     for round in rounds:
         if not isinstance(round, Round):
@@ -157,9 +158,10 @@ def completed(
                 "operator sets: give the attention the attributes `normalize` and `dropout`, and the operator its "
                 "aggregate"
             )
-        found.append(
-            round.with_fields(normalize=normalize, dropout=dropout, reduce=aggregate, return_weights=return_weights)
-        )
+        # As `round.with_fields`, without its call.
+        other = object.__new__(type(round))
+        other.__dict__ = round.__dict__ | options
+        found.append(other)
     return tuple(found)
 
 

@@ -15,17 +15,18 @@ class Backend(Protocol):
     dictionary `REASONS`. So a feature that is added to rounds later is refused until the backend says that it serves
     it.
 
-    For each new combination of a graph and a round's shapes, dtypes and options, `refusal` and `estimate` are called
+    For each new form of a round over a kind of graphs (`mpnn/engine/steps.py`), `refusal` and `estimate` are called
     once, and only if all needs are served; `run` is called each time. None of them modifies the round.
 
     Optional members:
-        prepare(round): returns the function, of a round and to a `Result`, that the engine calls in place of `run` for
-            all rounds of this form over this graph, so that what the form decides is computed once. It must keep
-            neither the round nor the graph, which keeps the function.
+        bind(round): returns the function, of a round and to a `Result`, that the engine calls in place of `run` for all
+            rounds of this form over graphs of this kind, so that what the form decides is computed once: classes,
+            dtypes, widths, strides, texts, flags. Numbers, tensors and the graph are read from the round of each call,
+            and neither the round nor a list of edges is kept.
         serves(round): returns (SERVES, REASONS), for a backend that serves other needs on other devices. It depends on
             the round's signature only; conditions on graphs belong in `refusal`.
-        direct(round): returns a function of (query, key, value, scale) that computes all rounds of this form, or
-            None. `ops.attend` then calls that function without building a round.
+        ANY_EDGES: True for one that depends on nothing of a list of edges but its kind, so that a layer whose graph is
+            new in each call plans once.
         TRACED: True for one of torch's operations alone, which transforms of torch.func (grad, jvp, vmap, hessian)
             trace. Within them, "auto" chooses among these.
     """

@@ -13,7 +13,7 @@ fewer than 8 sources. A check of the result would add 6 to 35 % to a call over u
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from mpnn.graph.row_groups import row_groups
 from mpnn.graph.runs import Ints, cliques_of
 from mpnn.kernels import pair_tables, varlen
 from mpnn.kernels.once_differentiable import attention, differentiable_again
-from mpnn.round import Result, Round
+from mpnn.round import Result, Round, reads
 from mpnn.round.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
 from mpnn.scores import Dot
 
@@ -163,6 +163,18 @@ def estimate(round: Round) -> Estimate:
     masked = not by_cliques and _plain_shape(graph) is None
     size = (pairs * heads * copies + gathered) * torch.finfo(round.accumulate_dtype).bits / 8 + 5 * pairs * masked
     return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, counts(round), size)
+
+
+def bind(round: Round) -> Callable[[Round], Result]:
+    """The function that runs all rounds of this form over this graph."""
+    kernel = direct(round)
+    is_plain = reads(round, ("value",), ("query", "key", "scale"))
+    return run if kernel is None or not is_plain else partial(_run_direct, kernel)
+
+
+def _run_direct(kernel: Callable[[Tensor, Tensor, Tensor, float], Tensor], round: Round) -> Result:
+    score: Any = round.score
+    return Result(kernel(score.query, score.key, round.value, score.scale))
 
 
 def run(round: Round) -> Result:

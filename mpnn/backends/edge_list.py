@@ -30,6 +30,7 @@ from mpnn.round.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
 from mpnn.scores import Dot, Role, Score
 
 NAME = "edge_list"
+ANY_EDGES = True
 TRACED = True
 _FAMILIES: dict[type, str] = {Sum: "sum", Mean: "mean"}
 

@@ -13,7 +13,7 @@ from mpnn.graph.topology import Topology
 from mpnn.round import Round
 
 if TYPE_CHECKING:
-    from mpnn.engine import direct, dispatch
+    from mpnn.engine import dispatch
 
 T = TypeVar("T")
 
@@ -43,13 +43,6 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
         import_module("mpnn.engine.dispatch")
     out, weights, lse, state = dispatch.run(round, backend)
     return out, weights if lse is None and state is None else lse if state is None else state
-
-
-def message(operator: Any, graph: Any, x: Tensor) -> Tensor | None:
-    """The messages of an operator without attention, if they need no plan (`mpnn/engine/direct.py`)."""
-    if "direct" not in globals():
-        import_module("mpnn.engine.direct")
-    return direct.message(operator, graph, x)
 
 
 def traced_graph(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:

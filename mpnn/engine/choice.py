@@ -48,6 +48,13 @@ class Choice(NamedTuple):
         return tuple(dict.fromkeys(name for step in self.steps for name in step.backends))
 
     @property
+    def is_of_any_edges(self) -> bool:
+        """Whether the same runs rounds of this form over all lists of edges on a CPU."""
+        if not self.steps:
+            return getattr(self.by, "ANY_EDGES", False)
+        return all(step.is_of_any_edges for step in self.steps)
+
+    @property
     def name(self) -> str:
         """Such as "csr", or "csr + tiles"."""
         return " + ".join(self.backends)
@@ -56,12 +63,13 @@ class Choice(NamedTuple):
         """Such as "mean as sum (csr)"."""
         return f"{self.by.NAME} ({', '.join(map(str, self.steps))})" if self.steps else str(self.by.NAME)
 
-    def prepare(self, round: Round) -> Callable[[Round], Result]:
-        """The function that runs all rounds of this form over this graph: that of the backend if it has one."""
-        prepare = getattr(self.by, "prepare", None)
+    def bind(self, round: Round) -> Callable[[Round], Result]:
+        """The function that runs all rounds of this form over graphs of this kind: that of the backend if it has
+        one."""
+        bind = getattr(self.by, "bind", None)
         # A `run` that somebody put in the place of a module's own runs as well.
-        is_own = prepare is not None and getattr(self.by.run, "__module__", None) == prepare.__module__
-        return prepare(round) if prepare is not None and is_own and not self.steps else self.run
+        is_own = bind is not None and getattr(self.by.run, "__module__", None) == bind.__module__
+        return bind(round) if bind is not None and is_own and not self.steps else self.run
 
     def run(self, round: Round) -> Result:
         if not self.steps:

@@ -48,7 +48,7 @@ class BindCache:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._newest: _Entry | None = None
         self._limit = limit
-        self._derived = csr.derivations()
+        self._derived = csr.DERIVATIONS[0]
         self._surveyed = 0
         self._lock = RLock()
 
@@ -92,7 +92,7 @@ class BindCache:
                 if entry is not before:  # hashing an expression takes as long as the rest of this function
                     self._newest = entry
                     self._entries.move_to_end(key)
-                if csr.derivations() != self._derived:
+                if csr.DERIVATIONS[0] != self._derived:
                     self._account((entry,) if before is None else (before, entry))
                 return entry.graph
         graph = outside_modes(build)
@@ -101,8 +101,8 @@ class BindCache:
             before = self._newest
             self._newest = entry
             self._entries.move_to_end(key)
-            if csr.derivations() - self._surveyed >= len(self._entries) // 8:
-                self._surveyed = csr.derivations()
+            if csr.DERIVATIONS[0] - self._surveyed >= len(self._entries) // 8:
+                self._surveyed = csr.DERIVATIONS[0]
                 self._account(list(self._entries.values()))
             else:
                 self._account((entry,) if before is None else (before, entry))
@@ -121,7 +121,7 @@ class BindCache:
         The cache does not know which graph has changed. Between two lookups it is most likely the last one looked up,
         so this entry and the current one are passed, and all entries once many values were cached.
         """
-        self._derived = csr.derivations()
+        self._derived = csr.DERIVATIONS[0]
         self._measure(entries)
         self._evict()
 

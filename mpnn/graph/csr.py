@@ -20,18 +20,14 @@ T = TypeVar("T")
 
 _MANY_EDGES = 1 << 16  # below, converting edges costs more than their memory is worth
 
-_derivations = [0]
-
-
-def derivations() -> int:
-    """A counter that changes whenever a value is cached on a graph."""
-    return _derivations[0]
+DERIVATIONS = [0]
+"""A counter that changes whenever a value is cached on a graph."""
 
 
 def built(build: Callable[[], T]) -> T:
-    """Returns `build()` for a cache: run outside the modes of torch, and counted by `derivations`."""
+    """Returns `build()` for a cache: run outside the modes of torch, and counted in `DERIVATIONS`."""
     value = outside_modes(build)
-    _derivations[0] += 1
+    DERIVATIONS[0] += 1
     return value
 
 

@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, overload
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import integer
-from mpnn.graph.bind_cache import cached_graph
+from mpnn.graph.bind_cache import CACHE
 from mpnn.graph.bound import B, BoundGraph, refuse_truth
 from mpnn.graph.handles import Handled
 from mpnn.graph.registry import FUNCTIONS
@@ -111,7 +111,7 @@ class Topology(Handled, ABC):
         if type(num_dst) is not int or type(num_src) is not int:
             num_dst = integer("num_dst", num_dst)
             num_src = num_dst + self.memory if num_src is None else integer("num_src", num_src)
-        return _bind(self, num_dst, num_src)
+        return CACHE.keep((_bind, self, num_dst, num_src), partial(_bind, self, num_dst, num_src))
 
     def take(self, rows: Ints, num_nodes: int) -> Runs:
         """The runs of these ascending rows of `bind(num_nodes)`; a rule that compares positions computes no others."""
@@ -199,7 +199,6 @@ class Topology(Handled, ABC):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-@cached_graph
 def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
     for name, n in (("num_dst", num_dst), ("num_src", num_src)):
         if n < 0:

@@ -23,14 +23,10 @@ class Forward:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        weight = module.weight
-        self.depth = 1 if isinstance(weight, UninitializedParameter) else weight.shape[not _is_transposed(type(module))]
 
     def __call__(self, input: Tensor) -> Any:
         module = self.module
-        out = None
-        if maps.is_candidate(input, self.depth):
-            out = maps.by_onednn(input, module.weight, module.bias, _is_transposed(type(module)))
+        out = maps.by_onednn(input, module.weight, module.bias, _is_transposed(type(module)))
         return type(module).forward(module, input) if out is None else out
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpnn.kernels import memory
 from mpnn.kernels.cpu import library
-from mpnn.kernels.cpu.library import address, fields
+from mpnn.kernels.cpu.library import address, addresses, fields
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.once_differentiable import (
     are_batches,
@@ -178,6 +178,69 @@ def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor | None, Tensor 
         return out, weights, lse
     out, stats, weights = _forward(spec, _readable(spec, *tensors))
     return out, weights, _lse(stats) if spec.return_lse else None
+
+
+class Repeated:
+    """`attend` without derivatives, edges with data and dropout, for tensors of the widths and strides of these, which
+    are read where they lie. Everything but addresses, numbers and rows is filled in."""
+
+    def __init__(self, spec: Spec, tensors: Tensors) -> None:
+        value = tensors.value
+        self._nodes = 2 if spec.score == ADDITIVE else 3
+        self._batch = value.shape[:-3]
+        self._heads = spec.heads
+        self._width = value.shape[-1]
+        parts = spec.rows.parts(self._heads * self._width, _MAX_PARTS, _MIN_COMPONENTS)
+        self._filled = bytes(_parameters(spec, tensors, parts))
+
+    @staticmethod
+    def serves(spec: Spec, tensors: Tensors) -> bool:
+        """Whether these tensors, and all others of their strides, are read where they lie."""
+        key = tensors.key
+        if key is None or not tensors.value.numel() or (key.shape[-1] % LANES and spec.score != ADDITIVE):
+            return False
+        shares = spec.score == DOT and spec.heads >= SHARED_FORWARD * max(key.shape[-2], tensors.value.shape[-2])
+        return not shares and all(
+            (x.is_contiguous() or (spec.score == ADDITIVE and x.dim() < 4 and x.stride(-1) == 1)) and not x.is_neg()
+            for x in tensors
+            if x is not None
+        )
+
+    def __call__(
+        self,
+        rows: Rows,
+        numbers: tuple[float, float, float],
+        value: Tensor,
+        query: Any,
+        key: Any,
+        vector: Tensor | None,
+    ) -> Tensor:
+        """Out [..., N_dst, H, DV]. `numbers`: scale, softcap and slope."""
+        heads = self._heads
+        width = self._width
+        parts = rows.parts(heads * width, _MAX_PARTS, _MIN_COMPONENTS)
+        pieces = parts.count
+        out = _by_rows(value, parts, 3, (*self._batch, rows.num_rows, heads, width))
+        if not rows.num_edges:
+            return out
+        stats = value.new_empty((*self._batch, rows.num_rows, 2, heads))
+        p = RowAttention.from_buffer_copy(self._filled)
+        p.rows = parts.struct
+        p.scale, p.softcap, p.slope = numbers
+        if self._batch:  # strides between entries depend on the number of nodes
+            p.value = node_tensor(value, 3)
+            p.query, p.key = (node_tensor(x, self._nodes) for x in (query, key))
+        p.query.data, p.key.data, p.value.data, p.out, p.stats = addresses(query, key, value, out, stats)
+        if vector is not None:
+            p.vector = address(vector)
+        count = self._batch.numel()
+        if pieces > 1:
+            partial = _Partial(value, count, pieces, heads * (2 + width))
+            p.partial, p.partial_row = partial.addresses
+        library.run("row_attention_forward", value.dtype, p, count, pieces)
+        if pieces > 1:
+            library.run("row_attention_join", value.dtype, p, count)
+        return out
 
 
 class _RowAttention(torch.autograd.Function):

@@ -12,7 +12,7 @@ from torch import Tensor
 from mpnn.kernels import combine
 from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
-from mpnn.kernels.cpu.library import address, fields
+from mpnn.kernels.cpu.library import address, addresses, fields
 from mpnn.kernels.memory import LARGE, empty, plain, zeros
 from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.rows import Parts, Rows, RowsStruct
@@ -194,11 +194,6 @@ class Listed:
         self._ends = first, first + 8 * edges.shape[1]
         self._shares: dict[torch.dtype, Tensor] = {}
 
-    def serves(self, size: int) -> bool:
-        """Whether such features are summed in one part, and this is one of the first calls."""
-        self.calls += 1
-        return self.calls <= _FIRST_CALLS and self.edges.shape[1] * size < 2 * _MIN_COMPONENTS
-
     def summed(self, x: Tensor, weight: Tensor | None, kind: str, transposed: bool = False) -> Tensor:
         """As `summed`."""
         size = x.shape[1]
@@ -207,7 +202,12 @@ class Listed:
         # The kernel counts edges in it, so a call in another thread must not see it before it is complete.
         share = out.new_empty(self.nodes[1], 1) if kind == "mean" else None
         ends = self._ends[to], self._ends[1 - to], self.edges.shape[1]
-        p = EdgeSumStruct(*ends, self.nodes[to], size, address(x), address(weight), address(out), address(share))
+        p = EdgeSumStruct(*ends, self.nodes[to], size, None, None, None, None)
+        p.x, p.out = addresses(x, out)
+        if weight is not None:
+            p.weight = address(weight)
+        if share is not None:
+            p.share = address(share)
         library.run("edge_sum", x.dtype, p)
         if share is not None:
             self.keep_share(share)
@@ -267,7 +267,9 @@ def row_sum(
     transposed: bool = False,
 ) -> Tensor:
     """`summed`, or the same by the edges as they are listed."""
-    if listed.serves(x.shape[1]):
+    listed.calls += 1
+    # They are summed as listed in the first calls, as far as one part sums them.
+    if listed.calls <= _FIRST_CALLS and listed.edges.shape[1] * x.shape[1] < 2 * _MIN_COMPONENTS:
         return listed.summed(x, weight, kind, transposed)
     own = rows(transposed)
     if kind == "mean":

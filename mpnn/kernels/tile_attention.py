@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
-from mpnn.kernels.cpu.library import address, fields
+from mpnn.kernels.cpu.library import address, addresses, fields
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
@@ -218,6 +218,44 @@ class TileAttention(torch.autograd.Function):
         d_key, d_value = d_key.to(key.dtype), d_value.to(value.dtype)
         d_table = None if d_table is None else d_table.sum(0)
         return d_query, d_key, d_value, d_table, d_bias, d_dst_bias, d_src_bias, *[None] * 5
+
+
+class Repeated:
+    """The forward pass without derivatives, biases and dropout, for tensors of the shapes and strides of these:
+    everything but addresses and numbers is filled in."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> None:
+        batch, num_dst, heads, _ = query.shape
+        out = empty(query, batch, num_dst, heads, value.shape[-1])
+        lse = empty(_wide(query), batch, heads, num_dst)
+        p = _parameters((query, key, value, None, None, None, None, out, lse), 1.0, None, None, layout)
+        p.tiles = layout.structs[0]
+        p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * lse.element_size())
+        self._filled = bytes(p)
+        self._layout = layout
+        self._lse = lse.shape, lse.dtype
+        self._items = batch * heads * p.queries.tiles
+
+    @staticmethod
+    def serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """Whether these tensors, and all others of their strides, are read where they lie."""
+        tensors = query, key, value
+        widths = all(x.shape[-1] % 8 == 0 and x.stride(-1) == 1 and x.numel() and not x.is_neg() for x in tensors)
+        return widths and key.shape[-2] == value.shape[-2]
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float | None, shape: tuple[int, ...]
+    ) -> Tensor:
+        """Out, of this shape."""
+        out = empty(query, *shape)
+        of_lse, wide = self._lse
+        lse = query.new_empty(of_lse, dtype=wide)
+        p = _Parameters.from_buffer_copy(self._filled)
+        p.scale = scale
+        p.softcap = softcap or 0.0
+        p.query.data, p.key.data, p.value.data, p.out.data, p.lse = addresses(query, key, value, out, lse)
+        _run("forward", query.dtype, p, self._items, self._layout)
+        return out
 
 
 def _parameters(

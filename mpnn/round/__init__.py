@@ -21,7 +21,7 @@ differs from its default is a need (`round.needs`) that a backend must serve. So
 backend until one says that it serves it.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from math import isfinite
@@ -249,14 +249,13 @@ class Round:
         kind: Any = type(self)
         operands, plain = _readers(kind)
         score = self.score
-        dropout = self.dropout
         options = plain(self)
         defaults = _plain_defaults(kind)
         return (
             kind,
             *_forms(operands(self)),
             None if all(map(is_, options, defaults)) else tuple(_plain_forms(options, defaults)),
-            "some" if 0.0 < dropout < 1.0 else dropout,  # an invalid rate gets its own signature
+            _rate_form(self.dropout),
             torch.is_grad_enabled(),
             "sum" if self.reduce is SUM else _aggregator_form(self.reduce),
             None if score is None else _score_form(score),
@@ -307,6 +306,26 @@ class Round:
         if not torch.is_grad_enabled():
             return False
         return self.value.requires_grad or any(x.requires_grad for x in self.tensors)
+
+
+def reads(round: Round, of_round: Collection[str], of_score: Collection[str] = ()) -> bool:
+    """Whether a round has nothing but what a function of these fields of it and of its score reads: all others, and the
+    methods of its score, are as in a plain round. It compares the fields of the classes, so that one which is added
+    later counts."""
+    score: Any = round.score
+    if has_own(score, "logits") or not _are_plain(round, {"graph", "score", *of_round}):
+        return False
+    return score is None or _are_plain(score, of_score)
+
+
+def _are_plain(owner: Any, but: Collection[str]) -> bool:
+    kind: Any = type(owner)
+    others = [(getattr(owner, field.name), field.default) for field in fields(kind) if field.name not in but]
+    return all(x is default or (x is SUM and default is None) or _is_equal(x, default) for x, default in others)
+
+
+def _is_equal(x: Any, default: Any) -> bool:
+    return type(x) in (int, float, bool, str) and bool(x == default)
 
 
 @cache
@@ -375,6 +394,13 @@ def _score_form(score: Any) -> tuple[Hashable, ...]:
     return kind, has_own_logits, *_plain_forms(values, _score_defaults(kind))
 
 
+def plain_form(name: str, x: Any, default: Any) -> Hashable:
+    """What plans depend on of a field without tensors: its value, or of a number that is read in each call, its sign
+    and whether it is the default."""
+    form = _FORMS.get(name)
+    return _plain_forms((x,), (default,))[0] if form is None else form(x)
+
+
 def _plain_forms(values: Sequence[Any], defaults: Sequence[Any]) -> list[Hashable]:
     """The forms of fields. Needs depend on whether a number is the field's default, which need not be 0."""
     forms = _forms(values)
@@ -411,11 +437,22 @@ def _form(x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(map(_form, x)) if x else ()
     if isinstance(x, EmbeddingTable):
-        rule = x.relation
-        return type(x), _form(x.table), rule if rule is None or rule.is_value else (type(rule), rule.count)
+        return *table_form(x), _form(x.table)
     if callable(x):  # an activation, which may be a new object at each call
         return type(x), getattr(x, "__module__", None), getattr(x, "__qualname__", None), slope_of(x)
     return type(x)
+
+
+def _rate_form(rate: float) -> Hashable:
+    """An invalid rate has a form of its own."""
+    return "some" if type(rate) is float and 0.0 < rate < 1.0 else rate
+
+
+def table_form(x: EmbeddingTable) -> tuple[Hashable, ...]:
+    """What plans depend on of a table of edges but for its tensor. A rule that is equal only to itself is not kept."""
+    rule = x.relation
+    of_rule: Hashable = rule if rule is None or rule.is_value else (type(rule), rule.count)
+    return type(x), of_rule
 
 
 def _aggregator_form(x: object) -> Hashable:
@@ -423,3 +460,7 @@ def _aggregator_form(x: object) -> Hashable:
     declared = tuple(getattr(x, name, None) is not None for name in ("combine", "identity", "gradient"))
     parts = x.parts if isinstance(x, Composed) else ()
     return type(x), declared, has_own(x, "reduce"), tuple(map(_aggregator_form, parts))
+
+
+_FORMS: dict[str, Callable[[Any], Hashable]] = {"reduce": _aggregator_form, "dropout": _rate_form}
+"""The fields whose forms are not those of their values."""

@@ -30,27 +30,27 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-def is_candidate(x: Tensor, depth: int) -> bool:
-    """Whether `by_onednn` may compute a map of x [..., depth]: what can be told in a fraction of a microsecond, so that
-    decoding is as quick as with torch alone."""
+def is_candidate(x: Tensor, depth: int, width: int) -> bool:
+    """Whether `by_onednn` may compute a map `depth -> width` of x: what can be told in a fraction of a microsecond, so
+    that decoding is as quick as with torch alone."""
     return (
         not torch.compiler.is_compiling()
-        and batches.STATE.padding is None
-        and _is_useful(torch.get_num_threads())
         and type(x) is Tensor
         and not torch._C._get_tracing_state()
-        and x.numel() >= _MIN_ROWS * depth
+        and x.numel() >= depth * least_rows(depth, width, torch.get_num_threads())
+        and batches.STATE.padding is None
     )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` by the quicker product: x [..., K], weight [N, K], bias [N] -> [..., N]. Narrow maps
     are padded where the bits of torch's product depend on the number of rows, or on where they lie in memory."""
-    is_tensor = isinstance(weight, Tensor)  # torch has the sentence for anything else
-    out = by_onednn(x, weight, bias) if is_tensor and is_candidate(x, weight.shape[-1]) else None
-    if out is not None:
-        return out
-    is_narrow = is_tensor and not torch.compiler.is_compiling() and len(weight) <= batches.NARROW
+    is_matrix = isinstance(weight, Tensor) and weight.dim() == 2  # torch has the sentence for anything else
+    if is_matrix and is_candidate(x, weight.shape[1], weight.shape[0]):
+        out = by_onednn(x, weight, bias)
+        if out is not None:
+            return out
+    is_narrow = is_matrix and not torch.compiler.is_compiling() and len(weight) <= batches.NARROW
     if is_narrow and batches.needs_padding(x, weight):
         return batches.linear(x, weight, bias, least=0)
     return F.linear(x, weight, bias)
@@ -66,11 +66,10 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool =
     Args:
         transposed: the weight is [K, N].
     """
-    if weight.dim() != 2:
+    if type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2 or not weight.numel():
         return None
     depth, width = weight.shape if transposed else weight.shape[::-1]
-    threads = torch.get_num_threads()
-    if not weight.numel() or x.numel() < depth * least_rows(depth, width, threads):
+    if not is_candidate(x, depth, width):
         return None
     matrix = weight.t() if transposed else weight
     if not _is_plain(x, matrix, bias):

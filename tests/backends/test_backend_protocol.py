@@ -55,23 +55,31 @@ def test_a_registered_backend_runs_by_name() -> None:
     assert ours.calls == 2
 
 
-def test_a_backend_prepares_once_what_rounds_of_a_form_share() -> None:
-    class Prepared(Ones):
-        NAME = "prepared"
-        prepared = 0
+def test_a_backend_binds_once_what_rounds_of_a_form_share() -> None:
+    class Bound(Ones):
+        NAME = "bound"
+        bound = 0
 
-        def prepare(self, round: Round) -> Callable[[Round], Result]:
-            self.prepared += 1
+        def bind(self, round: Round) -> Callable[[Round], Result]:
+            self.bound += 1
             return lambda round: Result(self.run(round)[0])
 
-    ours = register(Prepared())
+    ours = register(Bound())
     graph = graphs.complete().bind(5)
     for width, forms in ((3, 1), (3, 1), (4, 2)):
         x = torch.randn(2, 5, width)
-        out = ops.aggregate(graph, x, backend="prepared")
+        out = ops.aggregate(graph, x, backend="bound")
         torch.testing.assert_close(out, ops.aggregate(graph, x, backend="edge_list"))
-        assert ours.prepared == forms
+        assert ours.bound == forms
     assert ours.calls == 3
+
+
+def test_a_run_that_is_replaced_runs() -> None:
+    ours = register(Ones())
+    graph, x = graphs.complete().bind(5), torch.randn(2, 5, 3)
+    ops.aggregate(graph, x, backend="ones")
+    ours.run = lambda round: Result(torch.zeros_like(round.value))  # type: ignore[method-assign, assignment]
+    assert ops.aggregate(graph, x, backend="ones").eq(0).all()
 
 
 def test_a_named_backend_that_refuses_says_why() -> None:
@@ -109,27 +117,6 @@ def test_the_same_name_replaces() -> None:
     ops.aggregate(graph, x, backend="ones")
     assert (first.calls, second.calls) == (0, 1)
     assert registered() == (*BACKENDS, second)
-
-
-class Plain(Ones):
-    """Runs attention by a function of the features alone; `run` is never needed."""
-
-    NAME = "plain"
-    SERVES = frozenset({"cpu", "float32", "Dot", "softmax", "sum"})
-
-    def refusal(self, request: Round) -> str | None:
-        return None
-
-    def direct(self, request: Round) -> Any:
-        self.calls += 1
-        return lambda query, key, value, scale: torch.zeros(request.graph.num_dst, *value.shape[1:])
-
-
-def test_direct_replaces_run_where_there_is_one() -> None:
-    ours, x = register(Plain()), torch.randn(5, 2, 3)
-    for _ in range(3):
-        assert ops.attend(graphs.causal().bind(5), x, x, x, backend="plain").eq(0).all()
-    assert ours.calls == 1  # planned once
 
 
 def test_compiled_programs_run_it() -> None:

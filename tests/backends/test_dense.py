@@ -6,6 +6,8 @@ import torch
 
 from mpnn import graphs, ops
 from mpnn.backends import dense
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 
 def features(*shape, nodes=(5, 5), heads=(4, 4), grad=False):
@@ -33,26 +35,20 @@ def test_the_second_call_gives_what_the_specification_gives(topology, shape, hea
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_only_plain_attention_goes_straight(monkeypatch):
-    """The direct way saves the backend's own work, so that a plain call must not reach `run`, and any other must."""
-    requests = []
-    run = dense.run
-    monkeypatch.setattr(dense, "run", lambda request: requests.append(request) or run(request))
-    complete, window, inputs = graphs.complete().bind(5), graphs.window(1).bind(5), features()
-    for options in ({}, {"scale": 0.5}):
-        attend_twice(complete, *inputs, **options)
-    assert requests == []
+def test_only_plain_attention_goes_straight():
+    """The direct way saves the backend's own work, so that only what it reads may differ from a plain round."""
+    complete, window, (query, key, value) = graphs.complete().bind(5), graphs.window(1).bind(5), features()
     bias = torch.zeros(25, 4, dtype=torch.float64)
+    for scale in (0.5, 2.0):
+        assert dense.bind(Round(complete, value, Dot(query, key, scale))) is not dense.run
     for graph, options in (
         (window, {}),
-        (complete, {"bias": bias}),
+        (complete, {"bias": (bias,)}),
         (complete, {"dropout": 0.1}),
         (complete, {"normalize": "sigmoid"}),
         (complete, {"return_weights": True}),
     ):
-        attend_twice(graph, *inputs, **options)
-        assert len(requests) == 2, f"both calls, over {graph} with {options}"
-        requests.clear()
+        assert dense.bind(Round(graph, value, Dot(query, key, 1.0), **options)) is dense.run
 
 
 def test_calls_of_another_form_are_checked_anew():

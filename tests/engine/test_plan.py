@@ -1,9 +1,6 @@
 """The plan: what is chosen, why not the others, and what is printed."""
 
-import sys
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +15,6 @@ from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.topology import Topology
 from mpnn.round import Round
 from mpnn.scores import Dot
-from mpnn.update import Activate
 
 
 def request(topology: Topology, n: int, heads: int = 4, width: int = 32, grad: bool = False) -> Round:

@@ -8,6 +8,7 @@ from mpnn.backends.csr import attention, cuda_attention, cuda_reduce, reduce
 from mpnn.round import Result, Round
 
 NAME = "csr"
+ANY_EDGES = True
 SERVES = reduce.SERVES | attention.SERVES | {"cuda"}  # on some device and in one of its halves; `serves` is exact
 
 # for each type of device: plain aggregation, attention
@@ -38,9 +39,9 @@ def estimate(round: Round) -> Estimate:
     return _half(round).estimate(round)
 
 
-def prepare(round: Round) -> Callable[[Round], Result]:
+def bind(round: Round) -> Callable[[Round], Result]:
     half = _half(round)
-    return half.prepare(round) if hasattr(half, "prepare") else half.run
+    return half.bind(round) if hasattr(half, "bind") else half.run
 
 
 def run(round: Round) -> Result:

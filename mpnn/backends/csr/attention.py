@@ -23,7 +23,7 @@ from mpnn.kernels.cpu import library
 from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, EdgeTypes, Spec, Tensors, shares_keys
 from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
 from mpnn.kernels.rows import Rows
-from mpnn.round import Result, Round
+from mpnn.round import Result, Round, reads
 from mpnn.round.needs import FLOATS, NORMALIZED, on_edges
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot
 
@@ -107,10 +107,12 @@ def estimate(round: Round) -> Estimate:
     return priced("csr", counts(round), size * torch.finfo(round.accumulate_dtype).bits / 8)
 
 
-class _Shared(NamedTuple):
-    """What all rounds of one form over a graph share. It holds no graph, since the graph keeps it."""
+_READ_OF_SCORES = frozenset({"query", "key", "dst", "src", "vector", "scale", "softcap", "activation"})
 
-    rows: Rows
+
+class _Shared(NamedTuple):
+    """What all rounds of one form share."""
+
     heads: int
     kind: int
     normalize: int
@@ -119,10 +121,9 @@ class _Shared(NamedTuple):
     is_padded: bool  # values have the width and dtype that kernels read
 
 
-def prepare(round: Round) -> Callable[[Round], Result]:
-    """The function that runs all rounds of this form over this graph."""
+def bind(round: Round) -> Callable[[Round], Result]:
+    """The function that runs all rounds of this form."""
     shared = _Shared(
-        edges.by_destination(round.graph),
         round.heads,
         KINDS[type(round.score)],
         operands.normalizer(round),
@@ -130,28 +131,39 @@ def prepare(round: Round) -> Callable[[Round], Result]:
         round.result_dtype,
         round.value.dtype == round.accumulate_dtype and _is_whole(round.value.shape[-1]),
     )
-    return partial(_run, shared)
+    repeated = _repeated(round, shared)
+    return partial(_run, shared) if repeated is None else partial(_run_again, repeated)
+
+
+def _repeated(round: Round, shared: _Shared) -> row_attention.Repeated | None:
+    """The call of the kernel for plain features of this form, which it reads where they lie; None for other rounds."""
+    is_plain = round.score is not None and reads(round, ("value", "normalize"), _READ_OF_SCORES)
+    if not is_plain or not shared.is_padded or round.needs_grad:
+        return None
+    own = operands.of(round)
+    spec = _spec(round, own, shared, edges.by_destination(round.graph), {})
+    tensors = Tensors(round.value, own.query, own.key, own.vector)
+    return row_attention.Repeated(spec, tensors) if row_attention.Repeated.serves(spec, tensors) else None
+
+
+def _run_again(kernel: row_attention.Repeated, round: Round) -> Result:
+    own = operands.of(round)
+    numbers = own.scale, own.softcap, own.slope
+    return Result(kernel(edges.by_destination(round.graph), numbers, round.value, own.query, own.key, own.vector))
 
 
 def run(round: Round) -> Result:
-    return prepare(round)(round)
+    return bind(round)(round)
 
 
-def _run(shared: _Shared, round: Round) -> Result:
+def _spec(round: Round, own: Operands, shared: _Shared, rows: Rows, types: dict[str, EdgeTypes]) -> Spec:
     graph = round.graph
-    kind = shared.kind
-    dtype = shared.dtype
-    own = operands.of(round)
-    on_edges: dict[str, Tensor] = {}
-    types: dict[str, EdgeTypes] = {}
-    if round.bias or own.edge is not None or round.edge_value is not None:
-        on_edges, types = _on_edges(round, own)
-    spec = Spec(
-        shared.rows,
+    return Spec(
+        rows,
         partial(edges.by_source_with_slots, graph),
         types,
         shared.heads,
-        kind,
+        shared.kind,
         shared.normalize,
         own.scale,
         own.softcap,
@@ -164,6 +176,17 @@ def _run(shared: _Shared, round: Round) -> Result:
         round.return_lse,
         partial(_again, graph, round.seed, round.head_ids, own.activation),
     )
+
+
+def _run(shared: _Shared, round: Round) -> Result:
+    kind = shared.kind
+    dtype = shared.dtype
+    own = operands.of(round)
+    on_edges: dict[str, Tensor] = {}
+    types: dict[str, EdgeTypes] = {}
+    if round.bias or own.edge is not None or round.edge_value is not None:
+        on_edges, types = _on_edges(round, own)
+    spec = _spec(round, own, shared, edges.by_destination(round.graph), types)
     query = own.query
     key = own.key
     vector = own.vector

@@ -5,6 +5,7 @@ An aggregator runs as one kernel if its type is in KINDS or if it has a `combine
 """
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,8 @@ from mpnn.graph.modes import is_transformed
 from mpnn.kernels import combine, row_reduce
 from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
-from mpnn.kernels.row_reduce import RowReduce
-from mpnn.round import Result, Round
+from mpnn.kernels.row_reduce import RowReduce, RowSum
+from mpnn.round import Result, Round, reads
 from mpnn.round.needs import AGGREGATES, FLOATS, on_edges
 
 _BEYOND_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
@@ -94,6 +95,45 @@ def estimate(round: Round) -> Estimate:
     width = round.heads * round.value.shape[-1] * (torch.finfo(round.accumulate_dtype).bits // 8)
     saved = round.graph.num_dst * round.batch.numel() * width * (2.0 if round.needs_grad else 0.0)
     return priced("csr", counts(round), saved)
+
+
+def bind(round: Round) -> Callable[[Round], Result]:
+    """The function that runs all rounds of this form."""
+    if not _is_row_sum(round):
+        return run
+    return partial(_run_sum, KINDS[type(round.reduce)], RowSum.apply if round.needs_grad else row_reduce.row_sum)
+
+
+def _is_row_sum(round: Round) -> bool:
+    """Whether this is a sum or mean along a list of edges that `row_sum` computes: of one head, with fixed weights."""
+    value = round.value
+    return (
+        type(round.reduce) in (Sum, Mean)
+        and reads(round, ("value", "normalize", "reduce", "bias"))
+        and round.graph.is_explicit
+        and round.graph.stored_edges.dtype is torch.int64  # else they are many
+        and value.dtype in (torch.float32, torch.float64)
+        and value.dim() == 3
+        and value.shape[1] == 1
+        and value.numel() > 0
+        and not value.is_neg()
+        and all(_is_fixed(weight, value.dtype) for weight in round.bias)
+        and len(round.bias) < 2
+    )
+
+
+def _is_fixed(weight: Any, dtype: torch.dtype) -> bool:
+    """Whether weights are one number for each edge, without a gradient."""
+    is_tensor = type(weight) is Tensor and weight.dtype is dtype and not weight.is_neg()
+    return is_tensor and weight.dim() == 2 and weight.shape[1] == 1 and not weight.requires_grad
+
+
+def _run_sum(kind: str, sum_rows: Callable[..., Tensor], round: Round) -> Result:
+    graph = round.graph
+    listed = graph.cached("listed", lambda: row_reduce.Listed(graph.ends, graph.num_dst, graph.num_src))
+    weight: Any = round.bias[0].unsqueeze(0).contiguous() if round.bias else None  # type: ignore[union-attr]
+    out = sum_rows(round.value.squeeze(1).contiguous(), weight, partial(edges.in_order, graph), listed, kind)
+    return Result(out.unsqueeze(1))
 
 
 def run(round: Round) -> Result:

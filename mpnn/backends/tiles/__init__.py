@@ -8,6 +8,7 @@ runs again, edge by edge in partial tiles. On CUDA, and in gradients, they can r
 because a weight of zero times NaN is NaN.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 
 from mpnn.backends.cost_model import Counts, Estimate
@@ -35,6 +36,10 @@ def counts(round: Round) -> Counts:
 
 def estimate(round: Round) -> Estimate:
     return _BY_DEVICE[round.value.device.type].estimate(round)
+
+
+def bind(round: Round) -> Callable[[Round], Result]:
+    return cpu.bind(round) if round.value.is_cpu else cuda.run
 
 
 def run(round: Round) -> Result:

@@ -3,7 +3,9 @@
 The kernel looks up biases by offset in a table, and reads all other biases edge by edge.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +22,8 @@ from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
-from mpnn.kernels.tile_attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, TileAttention
-from mpnn.round import Result, Round
+from mpnn.kernels.tile_attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, Repeated, TileAttention
+from mpnn.round import Result, Round, reads
 from mpnn.round.needs import FLOATS, on_edges
 from mpnn.scores import Dot
 
@@ -92,6 +94,29 @@ def estimate(round: Round) -> Estimate:
     return priced("tiles", counts(round), torch.get_num_threads() * min(one_head, MAX_KEPT) + biases)
 
 
+def bind(round: Round) -> Callable[[Round], Result]:
+    """The function that runs all rounds of this form over this graph."""
+    score = round.score
+    assert isinstance(score, Dot)
+    is_plain = reads(round, ("value",), ("query", "key", "scale", "softcap")) and not round.needs_grad
+    tensors = score.query, score.key, round.value
+    if not is_plain or round.value.dim() > 4 or _pieces(round) is not None or not Repeated.serves(*tensors):
+        return run
+    layout = _layout_of(round.graph)
+    shape = (*round.batch, round.graph.num_dst, round.heads, round.value.shape[-1])
+    query, key, value = map(_pad, tensors)
+    return partial(_run_again, Repeated(query, key, value, layout), shape)
+
+
+def _run_again(kernel: Repeated, shape: tuple[int, ...], round: Round) -> Result:
+    score: Any = round.score
+    return Result(kernel(score.query, score.key, round.value, score.scale, score.softcap, shape))
+
+
+def _layout_of(graph: Graph) -> Layout:
+    return graph.cached("tiles: layout", lambda: _layout(graph))
+
+
 def run(round: Round) -> Result:
     graph = round.graph
     score = round.score
@@ -115,7 +140,7 @@ def run(round: Round) -> Result:
         score.scale,
         score.softcap,
         _dropout(round),
-        graph.cached("tiles: layout", lambda: _layout(graph)),
+        _layout_of(graph),
         partial(attend_again, graph, round.dropout, round.seed, round.head_ids),
     )
     if pieces is not None:

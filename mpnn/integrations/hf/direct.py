@@ -199,7 +199,7 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
     graph = topology.bind(query.shape[2], key.shape[2]).to(query.device)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     round = Round(graph, v, Dot(q, k, 1.0))
-    if dispatch.planned(round, "auto").direct is not None:
+    if dispatch.planned(round, "auto").choice.by is dense and dense.direct(round) is not None:
         return True
     estimate = choose(round, estimated=True).estimate
     return estimate is not None and dense.estimate(round).seconds < estimate.seconds + _PREPARATION

@@ -136,6 +136,16 @@ def address(x: torch.Tensor | None) -> int | None:
     return _address_of_unusual(x)
 
 
+def addresses(*tensors: torch.Tensor) -> list[int]:
+    """The addresses of tensors that a guard has let pass, so that their memory holds their numbers unless it was freed.
+
+    Raises:
+        TypeError: as `address`.
+    """
+    found = list(map(torch.Tensor.data_ptr, tensors))
+    return found if all(found) else [address(x) or 0 for x in tensors]
+
+
 def _refuse_recording(name: str) -> None:
     """Raises TypeError inside `make_fx`: its program would have the results of one call as constants."""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:

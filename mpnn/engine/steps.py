@@ -1,0 +1,237 @@
+"""Steps: what rounds of one form over graphs of one kind have in common, so that the next one decides nothing again.
+
+    run(round)      the step of its form runs it; if there is none, the round is planned, which teaches a step
+
+It is the one way from a round to a kernel. A step does not decide what is computed: it repeats what the plan decided
+for rounds of its form. The form is everything of a round but the numbers in it, and it is read from the class: each
+field of the round and of its score that holds tensors is compared by the guard (`mpnn/graph/guard.py`), each other
+field by its value. So a field, an option or a mode of torch that somebody adds makes another form, which is planned,
+and which a backend refuses until it says that it serves it (`mpnn/round/needs.py`).
+
+Lists of edges on a CPU are one kind of graph, because they run row by row whatever their edges are: a layer whose graph
+is new in each call plans nothing. Any other graph is of its own kind, and keeps its own steps.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import fields, is_dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mpnn import backends
+from mpnn.aggregate import Max, Mean, Min, Sum, Var
+from mpnn.engine.choice import Choice, is_matrix
+from mpnn.graph.bound import BoundGraph
+from mpnn.graph.edge_tables import EmbeddingTable, numbers
+from mpnn.graph.exchange import LOCAL
+from mpnn.graph.guard import guard, is_special
+from mpnn.kernels import batches
+from mpnn.round import Result, Round, plain_form, table_form
+from mpnn.scores import PARAMETER, LeakyReLU, Role
+
+_MOST_STEPS = 8  # of one key
+_MOST_KEYS = 256  # of one kind of graph
+_SIZES = {"dst": "num_dst", "src": "num_src", "edge": "num_edges"}
+Run = Callable[[Round], Result]
+
+
+class Step(NamedTuple):
+    """What runs the rounds of a form. `by`: the backend or the rewrite. `own`: its `run` when the step was taught."""
+
+    form: "Form"
+    registered: tuple[Any, ...]
+    by: Any
+    own: Any
+    run: Run
+
+
+Steps = dict[Hashable, tuple[Step, ...]]
+_OF_LISTS: dict[Hashable, Steps] = {}
+"""The steps of rounds over lists of edges, by what tells these apart."""
+
+
+def find(round: Round, backend: str) -> Run | None:
+    """The step that runs a round, or None if its form is not known or a mode asks for more than a guard sees."""
+    value = round.value
+    if not isinstance(value, Tensor) or type(backend) is not str or is_special(value):
+        return None
+    key = backend, type(round.score), value.shape[-1], batches.STATE.padding is None
+    memo = round.graph._memo
+    for steps in memo["steps"] if "steps" in memo else steps_of(round.graph):
+        for form, registered, by, own, run in steps.get(key, ()):
+            if form.fits(round) and registered is backends._registered and getattr(by, "run", None) == own:
+                return run
+    return None
+
+
+def teach(round: Round, backend: str, choice: Choice, run: Run) -> None:
+    """Keeps what runs the rounds of the form of this one."""
+    if is_special(round.value) or not is_dataclass(round.score or round):
+        return
+    of_all, *others = steps_of(round.graph)
+    is_open = bool(others) and choice.is_of_any_edges and backends.registered() is backends.BACKENDS
+    steps = others[0] if others and not is_open else of_all
+    key = backend, type(round.score), round.value.shape[-1], batches.STATE.padding is None
+    if len(steps) >= _MOST_KEYS:
+        steps.clear()
+    by = choice.by
+    step = Step(Form(round, is_open), backends._registered, by, getattr(by, "run", None), run)
+    # The tuple is replaced and never changed, because another thread may go over it.
+    steps[key] = (step, *steps.get(key, ())[: _MOST_STEPS - 1])
+
+
+def steps_of(graph: BoundGraph) -> tuple[Steps, ...]:
+    """The steps of rounds over a graph: of a list of edges, those of all such lists, and its own."""
+    found: tuple[Steps, ...] | None = graph._memo.get("steps")
+    if found is None:
+        own: Steps = {}
+        found = (own,)
+        if _is_list(graph):
+            kind: Any = graph
+            found = _OF_LISTS.setdefault((kind.stored_edges.dtype, kind.order is None), {}), own
+        found = graph._memo.setdefault("steps", found)
+    return found
+
+
+def _is_list(graph: Any) -> bool:
+    """Whether nothing but the numbers of nodes and edges tells this graph from others to a plan: it is a list of edges
+    on a CPU, without types, positions or numbers of nodes of its own."""
+    return bool(
+        graph.is_explicit
+        and graph.device.type == "cpu"
+        and graph.exchange is LOCAL
+        and graph.node_ids is None
+        and graph.positions is None
+        and not graph.stack
+        and not graph.has_edge_types
+        and min(graph.num_dst, graph.num_src, graph.num_edges) > 0
+        and max(graph.num_dst, graph.num_src) < 2**31
+        and not is_matrix(graph)
+    )
+
+
+class Form:
+    """The form of a round: its class, its options, and the guards of its tensors.
+
+    Args:
+        is_open: whether rounds of this form may have any number of nodes and edges. Their tensors then have to fit the
+            graph of their round.
+    """
+
+    def __init__(self, round: Round, is_open: bool) -> None:
+        score = round.score
+        fields = _fields(round)
+        single = [field for field in fields if isinstance(field.value, _HELD)]
+        several = [field for field in fields if _holds_several(field.value)]
+        self._plain = [field for field in fields if field not in single and field not in several]
+        self._kind = type(round)
+        self._score = type(score)
+        # More than the class has fields if an object has a method of its own.
+        self._num_attributes = len(getattr(score, "__dict__", ()))
+        self._num_single = len(single)
+        self._grad = torch.is_grad_enabled()
+        self._read_plain = _reader([field.path for field in self._plain])
+        values = self._read_plain(round)
+        self._forms = self._forms_of(values)
+        # Equal values have equal forms. Of others, numbers for example, only the signs decide what runs, as they are
+        # read in each call. Objects of the caller's are not kept: graphs keep forms.
+        self._values = values if all(type(field.value) in _VALUES for field in self._plain) else None
+        self._read_tensors = _reader([field.path + ".table" * _is_table(field.value) for field in single])
+        self._several = [attrgetter(field.path) for field in several]
+        with_rules = [field for field in (*single, *several) if field in several or _is_table(field.value)]
+        self._rules = [(attrgetter(field.path), _rules_of(field.value)) for field in with_rules]
+        held = [(numbers(field.value), field.role) for field in single]
+        held += [(numbers(x), field.role) for field in several for x in field.value]
+        self._guards = [_guard(x, role, is_open) for x, role in held]
+        sizes = [(k, -1 - role.trailing, _SIZES.get(role.of)) for k, (_, role) in enumerate(held) if is_open]
+        self._sizes = [(k, dim, size) for k, dim, size in sizes if size is not None]
+
+    def fits(self, round: Round) -> bool:
+        """Whether a round has this form, in the modes that are on."""
+        score = round.score
+        if type(round) is not self._kind or type(score) is not self._score or torch.is_grad_enabled() != self._grad:
+            return False
+        values = self._read_plain(round)
+        try:
+            is_equal = values == self._values
+        except RuntimeError:  # a tensor is where none was
+            return False
+        if not is_equal and self._forms_of(values) != self._forms:
+            return False
+        if self._rules and not self._has_rules(round):
+            return False
+        tensors = self._read_tensors(round)
+        if self._several:
+            tensors = (*tensors[: self._num_single], *(numbers(x) for read in self._several for x in read(round)))
+        for fits, x in zip(self._guards, tensors, strict=False):
+            if not fits(x):
+                return False
+        graph = round.graph
+        for k, dim, size in self._sizes:
+            if tensors[k].shape[dim] != getattr(graph, size):
+                return False
+        return len(getattr(score, "__dict__", ())) == self._num_attributes
+
+    def _has_rules(self, round: Round) -> bool:
+        """Whether tables of edges are looked up by the same rules, and there are as many biases of the same kinds."""
+        held = [(read(round), rules) for read, rules in self._rules]
+        return all(value is not None and _rules_of(value) == rules for value, rules in held)
+
+    def _forms_of(self, values: tuple[Any, ...]) -> list[Hashable]:
+        return [plain_form(field.path, x, field.default) for field, x in zip(self._plain, values, strict=False)]
+
+
+class _Field(NamedTuple):
+    """A field of a round or of its score: what it holds, its default, and the role of its tensors."""
+
+    path: str
+    value: Any
+    default: Any
+    role: Role
+
+
+_HELD = (Tensor, EmbeddingTable)
+_VALUES = frozenset({type(None), bool, int, float, str, tuple, torch.dtype, LeakyReLU, Sum, Mean, Max, Min, Var})
+_NO_ROLE = Role("none")
+
+
+def _fields(round: Round) -> list[_Field]:
+    """The fields of a round but for its graph, by which steps are kept, and those of its score."""
+    of_round = [field for field in fields(round) if field.name not in ("graph", "score")]
+    found = [_Field(f.name, getattr(round, f.name), f.default, round.roles.get(f.name, _NO_ROLE)) for f in of_round]
+    score: Any = round.score
+    for field in () if score is None else fields(score):
+        role = score.roles.get(field.name, PARAMETER)
+        found.append(_Field(f"score.{field.name}", getattr(score, field.name), field.default, role))
+    return found
+
+
+def _holds_several(value: Any) -> bool:
+    return type(value) is tuple and bool(value) and all(isinstance(x, _HELD) for x in value)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, EmbeddingTable)
+
+
+def _rules_of(held: Any) -> list[Any]:
+    """Of a table of edges, or of a tuple of tables and tensors: the kinds of all, and the rules of tables."""
+    several = held if type(held) is tuple else (held,)
+    return [table_form(x) if isinstance(x, EmbeddingTable) else isinstance(x, Tensor) for x in several]
+
+
+def _reader(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """What reads the attributes of these dotted names, as a tuple, and behind them others."""
+    # attrgetter returns a tuple of two names or more.
+    return attrgetter(*paths, *["normalize"] * max(2 - len(paths), 0))
+
+
+def _guard(x: Tensor, role: Role, is_open: bool) -> Callable[[Tensor], bool]:
+    """The guard of a tensor. If it may be of any number of nodes or edges, so are the strides of its batch."""
+    if not is_open or role.of not in _SIZES:
+        return guard(x)
+    batch = x.dim() - role.trailing - 1
+    sizes = [*x.shape[:batch], None, *x.shape[batch + 1 :]]
+    return guard(x, sizes, [*[None] * batch, *x.stride()[batch:]])
