@@ -57,7 +57,10 @@ class Rotary(Position):
         for x in (query, key):
             if x.shape[-1] != self.dim:
                 raise ValueError(f"these rotary positions are for heads of width {self.dim}; got {x.shape[-1]}")
-        of_dst, of_src = graph.cached(("rotary", self.frequencies), lambda: self.angles(graph))
+        if type(self).angles is Rotary.angles and "angles" not in vars(self):
+            of_dst, of_src = graph.cached(("rotary", tuple(self.frequencies)), lambda: self.angles(graph))
+        else:  # a subclass may read more than frequencies
+            of_dst, of_src = self.angles(graph)
         return _rotate(query, of_dst), _rotate(key, of_src)
 
     def angles(self, graph: Graph) -> list[tuple[Tensor, Tensor]]:
@@ -110,7 +113,8 @@ class ALiBi(Position):
         self.slopes = slopes + between[: heads - power]
 
     def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> PerEdge:
-        return graph.cached(("alibi", len(self.slopes)), lambda: _by_offset(graph, self._penalty))
+        slopes = tuple(map(float, self.slopes))
+        return graph.cached(("alibi", type(self), slopes), lambda: _by_offset(graph, self._penalty))
 
     def _penalty(self, offset: Tensor) -> Tensor:
         return -offset.abs()[:, None] * torch.tensor(self.slopes, dtype=torch.float64, device=offset.device)

@@ -100,6 +100,10 @@ class KVCache:
                 entry.count, entry.dropped = entry.seen, min(entry.dropped, count)
             entry.means = None if entry.means is None else entry.means[..., : count // entry.block, :, :]
 
+    def __copy__(self) -> "KVCache":
+        """As `__deepcopy__`: new keys are written into the memory of the old ones."""
+        return self.__deepcopy__({})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
         """Returns an independent copy for the same layers, so that one prompt can be continued in several ways."""
         other = KVCache(self.length)

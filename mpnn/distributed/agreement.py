@@ -61,9 +61,12 @@ def features(layer: Layer | None) -> str:
 
 def of_graph(graph: Graph) -> str:
     """A digest of the edges in their order, and of the attributes, types and positions stored with them."""
+    sizes = torch.tensor([graph.num_dst, graph.num_src])
     edges = graph.ends if graph.is_explicit else graph.structure
-    data = edges, *graph.edge_data.values(), graph.positions
-    return graph.cached("digest", lambda: digest((torch.tensor([graph.num_dst, graph.num_src]), *data)))
+    of_edges = graph.cached("digest", lambda: digest((sizes, edges)))
+    # Attributes may be written to, so they are read in each call.
+    data = *graph.edge_data.values(), graph.positions
+    return of_edges + digest(data)
 
 
 def digest(of: Any) -> str:

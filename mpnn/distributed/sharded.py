@@ -90,7 +90,8 @@ class _Sharding:
         if owners is not None and owners[0].ranks != self.ranks:
             raise ValueError(f"owners are for {owners[0].ranks} ranks; there are {self.ranks} processes")
         # Parts by graph and division. Processes bind the same graphs in the same order, so all build a part, or none.
-        self._parts: OrderedDict[tuple[object, ...], Partition] = OrderedDict()
+        # The graph is kept beside its part, so that an id stays its own.
+        self._parts: OrderedDict[tuple[object, ...], tuple[object, Partition]] = OrderedDict()
 
     def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: Layer | None = None) -> Graph:
         if layer is not None and layer.module is not None:
@@ -102,15 +103,16 @@ class _Sharding:
                 f"the processes have {whole[0]} destinations and {whole[1]} sources in all, and the graph has "
                 f"{graph.num_dst} and {graph.num_src}; pass the whole graph, or a shard of a partition"
             )
-        key = graph if isinstance(graph, Topology) else id(graph), tuple(dst.sizes), tuple(src.sizes)
+        which: object = graph if isinstance(graph, Topology) else (id(graph), *_versions(graph))
+        key = which, tuple(dst.sizes), tuple(src.sizes)
         if key not in self._parts:
             bound = graph.bind(*whole) if isinstance(graph, Topology) else graph
-            # A partition holds its graph, so that an id stays its own.
-            self._parts[key] = self._given_of(bound) or Partition(bound, dst, src, self._group, self._transport)
+            part = self._given_of(bound) or Partition(bound, dst, src, self._group, self._transport)
+            self._parts[key] = graph, part
             while len(self._parts) > _MAX_PARTS:
                 self._parts.popitem(last=False)
         self._parts.move_to_end(key)
-        return self._parts[key].shard(layer=layer)
+        return self._parts[key][1].shard(layer=layer)
 
     def numbers(self, count: int) -> Tensor:
         return self._owners(count, count)[0].nodes(self.rank)
@@ -165,3 +167,11 @@ class _Sharding:
                 f"it {expected[0]} and {expected[1]}; where layers have other numbers of nodes, name no owners"
             )
         return dst, src
+
+
+def _versions(graph: Graph) -> list[object]:
+    """What tells whether the data of a graph changed since a part was made of it: the identity and the version of each
+    tensor. Inference tensors have no version, so a new part is made of them in each call."""
+    data = [graph.edge_attr, graph._edge_type, *(graph.positions or ()), *(graph.degrees or ())]
+    tensors = [x for x in data if x is not None]
+    return [(id(x), object() if x.is_inference() else x._version) for x in tensors]

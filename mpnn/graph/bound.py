@@ -79,6 +79,14 @@ class BoundGraph(Handled):
         """
         return self.cached((build, arguments), lambda: build(self, *arguments))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute, and drops what was derived from the others: it may depend on this one."""
+        object.__setattr__(self, name, value)
+        attributes = self.__dict__
+        for table in ("_memo", "_of_users", "_moved"):
+            if attributes.get(table):
+                attributes[table].clear()
+
     def node_positions(self) -> tuple[Tensor, Tensor]:
         """The positions of destinations and sources, int64 [num_dst] and [num_src]."""
         if self.positions is not None:

@@ -251,7 +251,10 @@ class GraphData(BoundGraph):
                 f"{self} is shared by all that bind it, so {name} cannot be set; change a copy, graph.alias(), or use "
                 "with_positions or with_relation, which return one"
             )
-        object.__setattr__(self, name, value)
+        super().__setattr__(name, value)
+        # Edges sorted by row take long, and depend on the edges alone.
+        for derived in _OF_EDGES if name in _EDGES else ("types",):
+            self.__dict__.pop(derived, None)
 
     def with_relation(self: G, relation: Relation | Tensor) -> G:
         """The same edges with edge types from a relation or an integer matrix [num_dst, num_src]."""
@@ -274,7 +277,8 @@ class GraphData(BoundGraph):
             if position.shape != (n,) or not_integers:
                 raise ValueError(f"{name} must hold {n} integers; got {position.dtype} of shape {list(position.shape)}")
         graph = self._copy()
-        graph.positions = (dst.long(), src.long())
+        # Copies, because what is derived from positions is kept.
+        graph.positions = (dst.to(torch.int64, copy=True), src.to(torch.int64, copy=True))
         return graph
 
     def to(self: G, device: torch.device | str, non_blocking: bool = False) -> G:
@@ -373,6 +377,10 @@ class GraphData(BoundGraph):
             setattr(graph, name, tuple(map(convert, x)) if isinstance(x, tuple) else x if x is None else convert(x))
         graph.__dict__.update({name: vars(self)[name] for name in ("runs", "exchange") if name in vars(self)})
         return graph
+
+
+_EDGES = frozenset({"num_dst", "num_src", "device", "_edges", "_given_runs", "_labels"})
+_OF_EDGES = tuple(name for name, value in vars(GraphData).items() if isinstance(value, graph_property))
 
 
 def _copy_of(edges: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.bound import Values
+from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import Relation
 
 T = TypeVar("T")
@@ -49,12 +50,16 @@ class EmbeddingTable:
 
     def cached(self, graph: Graph, key: Hashable, build: Callable[[], T]) -> T:
         """`graph.cached` for values that also depend on the relation. Values of a relation that is equal only to itself
-        are freed together with the relation."""
+        are freed together with the relation, and kept as long as its stamp stays the same."""
         if self.relation is None or self.relation.is_value:
             return graph.cached((key, self.relation), build)
+        stamp = self.relation.stamp()
+        if stamp is None:
+            return outside_modes(build)
         rules: WeakKeyDictionary[Relation, Values] = graph.cached("rules", lambda: WeakKeyDictionary())
         values = rules.setdefault(self.relation, Values())
-        return values[key] if key in values else values.keep(key, build)
+        stamped = (key, stamp)
+        return values[stamped] if stamped in values else values.keep(stamped, build)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ the types as data instead: `edge_type`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,14 @@ class Relation(ABC):
 
     @property
     def is_value(self) -> bool:
-        """Whether rules of this class compare by value. A rule that compares by identity may be a new object in each
-        call, so graphs must not cache values under it."""
+        """Whether this rule compares by value. A rule that compares by identity may be a new object in each call, so
+        graphs must not cache values under it."""
         return type(self).__eq__ is not object.__eq__
+
+    def stamp(self) -> Hashable | None:
+        """Of a rule that compares by identity: what the types depend on that may change. Graphs keep types as long as
+        it stays the same. None: it cannot be told, and the rule is asked in each round."""
+        return None
 
 
 class _Checked(Relation):
@@ -135,8 +141,9 @@ class Table(Relation):
             raise ValueError(f"a relation table is an integer matrix [num_dst, num_src]; got {got}")
         if classes.numel() and int(classes.min()) < 0:
             raise ValueError("edge types in a relation table must not be negative; it holds a negative one")
-        self.classes = classes.long()
-        self._moved = {self.classes.device: self.classes}
+        # A copy, because kernels do not check types again.
+        self.classes = outside_modes(lambda: classes.to(torch.int64, copy=True))
+        self._moved: dict[torch.device, tuple[Hashable, Tensor]] = {}
         self.count = int(classes.max()) + 1 if classes.numel() else 0
 
     def check_fits(self, num_dst: int, num_src: int, shift: int = 0) -> None:
@@ -147,9 +154,16 @@ class Table(Relation):
             raise ValueError(f"{self} does not fit a graph of {num_dst} x {num_src} (destinations x sources)")
 
     def ids(self, dst: Tensor, src: Tensor) -> Tensor:
-        if dst.device not in self._moved:
-            self._moved[dst.device] = outside_modes(lambda: self.classes.to(dst.device))
-        return self._moved[dst.device][dst, src]
+        if dst.device == self.classes.device:
+            return self.classes[dst, src]
+        stamp = self.stamp()
+        held = self._moved.get(dst.device)
+        if held is None or held[0] != stamp:
+            held = self._moved[dst.device] = stamp, outside_modes(lambda: self.classes.to(dst.device))
+        return held[1][dst, src]
+
+    def stamp(self) -> Hashable:
+        return id(self.classes), self.classes._version
 
     def __reduce__(self) -> Any:
         """Pickles the matrix without its copies on other devices; unpickling validates it again."""
@@ -172,6 +186,13 @@ class Flipped(Relation):
     @property
     def count(self) -> int:  # type: ignore[override]
         return self.inner.count
+
+    @property
+    def is_value(self) -> bool:
+        return self.inner.is_value
+
+    def stamp(self) -> Hashable | None:
+        return self.inner.stamp()
 
     def ids(self, dst: Tensor, src: Tensor) -> Tensor:
         return self.inner.ids(src, dst)

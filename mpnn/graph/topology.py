@@ -68,7 +68,8 @@ class Topology(Handled, ABC):
         used unchanged. A rule raises `ValueError` for sizes that it does not support.
 
         Args:
-            args: hashable arguments of the rule. Two topologies are equal if their rules and arguments are equal.
+            args: hashable arguments of the rule, tuples instead of tensors. Two topologies are equal if their rules and
+                arguments are equal, and their graphs are kept: so a rule closes over nothing that changes.
             memory: the number of memory nodes. They are the first sources, followed by the destinations themselves.
             relation: gives each edge its type, see `mpnn.graph.relations`.
             alike: the block size of rows: all rows of a block have the same sources, and `i` holds the first row of
@@ -80,7 +81,7 @@ class Topology(Handled, ABC):
             positional: whether the rule compares positions, so that destination i is source i of one sequence; see
                 `bind`.
         """
-        _check_hashable(args)
+        _check_constant(rule, args)
         return _Rule(rule, args, memory, relation, alike, breaks, positional)
 
     @staticmethod
@@ -89,7 +90,7 @@ class Topology(Handled, ABC):
 
         `labels(num_nodes, *args)` returns int64 [num_nodes]; `args` as in `of`.
         """
-        _check_hashable(args)
+        _check_constant(labels, args)
         return _Cliques(labels, args, relation)
 
     def bind(self, num_dst: int, num_src: int | None = None) -> Graph:
@@ -226,11 +227,33 @@ def _like(topology: Topology, graph: BoundGraph) -> Graph:
     return topology.bind(graph.num_dst, graph.num_src).to(graph.device)
 
 
-def _check_hashable(args: tuple[Any, ...]) -> None:
+def _check_constant(rule: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raises TypeError unless the arguments are hashable, and neither they nor what the rule closes over can change:
+    the graph of a topology is kept under its rule and its arguments."""
     try:
         hash(args)
     except TypeError as error:
         raise TypeError(f"a topology's arguments must be hashable; got {args}: {error}") from None
+    for k, x in enumerate(args):
+        if isinstance(x, Tensor):
+            raise TypeError(
+                f"argument {k} of a topology is a tensor, whose numbers may change while the graph of the topology is "
+                "kept; pass tuple(x.tolist())"
+            )
+    names = getattr(getattr(rule, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(rule, "__closure__", None) or (), strict=False):
+        try:
+            held = cell.cell_contents
+        except ValueError:  # it is not set yet
+            continue
+        if isinstance(held, _CHANGEABLE):
+            raise TypeError(
+                f"the rule of a topology closes over {name}, a {type(held).__name__}, which may change while the graph "
+                "of the topology is kept; make it an argument of the rule, as a tuple: Topology.of(rule, tuple(...))"
+            )
+
+
+_CHANGEABLE = (Tensor, np.ndarray, list, dict, set, bytearray)
 
 
 def _combine(symbol: str, left: Topology, right: Topology | BoundGraph) -> Topology | BoundGraph:

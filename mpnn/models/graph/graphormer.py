@@ -1,7 +1,6 @@
 """Graphormer: attention over all pairs of atoms of a molecule, with distances and bonds as biases."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +88,7 @@ class Graphormer(Model):
         Args:
             x: the nodes' features [N, in_dim], molecule after molecule.
             molecules: the molecules' graphs, with `edge_attr` [E, edge_dim] if the model has an edge_dim. Distances and
-                paths are computed once for each graph and cached on it.
+                paths are computed once for each graph and cached on it; `edge_attr` is read in each call.
         """
         validation.input_features("x", x)
         validation.fits("Graphormer", "x", x, validation.takes(self.embed))
@@ -99,11 +98,13 @@ class Graphormer(Model):
         degree = torch.cat([encodings.degrees(molecule, self.most_degree) for molecule in molecules])
         h = self.embed(x) + self.of_indegree(degree[:, 0]) + self.of_outdegree(degree[:, 1])
         h = torch.cat([part for nodes in h.split(sizes) for part in (self.virtual, nodes)])
-        form = self.max_distance, self.steps, self.edge_dim
-        pairs = graphs.batch([m.cached(("graphormer", form), partial(_pairs, m, *form)) for m in molecules])
+        pairs = graphs.batch([_pairs(molecule, self.max_distance) for molecule in molecules])
+        edge_attr = None
+        if self.edge_dim:
+            edge_attr = torch.cat([_along_paths(molecule, self.steps, self.edge_dim) for molecule in molecules])
         h = self.dropout(h)
         for layer in self.layers:
-            h = layer(h, pairs)
+            h = layer(h, pairs, edge_attr=edge_attr)
         virtual = torch.tensor([0, *sizes[:-1]], device=x.device).cumsum(0) + torch.arange(len(sizes), device=x.device)
         return self.head(self.norm(h[virtual]))
 
@@ -112,30 +113,29 @@ class Graphormer(Model):
         return F.l1_loss(self(x, molecules), target)
 
 
-def _pairs(molecule: Graph, max_distance: int, steps: int, edge_dim: int) -> Graph:
-    """The complete graph over a virtual node (node 0) and the nodes of a molecule, to be cached on the molecule.
+def _pairs(molecule: Graph, max_distance: int) -> Graph:
+    """The complete graph over a virtual node (node 0) and the nodes of a molecule, cached on the molecule. The type of
+    an edge is the distance between its two nodes."""
 
-    The edge type is the distance between the two nodes. The edge attributes [steps * edge_dim] are the features of the
-    edges on the path, step by step, divided by the length of the path.
-    """
-    n = molecule.num_dst
-    distances = F.pad(encodings.shortest_paths(molecule, max_distance), (1, 0, 1, 0), value=max_distance + 2)
-    edges = graphs.complete().bind(n + 1).edge_index.to(molecule.device)
-    attr = None
-    if edge_dim:
-        attr = F.pad(_along_paths(molecule, steps, edge_dim), (0, 0, 1, 0, 1, 0)).flatten(0, 1)
-    return graphs.from_edges(edges, n + 1, edge_attr=attr, edge_type=distances.flatten())
+    def build() -> Graph:
+        n = molecule.num_dst
+        distances = F.pad(encodings.shortest_paths(molecule, max_distance), (1, 0, 1, 0), value=max_distance + 2)
+        edges = graphs.complete().bind(n + 1).edge_index.to(molecule.device)
+        return graphs.from_edges(edges, n + 1, edge_type=distances.flatten())
+
+    return molecule.cached(("graphormer", max_distance), build)
 
 
 def _along_paths(molecule: Graph, steps: int, edge_dim: int) -> Tensor:
-    """[N, N, steps * edge_dim]: the features of the edges on a shortest path, divided by the number of these edges."""
+    """[(1 + N)^2, steps * edge_dim], for each edge of `_pairs`: the features of the edges on a shortest path, step by
+    step, divided by the number of these edges; zeros for the virtual node."""
     edge_attr = molecule.edge_attr
     features = edge_attr[:, None] if edge_attr is not None and edge_attr.dim() == 1 else edge_attr
     if features is None or features.shape[1:] != (edge_dim,):
         got = "none" if edge_attr is None else list(edge_attr.shape)
         raise ValueError(f"edge_attr must have shape [{molecule.num_edges}, {edge_dim}], as edge_dim says; got {got}")
-    paths = encodings.path_edges(molecule, steps)
+    paths = molecule.cached(("path edges", steps), lambda: encodings.path_edges(molecule, steps))
     none = features.new_zeros(1, edge_dim)
     on_path = torch.cat([features, none])[paths]  # -1 (no edge) selects the last row, zeros
     length = (paths >= 0).sum(-1).clamp(min=1)
-    return (on_path / length[..., None, None]).flatten(-2)
+    return F.pad((on_path / length[..., None, None]).flatten(-2), (0, 0, 1, 0, 1, 0)).flatten(0, 1)

@@ -1,5 +1,6 @@
 """Relative positions of Transformer-XL, and those of XLNet, which adds segments."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,6 +37,10 @@ class PositionOffset(Relation):
     @property
     def has_segments(self) -> bool:
         return len(self.dst) == 2
+
+    def stamp(self) -> Hashable | None:
+        ends = self.dst, self.src
+        return None if any(x.is_inference() for x in ends) else tuple((id(x), x._version) for x in ends)
 
     def ids(self, dst: Tensor, src: Tensor) -> Tensor:
         offset = (self.src[0, src] - self.dst[0, dst]).clamp(-self.clip, self.clip) + self.clip

@@ -351,6 +351,32 @@ def test_the_cache_dies_with_the_edges() -> None:
         assert len(graphs.cache) == before
 
 
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "data": lambda edges: edges.data[0].copy_(edges[0].roll(1)),
+    "numpy": lambda edges: edges.numpy()[0].sort(),
+    "torch": lambda edges: edges[:, 3].zero_(),
+    "a storage": lambda edges: edges.set_(edges.flip(0)),
+}
+
+
+@pytest.mark.parametrize("count", [40, 70_000], ids=["few", "many"])  # many are kept in 32 bits
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("inference", [False, True])
+def test_edges_that_are_written_to_are_read_again(write: str, count: int, inference: bool) -> None:
+    conv, ours = pair_of(CASES["GAT"][0])
+    x = torch.randn(N, IN, dtype=torch.float64)
+    with torch.inference_mode(inference):
+        edges = random_edges(count=count)
+        ours(x, edges)
+        WRITES[write](edges)
+        torch.testing.assert_close(ours(x, edges), conv(x, edges))
+        types = torch.arange(count) % 3
+    relational, own = pair_of(CASES["RGCN"][0])
+    own(x, edges, types)
+    types.numpy()[:] = types.numpy()[::-1].copy()
+    torch.testing.assert_close(own(x, edges, types), relational(x, edges, types))
+
+
 def test_the_cache_counts_the_edges_and_keeps_one_version() -> None:
     _, ours = pair_of(CASES["GCN"][0])
     edges, x = random_edges(count=40_000), torch.randn(N, IN, dtype=torch.float64)
