@@ -13,19 +13,30 @@ the same places again and compares. What is read is what is watched: there is no
         ...
 
 What cannot be compared is refused when it is read: `Unwatchable` is raised, and there is no fast way.
+
+A layer of a transformer is a thousand entries of dictionaries, and to compare them would take as long as what the fast
+way saves. But a dictionary of Python has a version, which moves with each change of it. torch's guards read it, and so
+does a witness: it compares the entries of those dictionaries alone whose version moved.
 """
 
+import gc
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from operator import eq, getitem
+from itertools import chain, count
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+try:
+    from torch._C._dynamo.guards import dict_version
+except ImportError:
+    dict_version = None  # type: ignore[assignment]
 
 
 class Unwatchable(TypeError):
@@ -47,54 +58,135 @@ class Read(NamedTuple):
 
 
 _TABLES = (dict, OrderedDict)
+_CONTAINERS = (*_TABLES, list, set)
 _CONSTANTS = (
     *(type(None), bool, int, float, complex, str, bytes, range, np.generic, torch.dtype, torch.device, torch.layout),
     *(torch.memory_format, torch.Size, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
     *(types.ModuleType, types.MappingProxyType, weakref.ReferenceType, property, staticmethod, classmethod, Constant),
 )
-_MOST = 4096  # places that a witness reads
+_HEAP_TYPE = 1 << 9  # of `__flags__`: a class that Python's `class` statement made
+_OWN = __name__.partition(".")[0]
+_MOST = 4096  # objects that a witness reads
 _version = Tensor._version.__get__  # type: ignore[attr-defined]
+_code_of = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _moves_with_changes(version: Callable[[Any], int] | None) -> bool:
+    """Whether this gives the version of a dictionary."""
+    if version is None:
+        return False
+    table: dict[str, int] = {"a": 1}
+    versions = [version(table), version(table)]
+    table["a"] = 2
+    versions.append(version(table))
+    del table["a"]
+    versions.append(version(table))
+    return len(set(versions)) == 3 and versions[0] == versions[1]
+
+
+_next = count().__next__
+
+
+def _new_version(table: Any) -> int:
+    """Stands for the version where there is none: entries are compared each time."""
+    return _next()
+
+
+_version_of = dict_version if _moves_with_changes(dict_version) else _new_version
+
+
+class _Table:
+    """Entries of a dictionary, all or some of them. `owner`: the dictionary, or the class whose attributes it holds."""
+
+    def __init__(self, entries: dict[str, Any], owner: Any) -> None:
+        self.entries = entries
+        self.owner = owner
+        self.known: dict[Any, Any] = {}
+        self.is_whole = False
+
+    def keep_all(self) -> None:
+        self.is_whole = True
+        self.known = self.entries.copy()
+
+    def holds(self) -> bool:
+        """Whether the same objects are there."""
+        entries = self.entries
+        if self.is_whole and len(entries) != len(self.known):
+            return False
+        return all(name in entries and _is_same(entries[name], value) for name, value in self.known.items())
 
 
 class Witness(Constant):
     """A record of objects that were read, each with its place."""
 
     def __init__(self) -> None:
-        self._containers: list[Any] = []  # dictionaries, lists and sets, which are compared as wholes
-        self._copies: list[Any] = []
+        self.unread: list[Tensor] = []
+        """Tensors that were met, of which the numbers were not read: a witness sees which one is there."""
+        self._tables: list[_Table] = []
+        self._dicts: list[dict[str, Any]] = []  # those of the tables
+        self._versions: list[int] = []
+        self._empty: list[Any] = []  # dictionaries, lists and sets
+        self._lists: list[Any] = []  # lists and sets
+        self._lengths: list[int] = []
+        self._items: list[Any] = []  # of all of them
+        self._objects: list[Any] = []
+        self._kinds: list[type] = []
         self._owners: list[Any] = []  # of attributes
         self._names: list[str] = []
         self._values: list[Any] = []
-        self._namespaces: list[dict[str, Any]] = []  # dictionaries of which one entry is compared
-        self._keys: list[str] = []
-        self._entries: list[Any] = []
+        self._functions: list[Any] = []
+        self._codes: list[Any] = []
         self._tensors: list[Tensor] = []
         self._contents: list[int] = []
         self._seen: dict[tuple[int, ...], Any] = {}  # with the objects, so that their numbers stay their own
+        self._by_id: dict[int, _Table] = {}
 
     def holds(self) -> bool:
         """Whether reading everything again gives the same objects. Equal numbers and texts are the same."""
         try:
             return (
-                all(map(eq, self._containers, self._copies))
-                and all(map(eq, map(getattr, self._owners, self._names), self._values))
-                and all(map(eq, map(getitem, self._namespaces, self._keys), self._entries))
+                not any(self._empty)
+                and ([*map(_version_of, self._dicts)] == self._versions or self._has_same_entries())
+                and [*map(type, self._objects)] == self._kinds
+                and _are_same([*map(getattr, self._owners, self._names)], self._values)
+                and [*map(_code_of, self._functions)] == self._codes
+                and [*map(len, self._lists)] == self._lengths
+                and _are_same([*chain.from_iterable(self._lists)], self._items)
                 and self._contents == self._read_contents()
             )
-        except (AttributeError, KeyError, RuntimeError, ValueError):  # it is gone, or is another tensor or array
+        except (AttributeError, RuntimeError, ValueError):  # it is gone, or is another tensor or array
             return False
+
+    def _has_same_entries(self) -> bool:
+        """Compares the dictionaries whose version moved."""
+        # Versions are read before entries: a change by another thread in between moves them again.
+        versions = list(map(_version_of, self._dicts))
+        moved = [table for table, old, new in zip(self._tables, self._versions, versions, strict=True) if old != new]
+        if not all(table.holds() for table in moved):
+            return False
+        self._versions = versions
+        return True
 
     def reads(self) -> Iterator[Read]:
         """Returns all places that were read."""
-        for container, copy in zip(self._containers, self._copies, strict=True):
-            for name, value in copy.items() if isinstance(copy, dict) else enumerate(copy):
-                yield Read(container, name, value)
+        items = iter(self._items)
+        for table in self._tables:
+            for name, value in table.known.items():
+                yield Read(table.owner, name, value)
+        for container, length in zip(self._lists, self._lengths, strict=True):
+            yield from map(Read, [container] * length, range(length), items)
+        yield from (Read(owner, "__class__", kind) for owner, kind in zip(self._objects, self._kinds, strict=True))
         yield from map(Read, self._owners, self._names, self._values)
-        yield from map(Read, self._namespaces, self._keys, self._entries)
+        yield from (Read(f, "__code__", codes[0]) for f, codes in zip(self._functions, self._codes, strict=True))
         for x in self._tensors:
             yield Read(x, None, x)
 
     # ------------------------------------------------------------------------------------------------ what is read
+
+    def skip(self, *objects: Any) -> None:
+        """Leaves objects unread that each call reads itself, such as a dictionary of parameters."""
+        for owner in objects:
+            self._is_new(owner)
 
     def module(self, module: nn.Module) -> None:
         """Reads the state of a module and of its submodules, and the code of their classes that a call runs.
@@ -102,26 +194,35 @@ class Witness(Constant):
         Raises:
             Unwatchable: for an attribute whose changes cannot be seen.
         """
+        for part in module.modules():
+            if not _has_hooks(part):
+                self.skip(*(vars(part)[name] for name in _UNREAD & vars(part).keys()))
         self.state(module)
         for kind in {type(part) for part in module.modules()}:
-            self.attribute(kind, "__call__")
             self.method(kind, "forward")
         self.code(nn.Module.__call__, nn.Module)
 
     def method(self, kind: type, name: str) -> None:
-        """Reads the method that instances of a class have, and its code."""
-        self.code(self.attribute(kind, name), kind)
+        """Reads a class, the method that its instances have, and its code."""
+        self._class(kind)
+        self.code(getattr(kind, name), kind)
 
     def state(self, owner: Any) -> None:
         """Reads the class and the attributes of an object, and in the same way the objects that these hold: for a
-        module, its parameters, buffers, hooks and submodules too. Of a tensor it reads which one it is.
+        module, its parameters, buffers, hooks and submodules too. Of a dictionary, a list or a set it reads what they
+        hold; of a tensor, which one it is.
 
         Raises:
             Unwatchable: for an attribute whose changes cannot be seen.
         """
+        if type(owner) in _CONTAINERS:
+            self._container(owner)
+            return
         if not self._is_new(owner):
             return
-        self.attribute(owner, "__class__")
+        self._objects.append(owner)
+        self._kinds.append(type(owner))
+        self._class(type(owner))
         slots = [name for kind in type(owner).__mro__ for name in _slots(kind) if hasattr(owner, name)]
         for name in slots:
             self._value(self.attribute(owner, name))
@@ -163,13 +264,16 @@ class Witness(Constant):
     def code(self, function: Any, *owners: Any) -> None:
         """Reads a function and what its code names: globals, attributes of modules among them, variables of closures,
         defaults, and attributes of `owners`, the classes whose method it may be. It reads functions of the same file
-        among these in the same way, and the attributes of objects of the same package, unless that is torch.
+        among these in the same way, those of other files in a package that is not this one, and the attributes of
+        objects of the same package, unless that is torch.
         """
         function = getattr(function, "__func__", function)
         if not isinstance(function, types.FunctionType) or not self._is_new(function, *owners):
             return
-        for name in ("__code__", "__defaults__", "__kwdefaults__"):
-            self.attribute(function, name)
+        self._functions.append(function)
+        self._codes.append(_code_of(function))
+        if function.__kwdefaults__:
+            self._container(function.__kwdefaults__)
         for cell in function.__closure__ or ():
             self._follow(function, self.attribute(cell, "cell_contents"), owners)
         names = frozenset(_names_in(function.__code__))
@@ -184,46 +288,75 @@ class Witness(Constant):
     # ------------------------------------------------------------------------------------------------ how
 
     def _attributes_of(self, owner: Any, names: Iterable[str], function: types.FunctionType) -> None:
-        """Reads the attributes of a class that a function names."""
+        """Reads a class, and follows those of its attributes that a function names."""
+        self._class(owner)
         for name in names:
             if hasattr(owner, name):
-                self._follow(function, self.attribute(owner, name), (owner,))
+                self._follow(function, getattr(owner, name), (owner,))
 
     def _follow(self, function: types.FunctionType, value: Any, owners: Iterable[Any]) -> None:
         """Reads what a function refers to, if it belongs to it."""
         value = getattr(value, "fget", value)  # of a property
-        if type(value) in _TABLES:
+        if type(value) in _CONTAINERS:
             self._container(value)
         elif _package(function) == "torch":
             return
         elif isinstance(value, (types.FunctionType, types.MethodType)):
-            if value.__module__ == function.__module__:
+            is_foreign = _package(function) != _OWN
+            if value.__module__ == function.__module__ or (is_foreign and _package(value) == _package(function)):
                 self.code(value, *owners)
         elif not isinstance(value, _CONSTANTS) and _package(type(value)) == _package(function):
             self._value(value)
 
     def _entry(self, namespace: dict[str, Any], name: str) -> Any:
-        self._namespaces.append(namespace)
-        self._keys.append(name)
-        self._entries.append(namespace[name])
-        self._check_size()
+        """Reads one entry of a dictionary, and returns it."""
+        table = self._table(namespace)
+        if name not in table.known:
+            table.known[name] = namespace[name]
+            self._check_size()
         return namespace[name]
+
+    def _class(self, kind: type) -> None:
+        """Reads all attributes of a class and of its bases, but for those of C, which do not change."""
+        for base in kind.__mro__:
+            if base.__flags__ & _HEAP_TYPE and self._is_new(base):
+                # The attributes of a class are a view of a dictionary, and the view has no version.
+                (entries,) = gc.get_referents(vars(base))
+                self._table(entries, base).keep_all()
+
+    def _table(self, entries: dict[str, Any], owner: Any = None) -> _Table:
+        table = self._by_id.get(id(entries))
+        if table is None:
+            table = self._by_id[id(entries)] = _Table(entries, entries if owner is None else owner)
+            self._tables.append(table)
+            self._dicts.append(entries)
+            self._versions.append(_version_of(entries))
+        return table
 
     def _container(self, container: Any) -> None:
         """Reads a dictionary, a list or a set, and what it holds."""
-        if self._is_new(container):
-            self._containers.append(container)
-            self._copies.append(container.copy())
-            self._check_size()
-            for value in container.values() if isinstance(container, _TABLES) else container:
-                self._value(value)
+        if not self._is_new(container):
+            return
+        self._check_size()
+        if not container:
+            self._empty.append(container)
+        elif isinstance(container, _TABLES):
+            self._table(container).keep_all()
+        else:
+            self._lists.append(container)
+            self._lengths.append(len(container))
+            self._items.extend(container)
+        for value in [*container.values()] if isinstance(container, _TABLES) else [*container]:
+            self._value(value)
 
     def _value(self, value: Any) -> None:
         """Reads an object that lies in another one."""
-        if isinstance(value, (*_CONSTANTS, Tensor)):
+        if isinstance(value, Tensor):
+            self.unread.append(value)
+        elif isinstance(value, (types.FunctionType, types.MethodType)):  # a method of an instance
+            self.code(value)
+        elif isinstance(value, _CONSTANTS):
             return
-        if type(value) in (*_TABLES, list, set):
-            self._container(value)
         elif isinstance(value, (tuple, frozenset)):
             for item in value:
                 self._value(item)
@@ -240,12 +373,21 @@ class Witness(Constant):
         return True
 
     def _check_size(self) -> None:
-        if len(self._containers) + len(self._owners) + len(self._namespaces) > _MOST:
+        if len(self._seen) > _MOST:
             raise Unwatchable(f"it reads more than {_MOST} objects")
 
     def _read_contents(self) -> list[int]:
         """The address and the version of each tensor."""
         return [*map(Tensor.data_ptr, self._tensors), *map(_version, self._tensors)]
+
+
+def _are_same(values: list[Any], known: list[Any]) -> bool:
+    return all(map(is_, values, known)) or all(map(_is_same, values, known))
+
+
+def _is_same(value: Any, known: Any) -> bool:
+    """Whether this is the same object, or an equal number, text or method."""
+    return value is known or (type(value) is type(known) and isinstance(known, _CONSTANTS) and bool(value == known))
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -262,6 +404,16 @@ def _places(namespace: dict[str, Any], names: frozenset[str]) -> Iterator[tuple[
         yield namespace, name
         if isinstance(module := namespace[name], types.ModuleType):
             yield from ((vars(module), inner) for inner in names & vars(module).keys())
+
+
+_READ_BY_CALLS = {*nn.Module._call_impl.__code__.co_names, *nn.Module.__getattr__.__code__.co_consts}
+_UNREAD = vars(nn.Module()).keys() - _READ_BY_CALLS
+"""Attributes of modules that a call without hooks does not read, such as the hooks of `state_dict`."""
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module runs hooks."""
+    return any(getattr(module, name) for name in _READ_BY_CALLS if "hooks" in str(name) and hasattr(module, name))
 
 
 def _package(owner: Any) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
+from mpnn.graph import witness as witnesses
 from mpnn.graph.witness import Constant, Unwatchable, Witness
 
 FACTOR = 2.0
@@ -25,6 +26,12 @@ class _Options:
     def __init__(self) -> None:
         self.sizes = [1, 2]
         self.names = {"a": 1}
+        self.kinds = {"one"}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Options)
+
+    __hash__ = object.__hash__
 
 
 class _Layer(nn.Module):
@@ -71,12 +78,41 @@ CHANGES: dict[str, Callable[[_Layer], Any]] = {
     "a backward hook": lambda layer: layer.norm.register_full_backward_hook(_noop),
     "a parametrization": lambda layer: parametrize.register_parametrization(layer.map, "weight", nn.Identity()),
     "a mask": lambda layer: prune.random_unstructured(layer.map, "weight", 0.5),
+    "other hooks": lambda layer: setattr(layer.map, "_forward_hooks", OrderedDict()),
+    "other submodules": lambda layer: setattr(layer, "_modules", dict(layer._modules)),
+    "an equal object": lambda layer: setattr(layer, "options", _Options()),
+    "a method of the layer itself": lambda layer: setattr(layer, "finish", _noop),
     "an option's list": lambda layer: layer.options.sizes.append(3),
+    "an item of an option's list": lambda layer: layer.options.sizes.__setitem__(0, 3),
+    "an option's set": lambda layer: layer.options.kinds.add("two"),
     "an option's dictionary": lambda layer: layer.options.names.update(a=2),
     "half": lambda layer: layer.map._apply(lambda x: x.half()) and setattr(layer, "was", 1),
 }
 
 
+@pytest.fixture(params=["by versions", "by entries"])
+def comparison(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the versions of dictionaries, and where Python or torch has none."""
+    if request.param == "by entries":
+        monkeypatch.setattr(witnesses, "_version_of", witnesses._new_version)
+
+
+def test_dictionaries_have_versions() -> None:
+    """Else nothing is wrong, but slow."""
+    assert witnesses._version_of is not witnesses._new_version
+
+
+def test_an_attribute_set_in_a_loop_moves_the_version() -> None:
+    """Python specializes such code."""
+    owner = types.SimpleNamespace(number=0)
+    versions = set()
+    for k in range(1000):
+        owner.number = k + 1000
+        versions.add(witnesses._version_of(vars(owner)))
+    assert len(versions) == 1000
+
+
+@pytest.mark.usefixtures("comparison")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_of_a_module_is_seen(name: str) -> None:
     layer = _Layer()
@@ -94,6 +130,8 @@ PATCHES: dict[str, Callable[[], Any]] = {
     "a number of the file": lambda: mock.patch.dict(_Layer.forward.__globals__, FACTOR=3.0),
     "an attribute of a module": lambda: mock.patch.object(math, "pi", 3.0),
     "a function of torch": lambda: mock.patch.object(nn.functional, "linear", _noop),
+    "a new attribute of the class": lambda: mock.patch.object(_Layer, "map", property(_noop), create=True),
+    "an attribute of a base class": lambda: mock.patch.object(nn.Module, "__getattr__", _noop),
     "a class of torch": lambda: mock.patch.object(nn.Linear, "forward", _noop),
     "a call of modules": lambda: mock.patch.object(nn.Module, "_call_impl", _noop),
 }
@@ -110,6 +148,7 @@ def test_other_code_of_a_function_is_seen() -> None:
     assert witness.holds()
 
 
+@pytest.mark.usefixtures("comparison")
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_change_of_code_is_seen(name: str) -> None:
     witness = _witness(_Layer())
@@ -126,6 +165,57 @@ def test_each_entry_of_a_dictionary_is_seen() -> None:
         witness = _witness(layer)
         with mock.patch.dict(read.owner, {read.name: object()}):
             assert not witness.holds(), read
+
+
+def test_what_changes_and_changes_back_is_the_same() -> None:
+    layer = _Layer()
+    witness = _witness(layer)
+    layer.map.eval()
+    assert not witness.holds()
+    layer.map.train()
+    assert witness.holds()
+    handle = layer.map.register_forward_hook(_noop)
+    assert not witness.holds()
+    handle.remove()
+    assert witness.holds()
+    layer.norm.eps = float(str(layer.norm.eps))
+    assert witness.holds(), "another object of the same number"
+
+
+def test_a_call_changes_nothing() -> None:
+    layer = _Layer()
+    witness = _witness(layer)
+    layer(torch.zeros(3))
+    layer.state_dict()
+    assert witness.holds()
+
+
+def test_what_is_skipped_is_not_seen() -> None:
+    layer = _Layer()
+    witness = Witness()
+    witness.skip(layer.map._parameters)
+    witness.module(layer)
+    layer.map.weight = nn.Parameter(torch.zeros(3, 3))
+    assert witness.holds()
+    layer.other = layer.norm
+    assert not witness.holds()
+
+
+def test_tensors_whose_numbers_are_not_seen() -> None:
+    layer = _Layer()
+    witness = Witness()
+    witness.skip(layer.map._parameters, layer.norm._parameters)
+    witness.module(layer)
+    assert [x is layer.shift for x in witness.unread] == [True]
+
+
+def test_a_global_of_a_method_of_an_instance_is_seen() -> None:
+    layer = _Layer()
+    vars(layer)["finish"] = doubled
+    witness = _witness(layer)
+    with mock.patch.dict(doubled.__globals__, FACTOR=3.0):
+        assert not witness.holds()
+    assert witness.holds()
 
 
 def test_numbers_of_a_tensor_are_seen() -> None:
