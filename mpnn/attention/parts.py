@@ -46,6 +46,14 @@ def check_widths(attention: Attention | None, x: Tensor, source: Tensor) -> None
     owner, (of_dst, of_src) = type(attention).__name__, attention.takes()
     validation.fits(owner, "x", x, of_dst)
     validation.fits(owner, "x" if x is source else "source", source, of_src)
+    for name, part in attention.named_modules():
+        weight = getattr(part, "weight", None)
+        is_other = isinstance(weight, Tensor) and weight.is_floating_point() and weight.dtype != x.dtype
+        if is_other and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"{name}.weight of {owner} is {weight.dtype}, and x is {x.dtype}: they must have one dtype; call "
+                f".to({x.dtype}) of the layer"
+            )
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
+from mpnn.graph.guard import is_plain
 from mpnn.kernels import edge_sum
 from mpnn.round import validation as check
 from mpnn.update import rows
@@ -71,17 +72,15 @@ class Add(Update):
     def forward(self, x: Tensor, message: Tensor) -> Tensor:
         _require_equal_widths(self, x, message)
         # With eps 0 the sum has the same bits, in one operation of three.
-        y = x + message if self._is_zero() else torch.addcmul(message, x, (1 + self.eps).to(x.dtype))
+        y = x + message if self._is_zero(message) else torch.addcmul(message, x, (1 + self.eps).to(x.dtype))
         return y if self.f is None else self.f(y)
 
-    def _is_zero(self) -> bool:
+    def _is_zero(self, message: Tensor) -> bool:
         """Whether eps is known to be 0, without a wait for another device, or a number that a program would record."""
         eps = self.eps
         if torch.compiler.is_compiling() or eps.requires_grad or type(eps) is not nn.Parameter or not eps.is_cpu:
             return False
-        if torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack():
-            return False
-        return not torch._C._are_functorch_transforms_active() and eps.item() == 0
+        return is_plain(message) and eps.item() == 0
 
 
 class SelfConnection(Update):

@@ -12,8 +12,8 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from mpnn.graph.guard import is_plain
 from mpnn.kernels import batches, linear as onednn
 
 # names in tables of prices
@@ -36,7 +36,6 @@ def is_candidate(x: Tensor, depth: int, width: int) -> bool:
     return (
         not torch.compiler.is_compiling()
         and type(x) is Tensor
-        and not torch._C._get_tracing_state()
         and x.numel() >= depth * least_rows(depth, width, torch.get_num_threads())
         and batches.STATE.padding is None
     )
@@ -80,16 +79,13 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool =
 
 def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether oneDNN's product of these tensors is what torch would compute, in the modes that are on."""
-    operands = (x, weight) if bias is None else (x, weight, bias)
     return (
-        all(_is_float32_on_cpu(operand) for operand in operands)
+        x.dtype is torch.float32
+        and is_plain(x)
+        and _is_float32_on_cpu(weight)
+        and (bias is None or (_is_float32_on_cpu(bias) and bias.shape == weight.shape[:1]))
         and x.shape[-1:] == weight.shape[1:]
-        and (bias is None or bias.shape == weight.shape[:1])
         and torch._C._get_mkldnn_enabled()
-        and not torch.is_autocast_enabled("cpu")
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-        and (forward_ad._current_level < 0 or all(forward_ad.unpack_dual(t).tangent is None for t in operands))
     )
 
 
