@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -227,6 +229,47 @@ def test_the_core_runs_with_no_extra_installed() -> None:
         "print(json.dumps({'shape': list(out.shape), 'pooled': pooled[:, 0].tolist()}))"
     )
     assert found == {"shape": [2, 5, 8], "pooled": [2.0, 3.0, 3.0, 3.0, 2.0]}
+
+
+@pytest.mark.slow
+def test_the_library_runs_without_those_who_stand_on_it(tmp_path: Path) -> None:
+    """The command line, the viewer, data, training and ready models are users of the library: nothing needs them."""
+    users = ("cli", "view", "data", "train", "models")
+    shutil.copytree(ROOT, tmp_path / "mpnn", ignore=lambda folder, _: users if Path(folder) == ROOT else ())
+    script = (
+        "import json, torch, transformers, mpnn, mpnn.hf, mpnn.pyg\n"
+        "from mpnn import MessagePassing, graphs, ops, flex, varlen\n"
+        "from mpnn.attention import DotProduct\n"
+        "from mpnn.update import FeedForward, PreNorm\n"
+        "from torch_geometric.nn import GATConv\n"
+        "x = torch.randn(6, 8)\n"
+        "layer = MessagePassing(graphs.causal(), 'sum', PreNorm(8, FeedForward(8)), DotProduct(8, 2))\n"
+        "shapes = [layer(x).shape, layer.eval()(x).shape, ops.aggregate(graphs.window(1).bind(6), x).shape]\n"
+        "q = torch.randn(1, 2, 6, 8)\n"
+        "mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, 6, 6)\n"
+        "shapes += [flex.flex_attention(q, q, q, block_mask=mask).shape]\n"
+        "ends = torch.tensor([0, 2, 6], dtype=torch.int32)\n"
+        "p = torch.randn(6, 2, 8)\n"
+        "shapes += [varlen.flash_attn_varlen_func(p, p, p, ends, ends, 4, 4).shape]\n"
+        "config = transformers.BertConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2,\n"
+        "    intermediate_size=64, vocab_size=9)\n"
+        "model = transformers.BertModel(config).eval(); mpnn.hf.use(model)\n"
+        "shapes += [model(torch.arange(1, 6)[None]).last_hidden_state.shape]\n"
+        "convolution = GATConv(8, 4); mpnn.pyg.use(convolution)\n"
+        "shapes += [convolution(x, torch.tensor([[0, 1, 2], [1, 2, 3]])).shape]\n"
+        f"assert mpnn.__file__.startswith({str(tmp_path)!r})\n"
+        "print(json.dumps(list(map(list, shapes))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == [[6, 8], [6, 8], [6, 8], [1, 2, 6, 8], [6, 2, 8], [1, 5, 64], [6, 4]]
 
 
 def test_extras_that_texts_name_exist() -> None:
