@@ -4,9 +4,9 @@
     python tests/support/mutate.py --seed 1 --count 40 --folders engine round
     python tests/support/mutate.py --list                 shows the changes and runs nothing
 
-Each change is one of: another comparison, another operation, another number, `and` for `or`, a condition negated, a keyword
-left out. It is made in a copy of the package, in which the tests of the changed file's folder run until one fails. A
-change that no test notices is printed in the end: it needs a test, or the code that it changed is not needed.
+Each change is one of: another comparison, another operation, another number, `and` for `or`, a condition negated, a
+keyword left out. It is made in a copy of the package, in which the tests of the changed file's folder run until one
+fails. A change that no test notices is printed as such: it needs a test, or the code that it changed is not needed.
 """
 
 from __future__ import annotations
