@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import datetime
 import gzip
 import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from mpnn import graphs
+from mpnn.graphs import text_table
 from mpnn.graphs.tables import edge_chunks, named, read_table
 
 EDGES = [[0, 1], [1, 2]]  # 0 -> 1, 1 -> 2
@@ -82,9 +87,17 @@ def test_columns_are_named(tmp_path: Path, text: str, columns: tuple) -> None:
         ("0,nan\n", "line 1 of .* has an edge without a source"),
         (f"0,{10**30}\n", "line 1 of .* must have whole numbers"),
         (
-            "%%MatrixMarket matrix coordinate pattern general\n3 3 1\n1 2\n",
-            "MatrixMarket file: its first row holds sizes",
+            "%%MatrixMarket matrix array real general\n2 1\n1\n2\n",
+            "is a MatrixMarket file of a dense matrix",
         ),
+        (
+            "%MatrixMarket matrix coordinate real general\n3 3 2\n1 2 1\n",
+            "begins as a MatrixMarket file, and is not one",
+        ),
+        ('0,1\n1,"2\n2,3\n', "line 2 of .* has a quote too few or too many; a cell in quotes ends before a sep"),
+        ('1,0\n"2,""1\n"3"x,2\n', "line 2 of .* has a quote too few or too many"),
+        ('0,"1"2"\n', "line 1 of .* has a quote too few or too many"),
+        ('0,1\n1,"2"\n2,3"4"\n', "line 3 of .* has a quote too few or too many"),
         ("Zoë,1\n".encode("latin-1"), "not UTF-8 text"),
     ],
 )
@@ -170,6 +183,161 @@ def test_a_first_row_is_a_header_or_a_row(tmp_path: Path, text: str, is_header: 
     (tmp_path / "x.csv").write_text(text)
     table = read_table(tmp_path / "x.csv")
     assert (bool(table.header), table.is_sure) == (is_header is not False, is_header is not None)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|", " "])
+def test_cells_in_quotes_hold_whatever_stands_in_them(tmp_path: Path, separator: str) -> None:
+    """Line breaks, separators, quotes, comments and empty lines. A line is named as an editor counts it."""
+    cells = ["ann\nlee", ', "', f"a{separator}  b", "\n\n# no comment\n", 'said "yes, \n"', "", "plain"]
+    path = tmp_path / "q.csv"
+    with path.open("w", newline="") as file:
+        file.write('# a comment with one quote "\n')
+        writer = csv.writer(file, delimiter=separator, lineterminator="\r\n", quoting=csv.QUOTE_ALL)
+        writer.writerows([["id", "age"], *([cell, k] for k, cell in enumerate(cells)), ["last", "x"]])
+    table = read_table(path)
+    assert table.read("id").to_pylist() == [*cells, "last"]
+    with pytest.raises(ValueError, match=r"line 15 of .* has 'x' in place of a number"):
+        table.numbers("age")
+
+
+def test_a_row_of_several_lines_crosses_pieces_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_table, "_BYTES", 64)
+    path = tmp_path / "e.csv"
+    path.write_text("src,dst,note\n" + "".join(f'{k},{k + 1},"a\n\n{"x" * (k % 50)}\nb"\n' for k in range(300)))
+    chunks = [*edge_chunks(path, 7, ("src", "dst"))]
+    assert np.concatenate(chunks, 1)[0].tolist() == [*range(300)]
+    path.write_text(path.read_text() + 'x,1,"c"\n')
+    with pytest.raises(ValueError, match=r"line 1202 of .* has 'x' in place of a number"):
+        [*edge_chunks(path, 7, ("src", "dst"))]
+    path.write_text(path.read_text() + '1,1,"c\n\n')
+    with pytest.raises(ValueError, match=r"line 120[23] of .* has (a quote too few|'x' in)"):
+        [*edge_chunks(path, 7, ("src", "dst"))]
+
+
+@pytest.mark.parametrize(
+    "banner",
+    [
+        "%%MatrixMarket matrix coordinate real general",
+        "%MatrixMarket matrix coordinate real general",
+        "%%matrixmarket MATRIX Coordinate REAL General",
+        "% MatrixMarket matrix coordinate real general",
+        "%%MatrixMarket matrix coordinate integer general",
+        "%%MatrixMarket matrix coordinate pattern general",
+    ],
+)
+def test_matrix_market_is_recognized_by_its_content(tmp_path: Path, banner: str) -> None:
+    """In every spelling, under every name. It counts from 1, and its first row holds sizes."""
+    path = tmp_path / "e.txt"
+    value = "" if "pattern" in banner else " 5"
+    path.write_text(f"{banner}\n% a comment\n3 3 2\n1 2{value}\n2 3{value}\n")
+    assert np.concatenate([*edge_chunks(path)], 1).T.tolist() == EDGES
+    assert np.concatenate([*edge_chunks(path, columns=(0, 1), first=1)], 1).T.tolist() == EDGES
+    with pytest.raises(ValueError, match="counts nodes from 1, as its format says; leave out first=0"):
+        [*edge_chunks(path, first=0)]
+    graph = graphs.write_csr(tmp_path / "g", path)
+    assert (graph.num_dst, graph.num_src) == (3, 3)
+    with pytest.raises(ValueError, match="is a MatrixMarket file, which holds edges: pass it as edges"):
+        read_table(path)
+    half = banner.lower().replace("general", "symmetric")
+    path.write_text(f"{half}\n9 9 2\n2 1{value}\n3 2{value}\n")
+    symmetric = graphs.write_csr(tmp_path / "s", path)
+    assert {*map(tuple, symmetric.graph().edge_index.T.tolist())} == {(0, 1), (1, 0), (1, 2), (2, 1)}
+    assert symmetric.num_dst == 9
+
+
+def test_a_table_named_as_matrix_market_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "e.mtx.gz"
+    path.write_bytes(gzip.compress(b"3 3 1\n1 2 .5\n"))
+    with pytest.raises(ValueError, match="is named as a MatrixMarket file, and does not begin as one"):
+        [*edge_chunks(path)]
+
+
+def test_encodings_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "n.csv"
+    path.write_bytes("id,age\nZoë,1\n".encode("cp1252"))
+    assert read_table(path, encoding="cp1252").text("id").tolist() == ["Zoë"]
+    with pytest.raises(
+        ValueError, match="it is not UTF-8 text; save it as UTF-8, or name its encoding, such as latin-1"
+    ):
+        read_table(path)
+    with pytest.raises(ValueError, match="there is no encoding 'latin-99'"):
+        read_table(path, encoding="latin-99")
+    path.write_bytes("id,age\nZoë,1\n".encode("utf-16"))  # a mark says more than a name
+    assert read_table(path, encoding="cp1252").text("id").tolist() == ["Zoë"]
+    path.write_text("0,1\n1,2\n", encoding="utf-16-le")
+    assert np.concatenate([*edge_chunks(path, encoding="utf-16-le")], 1).T.tolist() == EDGES
+    graph = graphs.write_csr(tmp_path / "g", path, encoding="utf-16-le")
+    assert graph.num_edges == 2
+
+
+def test_a_header_alone_is_a_table_of_no_edges(tmp_path: Path) -> None:
+    path = tmp_path / "e.csv"
+    path.write_text("from,to,hours\n")
+    table = read_table(path, of_edges=True)
+    assert (len(table), table.names) == (0, ["from", "to", "hours"])
+    assert table.numbers("hours").shape == (0,)
+    assert table.text("from").shape == (0,)
+    assert [chunk.shape for chunk in edge_chunks(path, columns=("from", "to"))] == [(2, 0)]
+    assert graphs.write_csr(tmp_path / "g", path, 5, columns=("from", "to")).num_edges == 0
+    with pytest.raises(ValueError, match="must be a table with at least one row"):
+        read_table(path)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "expected"),
+    [
+        (["True", "FALSE", "", "true"], "truth", [1, 0, np.nan, 1]),
+        (
+            ["1970-01-02", "NA", "1970-01-03 12:00", "1969-12-31T18:00:00.5"],
+            "date",
+            [1, np.nan, 2.5, -0.25 + 0.5 / 86400],
+        ),
+        (["1970-01-02T01:00+01:00", "1970-01-02 00:00:00Z"], "date", [1, 1]),
+        (["1", "2.5", ""], "number", [1, 2.5, np.nan]),
+        (["", "NA"], "number", [np.nan, np.nan]),
+    ],
+)
+def test_columns_hold_numbers_truth_or_dates(
+    tmp_path: Path, cells: list[str], kind: str, expected: list[float]
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("id,f\n" + "".join(f"{k},{cell}\n" for k, cell in enumerate(cells)))
+    values, found = read_table(path).quantities("f")
+    assert found == kind
+    np.testing.assert_allclose(values, expected)
+
+
+def test_parquet_holds_truth_and_dates(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    day = datetime.date(1970, 1, 3)
+    moment = datetime.datetime(1970, 1, 2, 12, tzinfo=datetime.timezone.utc)
+    table = pyarrow.table({"t": [True, None, False], "d": [day, None, day], "m": [moment, moment, None]})
+    parquet.write_table(table, path)
+    read = read_table(path)
+    for name, kind, expected in (
+        ("t", "truth", [1, np.nan, 0]),
+        ("d", "date", [2, np.nan, 2]),
+        ("m", "date", [1.5, 1.5, np.nan]),
+    ):
+        values, found = read.quantities(name)
+        assert found == kind
+        np.testing.assert_array_equal(values, expected)
+
+
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [
+        ("2020-02-31", "line 3 of .* has '2020-02-31' in column 'f', which is no date"),
+        ("31.01.2020", "line 2 of .* has '2020-01-01' in place of a number"),
+        ("2020-01-01T00:00Z", "in place of a number"),  # one of two with a zone
+        ("True", "in place of a number"),
+    ],
+)
+def test_what_is_no_date_is_refused(tmp_path: Path, cell: str, why: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(f"id,f\n1,2020-01-01\n2,{cell}\n")
+    with pytest.raises(ValueError, match=why):
+        read_table(path).quantities("f")
 
 
 def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:

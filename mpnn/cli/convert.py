@@ -29,6 +29,9 @@ def convert(
     first: Annotated[
         int | None, typer.Option("--first", help="The number of the first node in the file: 0 or 1.", min=0, max=1)
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option("--encoding", help="The encoding of text. Default: UTF-8.", metavar="NAME")
+    ] = None,
     edge_ids: Annotated[
         bool, typer.Option("--edge-ids", help="Also store the index of each edge in the file.")
     ] = False,
@@ -59,6 +62,7 @@ def convert(
                 **sizes,
                 columns=named(columns),
                 first=first,
+                encoding=encoding,
                 edge_ids=edge_ids,
                 memory=int(memory * 1e9),
             )

@@ -18,7 +18,8 @@ from mpnn import data
 from mpnn.cli import tasks
 from mpnn.cli.graph_run import OWN, Collection, GraphRun, GraphSettings
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, NodeSettings, Run, TextRun, TextSettings
-from mpnn.data.tables import EdgeFile, Problem
+from mpnn.data.columns import Missing
+from mpnn.data.tables import EdgeFile, Problem, Repeats
 from mpnn.graphs.tables import named
 
 EPOCHS = 200
@@ -30,7 +31,7 @@ _NODES = {**asdict(NodeSettings()), **_SHARED, "steps": EPOCHS}
 FILES = dict.fromkeys(
     (
         *("nodes", "labels", "edges", "columns", "target", "weights", "directed", "first", "split", "ignore"),
-        *("edge_features", "categories"),
+        *("edge_features", "categories", "repeats", "missing", "scale", "encoding"),
     )
 )
 GRAPH_STEPS = 1000
@@ -152,7 +153,7 @@ class Options:
     columns: str | None = _option(
         str, "The two columns of --edges, by name or by number from 0, if it has more.", _OWN, metavar="SRC,DST"
     )
-    weights: str | None = _option(str, "The column of --edges with weights, 0 or more.", _OWN, metavar="COLUMN")
+    weights: str | None = _option(str, "The column of --edges with weights.", _OWN, metavar="COLUMN")
     directed: bool | None = _option(
         bool, "Edges count from source to destination only, not in both directions.", _OWN, flags=("--directed",)
     )
@@ -173,11 +174,33 @@ class Options:
         _OWN,
         metavar="COLUMN,...",
     )
+    repeats: str | None = _option(
+        Repeats,
+        "Rows of --edges that are one edge: the first counts, or their weights and features are added up (without "
+        "either, an edge weighs as many as its rows). Default: equal rows count once, and others are refused.",
+        _OWN,
+    )
     categories: str | None = _option(
         str,
-        "Features that are categories: words, or whole numbers that only name something, such as an element.",
+        "Features that are categories: words, or whole numbers that only name something, such as an element. Each "
+        "value that rows for training have becomes a column of ones and zeros.",
         _OWN,
         metavar="COLUMN,...",
+    )
+    missing: str | None = _option(
+        Missing,
+        "Empty cells in features: refuse them; put the mean of rows for training there, of a category the share of "
+        "each value; or also add an indicator, a column that says where. Default: refuse.",
+        _OWN,
+    )
+    scale: bool | None = _option(
+        bool,
+        "Subtract from numbers and dates their mean, and divide by their standard deviation, over rows for training.",
+        _OWN,
+        flags=("--scale",),
+    )
+    encoding: str | None = _option(
+        str, "The encoding of text files, such as latin-1 or cp1252. Default: UTF-8.", _OWN, metavar="NAME"
     )
 
     @staticmethod
@@ -285,17 +308,22 @@ class Options:
             "split": self.split and Path(self.split),
             "ignore": _listed(self.ignore) or (),
             "categories": _listed(self.categories) or (),
+            "missing": self.missing or "refuse",
+            "scale": bool(self.scale),
+            "encoding": self.encoding,
         }
 
     def edge_file(self) -> EdgeFile | None:
-        """The table of edges; None if there is none, which also --columns, --weights and --directed need."""
+        """The table of edges; None if there is none, which --columns, --weights, --directed and --repeats need."""
         if self.edges is None:
-            for name in ("columns", "weights", "directed", "first", "edge_features"):
+            for name in ("columns", "weights", "directed", "first", "edge_features", "repeats"):
                 if getattr(self, name) is not None and getattr(self, name) is not False:
                     raise ValueError(f"--{_NAMES.get(name, name)} is about --edges, which is missing")
             return None
         features = tuple(_listed(self.edge_features) or ())
-        return EdgeFile(Path(self.edges), named(self.columns), self.weights, bool(self.directed), self.first, features)
+        columns = named(self.columns)
+        repeats: Any = self.repeats or "refuse"
+        return EdgeFile(Path(self.edges), columns, self.weights, bool(self.directed), self.first, features, repeats)
 
     def corpus(self) -> Corpus:
         """The text, of resolved options. Raises ValueError or OSError if the file cannot be read."""

@@ -14,12 +14,15 @@ from torch import Tensor
 from mpnn.cli.console import Force, check_file, console, exit_on_failure, exit_on_invalid_input
 from mpnn.cli.graph_run import OWN, Collection, GraphRun, has_loops, predictions
 from mpnn.cli.options import Options
-from mpnn.cli.tasks import NODE_MODELS, NODES, NodeRun, graph_over
+from mpnn.cli.tasks import NODE_MODELS, NODES, NodeRun, graph_over, say_how_read
 from mpnn.cli.train import saved_options, saved_run
+from mpnn.data.columns import Column
 from mpnn.data.graph_tables import graph_inputs
 from mpnn.data.tables import Outputs, node_inputs
 from mpnn.graph.files import write_atomically
 from mpnn.models import GIN, GraphPredictor
+
+_NAME_EDGES = "name the edges of its nodes with --edges, a file with a header alone if they have none"
 
 
 def predict(
@@ -36,6 +39,9 @@ def predict(
         Path | None,
         typer.Option(help="Other graphs, of a run with --graph-table; also name their --nodes and --edges."),
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="The encoding of these files. Default: that of the run's.", metavar="NAME")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write what a model of nodes or graphs that mpnn train saved says about each of them.
@@ -51,22 +57,23 @@ def predict(
     """
     with exit_on_invalid_input():
         check_file(out, (".csv",), "predictions are a table of text", force)
-        ids, outputs, values = _predicted(folder, nodes, edges, graph_table)
+        ids, outputs, values = _predicted(folder, nodes, edges, graph_table, encoding)
     with exit_on_failure():
         write_atomically(out, lambda path: _write(path, _rows(ids, outputs, values)))
     console.print(f"{len(values):,} predictions in {out}", soft_wrap=True)
 
 
 def _predicted(
-    folder: Path, nodes: Path | None, edges: Path | None, graph_table: Path | None
+    folder: Path, nodes: Path | None, edges: Path | None, graph_table: Path | None, encoding: str | None
 ) -> tuple[Sequence[str], Outputs, Tensor]:
     """The names of the nodes, what outputs mean, and the outputs [N, C]."""
     options, settings = saved_options(folder)
+    encoding = encoding or options.encoding
     if options.task == "text":
         raise ValueError(f"{folder} has a model of text; mpnn generate continues text")
     saved = _saved_names(folder)
     if options.task == "graphs":
-        names, outputs = _of_graphs(folder, options, saved, graph_table, nodes, edges)
+        names, outputs = _of_graphs(folder, options, saved, encoding, graph_table, nodes, edges)
         return names, saved["outputs"], outputs
     if graph_table is not None:
         raise ValueError(f"{folder} was trained without --graph-table")
@@ -77,13 +84,14 @@ def _predicted(
         x = run.nodes.data.x
         graph = run.graph
         ids = saved["ids"]
-        x = x if nodes is None else _own(nodes, saved, folder).to(x.device)
+        x = x if nodes is None else _own(nodes, saved, folder, encoding).to(x.device)
     else:
         if options.nodes is None or (edges is not None and options.edges is None):
             raise ValueError(f"{folder} was trained without {'--nodes' if options.nodes is None else '--edges'}")
         changed = replace(options, edges=options.edges if edges is None else str(edges))
         linked = changed.edge_file() if over_edges else None
-        inputs = node_inputs(nodes or Path(options.nodes), linked, saved["inputs"], saved["categories"])
+        inputs = node_inputs(nodes or Path(options.nodes), linked, saved["columns"], encoding)
+        say_how_read(inputs.understood)
         device = str(options.device)
         model = NODE_MODELS[str(options.model)].from_pretrained(folder).to(device)
         graph = graph_over(inputs, "edges", settings["graph"]).to(device)
@@ -95,7 +103,7 @@ def _predicted(
 
 
 def _of_graphs(
-    folder: Path, options: Options, saved: dict[str, Any], *files: Path | None
+    folder: Path, options: Options, saved: dict[str, Any], encoding: str | None, *files: Path | None
 ) -> tuple[Sequence[str], Tensor]:
     """The names of graphs, in `files` (graphs, nodes, edges) or of the run, and the outputs [G, C]."""
     own = options.edges is not None
@@ -110,8 +118,8 @@ def _of_graphs(
     else:
         changed = replace(options, edges=str(files[2]) if own else None)
         tables = [Path(str(file)) for file in files[:2]]
-        names = saved["graph_inputs"], saved["inputs"], saved["categories"]
-        graphs = Collection.of(graph_inputs(tables[0], tables[1], changed.edge_file(), *names))
+        graphs = Collection.of(graph_inputs(tables[0], tables[1], changed.edge_file(), saved["columns"], encoding))
+        say_how_read(graphs.data.understood)
         kind = GIN if options.model == "gin" else GraphPredictor
         model = kind.from_pretrained(folder).to(str(options.device))
     assert graphs.data.ids is not None
@@ -120,16 +128,17 @@ def _of_graphs(
     return graphs.data.ids, values
 
 
-def _own(nodes: Path, saved: dict[str, Any], folder: Path) -> Tensor:
+def _own(nodes: Path, saved: dict[str, Any], folder: Path, encoding: str | None) -> Tensor:
     """The features in a table of the nodes of the run, in their order. Other nodes are refused."""
-    inputs = node_inputs(nodes, None, saved["inputs"], saved["categories"])
+    inputs = node_inputs(nodes, None, saved["columns"], encoding)
+    say_how_read(inputs.understood)
     if inputs.ids is None or saved["ids"] is None:
-        raise ValueError(f"{nodes} may have other nodes than {folder}, without ids; name their edges with --edges")
+        raise ValueError(f"{nodes} may have other nodes than {folder}, without ids; {_NAME_EDGES}")
     row = {name: k for k, name in enumerate(inputs.ids)}
     if other := row.keys() ^ {*saved["ids"]}:
         new = sorted(other & row.keys())
         what = f"has the node {new[0]!r}, which is new to" if new else f"lacks the node {min(other)!r} of"
-        raise ValueError(f"{nodes} {what} {folder}; name the edges of its nodes with --edges")
+        raise ValueError(f"{nodes} {what} {folder}; {_NAME_EDGES}")
     return inputs.x[[row[name] for name in saved["ids"]]]
 
 
@@ -138,8 +147,8 @@ def _saved_names(folder: Path) -> dict[str, Any]:
     path = folder / NODES
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        names = {name: saved[name] for name in ("ids", "inputs", "graph_inputs")}
-        return {**names, "categories": saved["categories"] or {}, "outputs": Outputs(**saved["outputs"])}
+        columns = {table: {n: Column(**one) for n, one in of.items()} for table, of in saved["columns"].items()}
+        return {"ids": saved["ids"], "columns": columns, "outputs": Outputs(**saved["outputs"])}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged or of another version of mpnn ({error}); train the model again") from None
 

@@ -164,7 +164,7 @@ def digest_of(paths: Sequence[Path], edges: EdgeFile | None, tables: Mapping[str
     """Identifies files of the user's own, `tables` among them, and how they are read."""
     all_paths = [*paths, tables.get("labels"), None if edges is None else edges.path, tables.get("split")]
     digests = [sha256(path.read_bytes()).digest() for path in all_paths if path is not None]
-    read = ("columns", "weights", "directed", "first", "features")
+    read = ("columns", "weights", "directed", "first", "features", "repeats")
     how = {} if edges is None else {name: getattr(edges, name) for name in read}
     how |= {name: value for name, value in tables.items() if not isinstance(value, Path)}
     said = " ".join(f"{name}={value}" for name, value in how.items() if value)
@@ -181,10 +181,12 @@ def say_how_read(understood: Iterable[tuple[str, str]]) -> None:
 
 
 def save_names(folder: Path, tables: Any, outputs: Outputs) -> None:
-    """Writes the names of nodes (or graphs), of features and categories, and what outputs mean, to a run's folder."""
+    """Writes the names of nodes (or graphs), how columns became features, and what outputs mean, to a run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {name: getattr(tables, name, None) for name in ("ids", "inputs", "graph_inputs", "categories")}
-    text = json.dumps({**names, "outputs": asdict(outputs)}) + "\n"
+    known = getattr(tables, "columns", {})
+    columns = {table: {name: asdict(column) for name, column in of.items()} for table, of in known.items()}
+    content = {"ids": getattr(tables, "ids", None), "columns": columns, "outputs": asdict(outputs)}
+    text = json.dumps(content) + "\n"
     write_atomically(folder / NODES, lambda path: path.write_text(text, encoding="utf-8"))
 
 

@@ -1,29 +1,30 @@
 """Collections of small graphs of one's own, from three tables: graphs with their targets, nodes, and edges."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpnn.data.columns import Features, Missing, Preparation, described
 from mpnn.data.errors import DamagedFile
 from mpnn.data.tables import (
-    Categories,
     EdgeFile,
     Edges,
+    File,
+    Known,
     NodeInputs,
     Outputs,
     Problem,
+    as_list,
     check_order,
-    described,
+    counted_ends,
     edge_table,
     feature_names,
-    features,
     ids_of,
     learn,
     merged_edges,
@@ -31,7 +32,9 @@ from mpnn.data.tables import (
     numbers_of,
     refuse_unused,
 )
-from mpnn.graphs.tables import ID, OF_GRAPH, Table, counted_from, numbered_ends, read_table
+from mpnn.graphs.tables import ID, OF_GRAPH, Table, read_table
+
+TABLES = ("graphs", "nodes", "edges")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,27 +53,32 @@ class GraphInputs(NodeInputs):
 
 @dataclass(frozen=True, eq=False)
 class GraphTables(GraphInputs):
-    """`GraphInputs` with a target for each graph, the masks [G] of the parts, and what outputs mean."""
+    """`GraphInputs` with a target for each graph, the masks [G] of the parts, what outputs mean, and which graphs have
+    a target, as in `NodeTables`."""
 
     y: Tensor
     train_mask: Tensor
     val_mask: Tensor
     test_mask: Tensor
     outputs: Outputs
+    is_known: Tensor
 
 
 def graph_tables(
-    graphs: Path,
-    nodes: Path,
-    edges: EdgeFile | None = None,
+    graphs: File,
+    nodes: File,
+    edges: File | EdgeFile | None = None,
     seed: int = 0,
     *,
-    labels: Path | None = None,
-    target: Sequence[str] | None = None,
+    labels: File | None = None,
+    target: str | Sequence[str] | None = None,
     problem: Problem = "classes",
-    split: Path | None = None,
-    ignore: Sequence[str] = (),
-    categories: Sequence[str] = (),
+    split: File | None = None,
+    ignore: str | Sequence[str] = (),
+    categories: str | Sequence[str] = (),
+    missing: Missing = "refuse",
+    scale: bool = False,
+    encoding: str | None = None,
 ) -> GraphTables:
     """Reads graphs, each with a class, labels or numbers to learn. Files are read as `node_tables` reads them.
 
@@ -85,55 +93,70 @@ def graph_tables(
         labels, split: as for `node_tables`, by the `id` of graphs. seed, target, problem: as for `node_tables`.
         ignore: columns of `graphs` and `nodes` that are no features.
         categories: features of `graphs`, `nodes` or edges that are categories, as for `node_tables`.
+        missing, scale, encoding: as for `node_tables`. Rows for training are those of graphs for training.
 
     Raises:
         DamagedFile: if a file is not such a table, or the tables do not fit together. The message names the row.
         ImportError, OSError: as for `node_tables`.
     """
-    read = cache(_of_graphs)
+    path = Path(graphs)
+    of_labels, of_split = (None if file is None else Path(file) for file in (labels, split))
+    targets = as_list(target)
+    ignored = as_list(ignore) or []
+    links = EdgeFile.of(edges)
+    how = Preparation(as_list(categories) or (), missing, scale)
+    read = cache(partial(_of_graphs, encoding=encoding))
     try:
-        tables = [read(graphs), _of_nodes(nodes)]
-        kinds = dict.fromkeys(categories)
-        if unknown := [name for name in ignore if not any(name in table.names for table in tables)]:
+        tables = [read(path), _of_nodes(Path(nodes), encoding)]
+        if unknown := [name for name in ignored if not any(name in table.names for table in tables)]:
             raise ValueError(f"neither {graphs} nor {nodes} has a column {unknown[0]!r} to ignore")
-        drops = [[name for name in ignore if name in table.names] for table in tables]
-        drops[0] += (target or ()) if labels is None else ()
+        drops = [[name for name in ignored if name in table.names] for table in tables]
+        drops[0] += targets or () if of_labels is None else ()
         names = [
             feature_names(table, drop, filter(None, [table.of_graph]))
             for table, drop in zip(tables, drops, strict=True)
         ]
-        given = _inputs(tables[0], tables[1], edges, names[0], names[1], kinds)
-        refuse_unused(kinds, given.categories)
-        learned = learn(read, graphs, labels, split, target, problem, seed, len(tables[0]), given.ids)
+        refuse_unused(how.categories, [*names[0], *names[1], *(links.features if links else ())])
+        ids = ids_of(tables[0], ID)
+        learned = learn(read, path, of_labels, of_split, targets, problem, seed, len(tables[0]), ids)
+        train, val, test = learned.masks
+        every = dict.fromkeys(TABLES, how)
+        given = _inputs(tables[0], tables[1], links, names[0], names[1], every, train.numpy(), encoding)
     except ValueError as error:
         raise DamagedFile(str(error)) from None
     fields = {**vars(given), "understood": (*given.understood, *learned.understood("graphs"))}
-    train, val, test = learned.masks
-    return GraphTables(**fields, y=learned.y, train_mask=train, val_mask=val, test_mask=test, outputs=learned.outputs)
+    return GraphTables(
+        **fields,
+        y=learned.y,
+        train_mask=train,
+        val_mask=val,
+        test_mask=test,
+        outputs=learned.outputs,
+        is_known=torch.from_numpy(learned.known),
+    )
 
 
 def graph_inputs(
-    graphs: Path,
-    nodes: Path,
-    edges: EdgeFile | None,
-    of_graphs: Sequence[str],
-    of_nodes: Sequence[str],
-    categories: Categories = MappingProxyType({}),
+    graphs: File, nodes: File, edges: File | EdgeFile | None, columns: Known, encoding: str | None = None
 ) -> GraphInputs:
-    """The graphs in files, of which the columns `of_graphs` and `of_nodes` are the features, with these `categories`.
+    """The graphs in files, whose features are those of a trained model, `columns`.
 
     Raises:
         DamagedFile, ImportError, OSError: as for `graph_tables`.
     """
     try:
-        return _inputs(_of_graphs(graphs), _of_nodes(nodes), edges, of_graphs, of_nodes, categories)
+        tables = _of_graphs(Path(graphs), encoding), _of_nodes(Path(nodes), encoding)
+        how = {name: Preparation(known=columns.get(name, {})) for name in TABLES}
+        every = np.ones(len(tables[0]), bool)
+        of_graphs, of_nodes = [*columns["graphs"]], [*columns["nodes"]]
+        return _inputs(*tables, EdgeFile.of(edges), of_graphs, of_nodes, how, every, encoding)
     except ValueError as error:
         raise DamagedFile(str(error)) from None
 
 
-def _of_graphs(path: Path) -> Table:
+def _of_graphs(path: Path, encoding: str | None) -> Table:
     """A table with a row for each graph, whose name is in the column `id`."""
-    table = read_table(path, header=True)
+    table = read_table(path, header=True, encoding=encoding)
     name = table.first_of((ID, *OF_GRAPH))
     if name is None:
         raise ValueError(f"{path} has no column id or graph, which names each graph; it has {_quoted(table)}")
@@ -141,8 +164,8 @@ def _of_graphs(path: Path) -> Table:
     return replace(table, names=names, read=lambda column: table.read(name if column == ID else column))
 
 
-def _of_nodes(path: Path) -> Table:
-    table = read_table(path, header=True)
+def _of_nodes(path: Path, encoding: str | None) -> Table:
+    table = read_table(path, header=True, encoding=encoding)
     if table.of_graph is None:
         raise ValueError(
             f"{path} has no column graph (or graph_id), which names the graph of each node; it has {_quoted(table)}"
@@ -160,18 +183,21 @@ def _inputs(
     edges: EdgeFile | None,
     of_graphs: Sequence[str],
     of_nodes: Sequence[str],
-    categories: Categories,
+    how: Mapping[str, Preparation],
+    rows: NDArray[np.bool_],
+    encoding: str | None,
 ) -> GraphInputs:
+    """The graphs in tables, whose columns `of_graphs` and `of_nodes` become features. `rows`: those for training."""
     ids = ids_of(graphs, ID)
     assert nodes.of_graph is not None
     of_row = numbers_of(nodes, nodes.of_graph, ids, graphs.path, "graph")
     sizes = np.bincount(of_row, minlength=len(ids))
     graphs.refuse(sizes == 0, f"has a graph that no row of {nodes.path} belongs to; a graph has one node at least")
     order = np.argsort(of_row, kind="stable")
-    described, values = features(graphs, of_graphs, categories)
-    x, more = features(nodes, of_nodes, categories)
+    of_graph = how["graphs"].features(graphs, of_graphs, rows)
+    of_node = how["nodes"].features(nodes, of_nodes, rows[of_row])
     graph = of_row[order]
-    x = np.concatenate([x[order], described[graph]], 1)
+    x = np.concatenate([of_node.x[order], of_graph.x[graph]], 1)
     x = x if x.shape[1] else np.ones((len(x), 1), np.float32)
     names = None if nodes.id is None else nodes.text(nodes.id)
     if names is not None:
@@ -184,33 +210,36 @@ def _inputs(
         check_order(nodes)
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    found = no_edges() if edges is None else _edges(edges, graphs.path, nodes, ids, of_row, names, place, categories)
-    index, weight, of_edges, understood, of_kinds = found
+    links = no_edges()
+    if edges is not None:
+        in_place = rows[graph]
+        links = _edges(edges, graphs.path, nodes, ids, of_row, names, place, how["edges"], in_place, encoding)
     second_name = f", not used: {graphs.of_graph}" if graphs.of_graph else ""
+    no_features = "" if of_graphs else ", no features: each node has a 1"
     said = (
-        (graphs.path.name, f"{len(ids):,} graphs, {graphs.form}{_features(of_graphs, values)}{second_name}"),
+        (graphs.path.name, f"{len(ids):,} graphs, {graphs.form}{_features(of_graphs, of_graph)}{second_name}"),
         (
             nodes.path.name,
             f"{len(x):,} nodes, {sizes.min()} to {sizes.max()} a graph, {nodes.form}"
-            + (_features(of_nodes, more) or ("" if of_graphs else ", no features: each node has a 1")),
+            f"{_features(of_nodes, of_node) or no_features}",
         ),
     )
     return GraphInputs(
         torch.from_numpy(x),
         tuple(of_nodes),
         ids,
-        index,
-        weight,
-        of_edges,
-        (*said, *understood),
-        {**values, **more, **of_kinds},
+        links.index,
+        links.weight,
+        links.features,
+        (*said, *links.understood),
+        {"graphs": of_graph.columns, "nodes": of_node.columns, "edges": links.columns},
         torch.from_numpy(graph),
         tuple(of_graphs),
     )
 
 
-def _features(names: Sequence[str], categories: dict[str, Sequence[str]]) -> str:
-    return f", features {described(names, categories)}" if names else ""
+def _features(names: Sequence[str], made: Features) -> str:
+    return "".join(f", {note}" for note in [f"features {described(names, made.columns)}", *made.notes]) if names else ""
 
 
 def _edges(
@@ -221,15 +250,16 @@ def _edges(
     of_row: NDArray[np.int64],
     names: NDArray[np.object_] | None,
     place: NDArray[np.int64],
-    categories: Categories,
+    how: Preparation,
+    rows: NDArray[np.bool_],
+    encoding: str | None,
 ) -> Edges:
     """As `mpnn.data.tables._edges`. of_row: the graph of each row of `nodes`; place: its number among sorted nodes."""
-    table, ends = edge_table(edges, None if names is None else {*names.tolist()}, of_graphs=True)
+    table, ends = edge_table(edges, None if names is None else {*names.tolist()}, of_graphs=True, encoding=encoding)
     column = None if table.of_graph in ends else table.of_graph
     graph = None if column is None else numbers_of(table, column, ids, graphs, "graph")
     if names is None:
-        links = numbered_ends(table, ends, "; number the nodes from 0, or name them in a column id")
-        links -= counted_from(edges.first, int(links.min()), edges.path)
+        links = counted_ends(edges, table, ends)
         sizes = np.bincount(of_row)
         limit = len(place) if graph is None else sizes[graph]
         what = f"the {len(place)} rows of {nodes.path}" if graph is None else f"the nodes of its graph in {nodes.path}"
@@ -243,7 +273,7 @@ def _edges(
     if apart.any():
         one, other = (repr(ids[of_place[end]]) for end in links[:, apart.argmax()])
         table.refuse(apart, f"has an edge from graph {one} to graph {other}; edges connect nodes of one graph")
-    return merged_edges(edges, table, ends, links, categories, "numbers" if names is None else "text", column)
+    return merged_edges(edges, table, ends, links, how, rows, "numbers" if names is None else "text", column)
 
 
 def _named(
@@ -265,7 +295,7 @@ def _named(
             )
         return numbers_of(table, end, names.tolist(), nodes.path)
     key = dict(zip(zip(of_row.tolist(), names.tolist(), strict=True), range(len(names)), strict=True))
-    found = np.array([key.get(pair, -1) for pair in zip(graph.tolist(), cells, strict=True)])
+    found = np.array([key.get(pair, -1) for pair in zip(graph.tolist(), cells, strict=True)], np.int64)
     if (found < 0).any():
         at = int((found < 0).argmax())
         where = [ids[of_row[k]] for k in np.flatnonzero(names == cells[at])[:1]] if cells[at] is not None else []

@@ -1,23 +1,23 @@
 """Graphs of one's own, from tables in files: nodes with names, their targets and split, edges with weights."""
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mpnn.data.columns import Column, Missing, Preparation, check_names, described, listed
 from mpnn.data.errors import DamagedFile
 from mpnn.data.planetoid import NodeClassification
-from mpnn.graphs.tables import ID, Columns, Table, counted_from, edge_columns, numbered_ends, read_table
+from mpnn.graphs.tables import ID, Columns, Table, are_ends, counted_from, edge_columns, numbered_ends, read_table
 
 Problem = Literal["classes", "multilabel", "regression"]
+Repeats = Literal["refuse", "first", "sum"]
 PARTS = ("train", "val", "test")
 SPLIT = "split"
 MASKS = tuple(f"{part}_mask" for part in PARTS)
@@ -27,16 +27,10 @@ _NO = ("0", "0.0", "false")
 _TRAIN = 0.6
 _VALIDATION = 0.2
 _FEWEST = 4  # rows with a target, so that no part of the split is empty
-_MOST_CATEGORIES = 1000  # each is a column of ones and zeros
-_ROUNDING = 1e-4  # of the range of a feature: what float32 may take from it
-_WORDS = (
-    "((from|to|source|target|src|dst|dest|destination|head|tail|start|end|sender|receiver|citing|cited|parent|child|left|"
-    "right|subject|object|node|vertex|id|user|item|author|paper)[ _.]?)+|[abuvij]"
-)
-_ARE_ENDS = re.compile(rf"(?i)({_WORDS}),({_WORDS})|(?P<stem>[a-z_]+)(1,(?P=stem)2|0,(?P=stem)1)").fullmatch
 Tables = Callable[[Path], Table]
-Categories = Mapping[str, Sequence[str] | None]
-"""The values of each column of categories; None: those in the file."""
+Known = Mapping[str, Mapping[str, Column]]
+"""How the columns of the tables "nodes", "edges" and "graphs" became features of a trained model."""
+File = Path | str
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +61,9 @@ class EdgeFile:
         directed: whether an edge counts from its source to its destination only.
         first: the number of the first node, 0 or 1, of nodes without names. Default: 0, and edges of which none has
             node 0 are refused.
+        repeats: of rows that are one edge, as both directions of an undirected one are, "first" keeps the first, and
+            "sum" adds up weights and features; without either, an edge weighs as many as its rows. "refuse" keeps one
+            of equal rows, and refuses others.
     """
 
     path: Path
@@ -75,6 +72,15 @@ class EdgeFile:
     directed: bool = False
     first: int | None = None
     features: Sequence[str] = ()
+    repeats: Repeats = "refuse"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+
+    @staticmethod
+    def of(edges: "File | EdgeFile | None") -> "EdgeFile | None":
+        """The table in a file with default settings, unless it is one already."""
+        return EdgeFile(Path(edges)) if isinstance(edges, (str, Path)) else edges
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +92,7 @@ class NodeInputs:
         edge_index: int64 [2, E], ordered by dst, then src; no duplicates, no self-loops.
         edge_weight: float32 [E], or None. edge_features: float32 [E, K], or None.
         understood: for each file how it was read, for people.
-        categories: the values of each column of categories, in the order of their columns of ones and zeros.
+        columns: how the columns of each table became features.
     """
 
     x: Tensor
@@ -96,46 +102,53 @@ class NodeInputs:
     edge_weight: Tensor | None
     edge_features: Tensor | None
     understood: tuple[tuple[str, str], ...]
-    categories: dict[str, Sequence[str]]
+    columns: Known
 
 
 @dataclass(frozen=True, eq=False)
 class NodeTables(NodeClassification):
     """A graph from files: `NodeClassification` with the fields of `NodeInputs`, and what outputs mean.
 
-    y: int64 [N] for classes, bool [N, C] for several labels, float32 [N, C] for numbers (standardized).
+    y: int64 [N] for classes, -1 where it is unknown; bool [N, C] for several labels, False there; float32 [N, C] for
+        numbers (standardized), NaN there. is_known: bool [N], which nodes have a target.
     """
 
     edge_weight: Tensor | None
     edge_features: Tensor | None
     inputs: tuple[str, ...]
-    categories: dict[str, Sequence[str]]
+    columns: Known
     ids: tuple[str, ...] | None
     outputs: Outputs
+    is_known: Tensor
     understood: tuple[tuple[str, str], ...] = ()
 
 
 def node_tables(
-    nodes: Path,
-    labels: Path | None = None,
-    edges: Path | EdgeFile | None = None,
+    nodes: File,
+    labels: File | None = None,
+    edges: File | EdgeFile | None = None,
     seed: int = 0,
     *,
-    target: Sequence[str] | None = None,
+    target: str | Sequence[str] | None = None,
     problem: Problem = "classes",
-    split: Path | None = None,
-    ignore: Sequence[str] = (),
-    categories: Sequence[str] = (),
+    split: File | None = None,
+    ignore: str | Sequence[str] = (),
+    categories: str | Sequence[str] = (),
+    missing: Missing = "refuse",
+    scale: bool = False,
+    encoding: str | None = None,
 ) -> NodeTables:
     """Reads a graph.
 
-    A file is text with one row a line, its cells separated by commas, semicolons, tabs, bars or blanks, Parquet, or a
-    NumPy array (`.npy`). The first line may be a header. A column `id` names the nodes: `edges`, `labels` and `split`
-    then use these names. Without it, nodes are numbered from 0. Rows of tables without `id` are in the order of nodes.
-    Empty lines between them are refused. Empty cells, NA, nan, None, null and the like are missing values.
+    A file is text with cells separated by commas, semicolons, tabs, bars or blanks, Parquet, or a NumPy array (`.npy`).
+    The first line may be a header. A column `id` names the nodes: `edges`, `labels` and `split` then use these names.
+    Without it, nodes are numbered from 0. Rows of tables without `id` are in the order of nodes. Empty lines between
+    them are refused. Empty cells, NA, nan, None, null and the like are missing values.
+
+    Features are numbers, true and false (1 and 0), or dates such as 2020-01-31 (days since 1970).
 
     Args:
-        nodes: a row of numbers for each node: its features.
+        nodes: a row for each node: its features.
         labels: a table of targets; None: they are columns of `nodes`.
         edges: source and destination of each link, which counts in both directions; None for no links.
         seed: of the split without `split`: 60% of the nodes with targets are for training, 20% for validation.
@@ -144,31 +157,37 @@ def node_tables(
             Classes are at most half as many as the nodes that have one. "multilabel": columns of 0 and 1. "regression":
             columns of numbers.
         split: a table with a column `split` (train, val, test or empty), or with `train_mask`, `val_mask` and
-            `test_mask` (0 or 1). These columns may also be in `nodes`.
+            `test_mask` (0 or 1). These columns may also be in `nodes`. A row without a target is in no part.
         ignore: columns of `nodes` that are no features.
         categories: features, of `nodes` or of edges, that are categories: words, or whole numbers that only name
-            something. Each of their values becomes a column of ones and zeros, so that the first linear map of a model
-            looks up a vector for each value, and adds those of several columns.
+            something. Each of their values in rows for training becomes a column of ones and zeros, so that the first
+            linear map of a model looks up a vector for each value, and adds those of several columns.
+        missing, scale: as of `mpnn.data.columns.Preparation`: whether gaps in features are refused or filled, and
+            whether numbers are scaled, by rows for training.
+        encoding: of text, such as latin-1. Default: UTF-8, or UTF-16 with its mark.
 
     Raises:
         DamagedFile: if a file is not such a table, or the tables do not fit together. The message names the row.
         ImportError: text and Parquet need pyarrow (the extra `tables`).
         OSError: if a file cannot be read.
     """
-    read = cache(read_table)
+    path = Path(nodes)
+    links = EdgeFile.of(edges)
+    targets = as_list(target)
+    of_labels, of_split = (None if file is None else Path(file) for file in (labels, split))
+    read = cache(partial(read_table, encoding=encoding))
+    how = Preparation(as_list(categories) or (), missing, scale)
     try:
-        drop = (*ignore, *(target or ())) if labels is None else ignore
-        kinds = dict.fromkeys(categories)
-        given = _inputs(read, nodes, EdgeFile(edges) if isinstance(edges, Path) else edges, drop, categories=kinds)
-        refuse_unused(kinds, given.categories)
-        learned = learn(read, nodes, labels, split, target, problem, seed, len(given.x), given.ids)
+        drop = [*(as_list(ignore) or ()), *(targets or () if of_labels is None else ())]
+        table = read(path)
+        inputs = feature_names(table, drop)
+        refuse_unused(how.categories, [*inputs, *(links.features if links else ())])
+        ids = None if table.id is None else ids_of(table, table.id)
+        learned = learn(read, path, of_labels, of_split, targets, problem, seed, len(table), ids)
+        train, val, test = learned.masks
+        given = _inputs(table, links, how, how, inputs, train.numpy(), encoding)
     except ValueError as error:
         raise DamagedFile(str(error)) from None
-    train, val, test = learned.masks
-    table = read(nodes)
-    ids = "numbered from 0" if table.id is None else f"named by column {table.id}"
-    note = f"{len(table):,} nodes, {ids}, {table.form}, features {described(given.inputs, given.categories)}"
-    understood = ((nodes.name, note), *given.understood, *learned.understood("nodes"))
     return NodeTables(
         given.x,
         learned.y,
@@ -179,134 +198,84 @@ def node_tables(
         given.edge_weight,
         given.edge_features,
         given.inputs,
-        given.categories,
+        given.columns,
         given.ids,
         learned.outputs,
-        understood,
+        torch.from_numpy(learned.known),
+        (*given.understood, *learned.understood("nodes")),
     )
 
 
-def node_inputs(
-    nodes: Path, edges: EdgeFile | None, inputs: Sequence[str], categories: Categories = MappingProxyType({})
-) -> NodeInputs:
-    """The nodes and edges in files, of which the columns `inputs` are the features, and have these `categories`.
+def node_inputs(nodes: File, edges: File | EdgeFile | None, columns: Known, encoding: str | None = None) -> NodeInputs:
+    """The nodes and edges in files, whose features are those of a trained model, `columns`.
 
     Raises:
         DamagedFile, ImportError, OSError: as for `node_tables`.
     """
     try:
-        return _inputs(read_table, nodes, edges, inputs=inputs, categories=categories)
+        table = read_table(Path(nodes), encoding=encoding)
+        how, of_edges = (Preparation(known=columns.get(name, {})) for name in ("nodes", "edges"))
+        every = np.ones(len(table), bool)
+        return _inputs(table, EdgeFile.of(edges), how, of_edges, [*columns["nodes"]], every, encoding)
     except ValueError as error:
         raise DamagedFile(str(error)) from None
+
+
+def as_list(names: str | Sequence[str] | None) -> list[str] | None:
+    """Names, of which one may stand alone."""
+    return None if names is None else [names] if isinstance(names, str) else [*names]
 
 
 # ---------------------------------------------------------------------------------------------------------- inputs
 
 
 def _inputs(
-    read: Tables,
-    nodes: Path,
+    table: Table,
     edges: EdgeFile | None,
-    drop: Sequence[str] = (),
-    inputs: Sequence[str] | None = None,
-    categories: Categories = MappingProxyType({}),
+    how: Preparation,
+    of_edges: Preparation,
+    inputs: Sequence[str],
+    rows: NDArray[np.bool_],
+    encoding: str | None,
 ) -> NodeInputs:
-    """`drop`: the columns that are no features; or `inputs`: those that are, in this order."""
-    table = read(nodes)
-    inputs = inputs or feature_names(table, drop)
+    """The nodes of a table, whose columns `inputs` become features, and their edges. `rows`: those for training."""
     if not inputs:
-        raise ValueError(f"{nodes} has no column of features besides {', '.join(table.names)}")
-    x, values = features(table, inputs, categories)
+        raise ValueError(f"{table.path} has no column of features besides {', '.join(table.names)}")
+    made = how.features(table, inputs, rows)
     ids = None if table.id is None else ids_of(table, table.id)
     if ids is None:
         check_order(table)
-    links = no_edges() if edges is None else _edges(edges, nodes, len(x), ids, categories)
-    index, weight, of_edges, understood, more = links
-    return NodeInputs(torch.from_numpy(x), tuple(inputs), ids, index, weight, of_edges, understood, {**values, **more})
+    links = no_edges() if edges is None else _edges(edges, table.path, ids, of_edges, rows, encoding)
+    named = "numbered from 0" if table.id is None else f"named by column {table.id}"
+    note = f"{len(table):,} nodes, {named}, {table.form}, features {described(inputs, made.columns)}"
+    said = (table.path.name, ", ".join([note, *made.notes]))
+    return NodeInputs(
+        torch.from_numpy(made.x),
+        tuple(inputs),
+        ids,
+        links.index,
+        links.weight,
+        links.features,
+        (said, *links.understood),
+        {"nodes": made.columns, "edges": links.columns},
+    )
 
 
 def feature_names(table: Table, drop: Sequence[str], besides: Iterable[str] = ()) -> list[str]:
     """The columns of features: all but `drop`, which must be there, `besides`, and those of ids and splits."""
-    names = _names(table, drop)
+    names = check_names(table, drop)
     if "" in names:
         raise ValueError(f"column {names.index('')} of {table.path} has no name; name it, or leave it out")
     left_out = {*_RESERVED, *drop, *besides}
     return [name for name in names if name not in left_out and name != table.id]
 
 
-def features(
-    table: Table, inputs: Sequence[str], categories: Categories
-) -> tuple[NDArray[np.float32], dict[str, Sequence[str]]]:
-    """The columns `inputs` as float32 [N, F], and the values of those that are categories."""
-    _names(table, inputs)
-    hint = "; features are numbers: write numbers, name the column in categories, or ignore the column"
-    if table.id is None:
-        hint += "; if it names the nodes, call it id"
-    columns: list[Any] = []
-    values = {}
-    for name in inputs:
-        if name in categories:
-            ones, values[name] = _one_hot(table, name, categories[name])
-            columns.append(ones)
-        else:
-            columns.append(_feature(table, name, table.numbers(name, hint))[:, None])
-    x = np.concatenate(columns, 1) if columns else np.empty((len(table), 0), np.float32)
-    if table.lines is not None and len(inputs) > 2 and [*inputs] == [*map(str, x[0].astype(int))]:
-        raise ValueError(f"{table.where(0)} counts the columns, as pandas' to_csv does without names: give them names")
-    return x, values
-
-
-def _one_hot(table: Table, name: str, known: Sequence[str] | None) -> tuple[NDArray[np.float32], Sequence[str]]:
-    """A column of categories as ones and zeros [N, C], and their values. `known`: the values of a trained model."""
-    cells = table.values(name)
-    if cells.dtype.kind == "f":
-        gaps = np.isnan(cells)
-        wrong = ~gaps & ~((cells == np.round(cells)) & (np.abs(cells) < 2**53))
-        table.refuse(wrong, f"has no category in column {name!r}: categories are words, or whole numbers below 2^53")
-        cells = np.array([None if gap else str(int(cell)) for cell, gap in zip(cells, gaps, strict=True)], "O")
-    table.refuse(cells == None, f"has no category in column {name!r} (it is empty, NaN or the like); fill it")  # noqa: E711
-    if known is None:
-        known = sorted({*cells}, key=lambda value: (len(value), value) if value.lstrip("-").isdecimal() else (0, value))
-    if len(known) > _MOST_CATEGORIES:
-        raise ValueError(
-            f"column {name!r} of {table.path} has {len(known):,} categories, and {_MOST_CATEGORIES:,} are the most: "
-            "join the rare ones, or ignore the column"
-        )
-    number = {value: k for k, value in enumerate(known)}
-    found = np.array([number.get(cell, -1) for cell in cells])
-    new = str(cells[(found < 0).argmax()])[:40]
-    table.refuse(found < 0, f"has the category {new!r} in column {name!r}, which no row had in training")
-    return (found[:, None] == np.arange(len(known))).astype(np.float32), tuple(known)
-
-
-def refuse_unused(asked: Iterable[str], used: Iterable[str]) -> None:
-    """Refuses columns of categories that no table has among its features."""
+def refuse_unused(asked: Iterable[str], used: Sequence[str]) -> None:
+    """Refuses columns of categories that are no features of a table."""
     if unused := [name for name in asked if name not in used]:
-        raise ValueError(f"no column of features is named {unused[0]!r}, which --categories names")
-
-
-def _feature(table: Table, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
-    """A column of features as float32; one that float32 does not hold is refused."""
-    table.refuse(
-        np.isnan(numbers),
-        f"has no number in column {name!r} (it is empty, NaN or the like); fill it, or ignore the column",
-    )
-    with np.errstate(over="ignore"):  # infinities are refused
-        column = numbers.astype(np.float32)
-    table.refuse(~np.isfinite(column), f"has a number in column {name!r} that is infinite or too large for float32")
-    wrong = np.abs(column - numbers) > _ROUNDING * np.ptp(numbers)
-    if np.ptp(numbers):
-        row = int(wrong.argmax())
-        table.refuse(
-            wrong,
-            f"has {numbers[row]:.17g} in column {name!r}, whose differences float32 rounds away; subtract the mean",
-        )
-    is_name = re.search("(?i)(^|[^a-z])id$|^index$", name) or name.endswith("Id")
-    if is_name and len(np.unique(numbers)) == len(numbers) > 1 and (numbers % 1 == 0).all():
         raise ValueError(
-            f"column {name!r} of {table.path} seems to name the nodes; call it id, ignore it, or rename it"
+            f"no column of features is named {unused[0]!r}, which --categories names; there are {listed(used)}"
         )
-    return column
 
 
 def check_order(table: Table) -> None:
@@ -316,13 +285,6 @@ def check_order(table: Table) -> None:
             f"the row numbers that pandas wrote to {table.path} are not 0, 1, 2, ...: call them id if they name the "
             "nodes, or drop them with reset_index(drop=True)"
         )
-
-
-def _names(table: Table, used: Iterable[str]) -> Sequence[str]:
-    """The names of the columns of a table, `used` among them."""
-    if absent := [name for name in used if name not in table.names]:
-        raise ValueError(f"{table.path} has no column {absent[0]!r}; it has {', '.join(map(repr, table.names))}")
-    return table.names
 
 
 def ids_of(table: Table, name: str) -> tuple[str, ...]:
@@ -340,30 +302,52 @@ def numbers_of(table: Table, column: str, ids: Sequence[str], file: Path, what: 
     """The numbers of the nodes, or graphs, that a column names."""
     number = {name: k for k, name in enumerate(ids)}
     names = table.text(column).tolist()
-    found = np.array([number.get(name, -1) for name in names])
+    found = np.array([number.get(name, -1) for name in names], np.int64)
     unknown = next((name for name in names if name not in number), "")
     table.refuse(found < 0, f"has a {what} in column {column!r} that is no id of {file}: {unknown!r}")
     return found
 
 
-Edges = tuple[Tensor, Tensor | None, Tensor | None, tuple[tuple[str, str], ...], dict[str, Sequence[str]]]
-"""`edge_index`, `edge_weight`, `edge_features`, how the file was read, and values of categories; see `NodeInputs`."""
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """The edges of a file: `edge_index`, `edge_weight` and `edge_features` of `NodeInputs`, how the file was read, and
+    how its columns became features."""
+
+    index: Tensor
+    weight: Tensor | None
+    features: Tensor | None
+    understood: tuple[tuple[str, str], ...]
+    columns: dict[str, Column]
 
 
 def no_edges() -> Edges:
     """What stands for a table of edges that is not there."""
-    return torch.empty(2, 0, dtype=torch.int64), None, None, (), {}
+    return Edges(torch.empty(2, 0, dtype=torch.int64), None, None, (), {})
 
 
-def _edges(edges: EdgeFile, nodes: Path, size: int, ids: Sequence[str] | None, categories: Categories) -> Edges:
-    table, ends = edge_table(edges, ids)
+def _edges(
+    edges: EdgeFile,
+    nodes: Path,
+    ids: Sequence[str] | None,
+    how: Preparation,
+    rows: NDArray[np.bool_],
+    encoding: str | None,
+) -> Edges:
+    table, ends = edge_table(edges, ids, encoding=encoding)
+    size = len(rows)
     if ids is not None:
         links = np.stack([numbers_of(table, end, ids, nodes) for end in ends])
     else:
-        links = numbered_ends(table, ends, "; number the nodes from 0, or name them in a column id")
-        links -= counted_from(edges.first, int(links.min()), edges.path)
+        links = counted_ends(edges, table, ends)
     table.refuse(((links < 0) | (links >= size)).any(0), f"has no two of the {size} nodes of {nodes}, numbered from 0")
-    return merged_edges(edges, table, ends, links, categories, "numbers" if ids is None else "text")
+    return merged_edges(edges, table, ends, links, how, rows, "numbers" if ids is None else "text")
+
+
+def counted_ends(edges: EdgeFile, table: Table, ends: Sequence[str]) -> NDArray[np.int64]:
+    """The numbers of nodes in two columns, int64 [2, E], counted from 0."""
+    links = numbered_ends(table, ends, "; number the nodes from 0, or name them in a column id")
+    least = int(links.min()) if links.size else 0
+    return links - counted_from(edges.first, least, edges.path, table.first)
 
 
 def merged_edges(
@@ -371,71 +355,113 @@ def merged_edges(
     table: Table,
     ends: Sequence[str],
     links: NDArray[np.int64],
-    categories: Categories,
+    how: Preparation,
+    rows: NDArray[np.bool_],
     ids: str,
     of_graph: str | None = None,
 ) -> Edges:
-    """Each of the links [2, E] once, with its weight or features, and in both directions unless edges are directed."""
+    """Each of the links [2, E] once, with its weight or features, and in both directions unless edges are directed.
+    `rows` [N]: the nodes for training; rows of edges for training have one of them as an end."""
+    columns: dict[str, Column] = {}
+    notes: list[str] = []
     attributes: NDArray[Any] = np.empty((len(table), 0), np.float32)
-    values: dict[str, Sequence[str]] = {}
     if edges.weights is not None:
         weight = table.numbers(edges.weights)
         table.refuse(np.isnan(weight), f"has no number in column {edges.weights!r}")
-        table.refuse(~(np.isfinite(weight) & (weight >= 0)), "has a weight that is negative or not finite")
+        table.refuse(~np.isfinite(weight), "has a weight that is not finite")
         attributes = weight[:, None]
     elif edges.features:
-        attributes, values = features(table, edges.features, categories)
-    kind = (
-        np.unique(attributes, axis=0, return_inverse=True)[1].reshape(-1) if attributes.size else np.zeros(len(table))
-    )
-    row = np.arange(len(table))
-    if not edges.directed:
-        links, row = np.concatenate([links, links[::-1]], 1), np.concatenate([row, row])
-    kind = kind[row]
-    proper = np.flatnonzero(links[0] != links[1])
-    order = proper[np.lexsort((kind[proper], links[0, proper], links[1, proper]))]
-    repeats = np.zeros(len(order), bool)
-    repeats[1:] = (links[:, order[1:]] == links[:, order[:-1]]).all(0)
-    clash = np.zeros(len(links[0]), bool)
-    clash[order[1:]] = repeats[1:] & (np.diff(kind[order]) != 0)
-    remedy = "add them up to one" if edges.directed else "keep one of the two, or make edges directed"
-    other = "another weight" if edges.weights else "other features"
-    table.refuse(clash.reshape(-1, len(table)).any(0), f"repeats an edge with {other}; {remedy}")
-    kept = order[~repeats]
-    loops = int((links[0, : len(table)] == links[1, : len(table)]).sum())
+        of_training = np.any(rows[links], axis=0)
+        used = of_training if of_training.any() else np.ones(len(table), bool)
+        attributes, columns, notes = how.features(table, edges.features, used)
+    merged = _merged(edges, table, links, attributes)
+    loops = int((links[0] == links[1]).sum())
     note = [
         f"{len(table):,} edges, ids as {ids}, {table.form}",
         f"{ends[0]} {'to' if edges.directed else 'and'} {ends[1]}",
         f"column {edges.weights} is a weight" if edges.weights else "",
-        f"features {described(edges.features, values)}" if edges.features else "",
+        f"features {described(edges.features, columns)}" if edges.features else "",
+        *notes,
         f"{loops:,} self-loops left out" if loops else "",
-        f"{repeats.sum():,} repeats left out" if edges.directed and repeats.any() else "",
+        *merged.notes,
         f"of the graph in column {of_graph}" if of_graph else "",
         _unused(table, [*ends, edges.weights or "", *edges.features, of_graph or ""]),
     ]
-    attr = torch.from_numpy(attributes[row[kept]]).float()
-    index = torch.from_numpy(links[:, kept])
-    weights = attr[:, 0] if edges.weights is not None else None
-    understood = ((edges.path.name, ", ".join(filter(None, note))),)
-    return index, weights, attr if edges.features else None, understood, values
+    attr = torch.from_numpy(merged.attributes).float()
+    has_weights = edges.weights is not None or (edges.repeats == "sum" and not edges.features)
+    return Edges(
+        torch.from_numpy(merged.links),
+        attr[:, 0] if has_weights else None,
+        attr if edges.features else None,
+        ((edges.path.name, ", ".join(filter(None, note))),),
+        columns,
+    )
 
 
-def edge_table(edges: EdgeFile, ids: Collection[str] | None, *, of_graphs: bool = False) -> tuple[Table, list[str]]:
+class _Merged(NamedTuple):
+    """Links [2, E], each once, their attributes [E, K], and what people should know of rows that are one link."""
+
+    links: NDArray[np.int64]
+    attributes: NDArray[Any]
+    notes: list[str]
+
+
+def _merged(edges: EdgeFile, table: Table, links: NDArray[np.int64], attributes: NDArray[Any]) -> _Merged:
+    """The links of a file, ordered by dst, then src; undirected ones in both directions."""
+    row = np.arange(len(table))
+    if not edges.directed:
+        links, row = np.concatenate([links, links[::-1]], 1), np.concatenate([row, row])
+    proper = np.flatnonzero(links[0] != links[1])
+    order = proper[np.lexsort((row[proper], links[0, proper], links[1, proper]))]
+    links, row = links[:, order], row[order]
+    is_first = np.ones(len(row), bool)
+    is_first[1:] = (links[:, 1:] != links[:, :-1]).any(0)
+    link = np.cumsum(is_first) - 1
+    first = row[is_first]
+    differs = np.zeros(len(table), bool)
+    differs[row] = (attributes[row] != attributes[first[link]]).any(1)
+    if edges.repeats == "refuse":
+        other = "another weight" if edges.weights else "other features"
+        table.refuse(
+            differs, f"repeats an edge with {other}; keep the first (--repeats first) or add them up (--repeats sum)"
+        )
+    stated = np.zeros(len(first), bool)  # links that a row states in this direction
+    stated[link[order < len(table)]] = True
+    repeats = int((order < len(table)).sum() - stated.sum())
+    others = 0 if edges.directed else int(stated.sum()) - len(first) // 2
+    what = [f"{repeats:,} repeats"] * (repeats > 0) + [f"{others:,} rows of the other direction"] * (others > 0)
+    if edges.repeats != "sum":
+        notes = [f"{' and '.join(what)} left out"] if what else []
+        return _Merged(links[:, is_first], attributes[first], notes)
+    if not attributes.shape[1]:
+        attributes = np.ones((len(table), 1))
+    sums = np.zeros((len(first), attributes.shape[1]))
+    np.add.at(sums, link, attributes[row])
+    notes = [] if edges.weights or edges.features else ["the weight of an edge is the number of its rows"]
+    notes += [f"{' and '.join(what)} added up"] if what else []
+    return _Merged(links[:, is_first], sums, notes)
+
+
+def edge_table(
+    edges: EdgeFile, ids: Collection[str] | None, *, of_graphs: bool = False, encoding: str | None = None
+) -> tuple[Table, list[str]]:
     """The table, and the names of the columns of the two ends. `of_graphs`: a column may name the graph of an edge."""
     if edges.weights is not None and edges.features:
         raise ValueError("edges have weights, or features: name the column of weights among the features instead")
-    read = partial(read_table, edges.path, of_edges=True, notes=ids is None)
+    read = partial(read_table, edges.path, of_edges=True, notes=ids is None, encoding=encoding)
     table = read()
     ends = _end_names(table, edges, of_graphs)
+    is_named = edges.columns or edges.weights or edges.features
+    if not (len(table) or is_named or are_ends(",".join(ends))):
+        raise ValueError(f"{edges.path} must be a table with at least one row, or with a header of two ends")
     if ids is None or not table.header:
         return table, ends
-    is_named = edges.columns or edges.weights or edges.features
     if {*ends} & {*ids} and is_named:
         raise ValueError(f"the first line of {edges.path} links {ends[0]!r} and {ends[1]!r}; write a header above it")
     if {*ends} & {*ids}:
         table = read(header=False)
         return table, _end_names(table, edges, of_graphs)
-    if not (table.is_sure or is_named or (of_graphs and table.of_graph) or _ARE_ENDS(",".join(ends))):
+    if not (table.is_sure or is_named or (of_graphs and table.of_graph) or are_ends(",".join(ends))):
         raise ValueError(
             f"the first line of {edges.path} may be a header or an edge of {ends[0]!r} and {ends[1]!r}: name the "
             "columns (--columns) if it is a header, and write a header above it if it is an edge"
@@ -445,7 +471,7 @@ def edge_table(edges: EdgeFile, ids: Collection[str] | None, *, of_graphs: bool 
 
 def _end_names(table: Table, edges: EdgeFile, of_graphs: bool) -> list[str]:
     used = [*([] if edges.weights is None else [edges.weights]), *edges.features]
-    names = _names(table, used)
+    names = check_names(table, used)
     used += [table.of_graph] if of_graphs and table.of_graph else []
     columns = edges.columns or ([name for name in names if name not in used] if used else None)
     return [names[k] for k in edge_columns(table, columns)]
@@ -456,7 +482,8 @@ def _end_names(table: Table, edges: EdgeFile, of_graphs: bool) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """The targets y of rows, which rows have them, what they mean, the masks of the parts, and the files of both."""
+    """The targets y of rows, which rows have them, what they mean, the masks of the parts, the files of both, and how
+    many rows of a part have no target."""
 
     y: Tensor
     known: NDArray[np.bool_]
@@ -464,6 +491,7 @@ class Learned:
     masks: list[Tensor]
     of_targets: Path
     of_split: Path | None
+    left_out: int
 
     def understood(self, rows: str) -> tuple[tuple[str, str], ...]:
         """For each file how it was read."""
@@ -471,12 +499,12 @@ class Learned:
         problem = self.outputs.problem
         what = f"{len(self.outputs.names)} classes, {names}" if problem == "classes" else f"{problem}, {names}"
         sizes = ", ".join(f"{int(mask.sum()):,} {part}" for mask, part in zip(self.masks, PARTS, strict=True))
+        parts = f"{sizes} ({'at random' if self.of_split is None else 'as stated'})"
+        if self.left_out:
+            parts += f", {self.left_out:,} rows of a part left out, which have no target"
         return (
             (self.of_targets.name, f"{what}, for {self.known.sum():,} of {len(self.known):,} {rows}"),
-            (
-                (self.of_split or self.of_targets).name,
-                f"{sizes} ({'at random' if self.of_split is None else 'as stated'})",
-            ),
+            ((self.of_split or self.of_targets).name, parts),
         )
 
 
@@ -503,16 +531,16 @@ def learn(
         )
     if split is None and {SPLIT, *MASKS} & {*read(rows).names}:
         split = rows
-    masks = _random_split(known, seed) if split is None else _split(read(split), known, ids, rows)
+    masks, left_out = (_random_split(known, seed), 0) if split is None else _split(read(split), known, ids, rows)
     if problem == "regression":
-        y, outputs = _standardized(y, masks[0], outputs)
-    return Learned(y, known, outputs, masks, source, split)
+        y, outputs = _standardized(y, known, masks[0], outputs)
+    return Learned(y, known, outputs, masks, source, split, left_out)
 
 
 def _rows_of(table: Table, columns: Sequence[str] | None, size: int, ids: Sequence[str] | None, nodes: Path) -> Table:
     """Columns of a table, a row for each node: by its `id` (of nodes without names: their numbers), or by the order.
     Default: all columns. Cells of nodes without a row are missing."""
-    names = _names(table, columns or ())
+    names = check_names(table, columns or ())
     columns = columns or [name for name in names if name not in _RESERVED and name != table.id]
     if table.id is None:
         check_order(table)
@@ -545,11 +573,9 @@ def _targets(table: Table, problem: Problem) -> tuple[Tensor, NDArray[np.bool_],
                 "the target, or set the problem to multilabel or regression"
             )
         return _classes(table, names[0])
-    columns = [table.values(name) for name in names]
-    if any(column.dtype.kind == "O" for column in columns):
-        raise ValueError(f"{problem} needs numbers as targets; {table.path} has words in {', '.join(names)}")
-    y = np.stack(columns, 1)
-    known = ~np.isnan(y).any(1)
+    hint = f"; {problem} needs {'0 and 1, or true and false,' if problem == 'multilabel' else 'numbers'} as targets"
+    y = np.stack([table.quantities(name, hint)[0] for name in names], 1)
+    known = ~np.any(np.isnan(y), axis=1)
     table.refuse(~known & ~np.isnan(y).all(1), "has some of the targets; fill all of them, or none")
     y[~known] = 0
     if problem == "regression":
@@ -579,17 +605,20 @@ def _classes(table: Table, name: str) -> tuple[Tensor, NDArray[np.bool_], Output
             f"column {name!r} of {table.path} has {len(names):,} classes for {known.sum():,} rows, and a class needs "
             "two at least: names are no classes, and the problem regression learns numbers"
         )
-    target = np.zeros(len(values), np.int64)
+    target = np.full(len(values), -1, np.int64)
     target[known] = y
     return torch.from_numpy(target), known, Outputs("classes", tuple(map(str, names.tolist())))
 
 
-def _standardized(y: Tensor, train: Tensor, outputs: Outputs) -> tuple[Tensor, Outputs]:
-    """Targets as float32. Until then they are float64: those of a time stamp differ in digits that float32 has not."""
+def _standardized(y: Tensor, known: NDArray[np.bool_], train: Tensor, outputs: Outputs) -> tuple[Tensor, Outputs]:
+    """Targets as float32, NaN where they are unknown. Until then they are float64: those of a time stamp differ in
+    digits that float32 has not."""
     mean = y[train].mean(0)
     std = y[train].std(0, correction=0)
     std = torch.where(std > 0, std, 1.0)
-    return ((y - mean) / std).float(), replace(outputs, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    standardized = ((y - mean) / std).float()
+    standardized[torch.from_numpy(~known)] = torch.nan
+    return standardized, replace(outputs, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
 # ----------------------------------------------------------------------------------------------------------- split
@@ -603,8 +632,9 @@ def _random_split(known: NDArray[np.bool_], seed: int) -> list[Tensor]:
     return [none.index_fill(0, part, True) for part in order.split([train, val, len(nodes) - train - val])]
 
 
-def _split(table: Table, known: NDArray[np.bool_], ids: Sequence[str] | None, nodes: Path) -> list[Tensor]:
-    """The masks of the parts that a table states."""
+def _split(table: Table, known: NDArray[np.bool_], ids: Sequence[str] | None, nodes: Path) -> tuple[list[Tensor], int]:
+    """The masks of the parts that a table states, and how many of its rows are left out, because they have no
+    target."""
     columns = [SPLIT] if SPLIT in table.names else MASKS
     table = _rows_of(table, columns, len(known), ids, nodes)
     words = PARTS if columns == [SPLIT] else (*_YES, *_NO)
@@ -613,10 +643,11 @@ def _split(table: Table, known: NDArray[np.bool_], ids: Sequence[str] | None, no
         table.refuse(~np.isin(column, (*words, "")), f"has a split other than {', '.join(words)} and nothing")
     masks = [cells[0] == part for part in PARTS] if columns == [SPLIT] else [np.isin(column, _YES) for column in cells]
     table.refuse(np.sum(masks, axis=0) > 1, "puts a row into two parts")
-    table.refuse(np.any(masks, axis=0) & ~known, "puts a row into a part, and its target is unknown")
+    left_out = int((np.any(masks, axis=0) & ~known).sum())
+    masks = [mask & known for mask in masks]
     if not all(mask.any() for mask in masks):
-        raise ValueError(f"{table.path} leaves a part empty; training needs rows in {', '.join(PARTS)}")
-    return [torch.from_numpy(mask) for mask in masks]
+        raise ValueError(f"{table.path} leaves a part empty; training needs rows with a target in {', '.join(PARTS)}")
+    return [torch.from_numpy(mask) for mask in masks], left_out
 
 
 # ------------------------------------------------------------------------------------------------ what was understood
@@ -625,13 +656,3 @@ def _split(table: Table, known: NDArray[np.bool_], ids: Sequence[str] | None, no
 def _unused(table: Table, used: Iterable[str]) -> str:
     unused = [name for name in table.names if name not in {*used}]
     return f"not used: {listed(unused)}" if unused else ""
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first names, for people."""
-    return ", ".join(names[:8]) + (f" and {len(names) - 8:,} more" if len(names) > 8 else "")
-
-
-def described(inputs: Sequence[str], categories: Mapping[str, Sequence[str]]) -> str:
-    """Names of features, for people."""
-    return listed([f"{name} ({len(categories[name])} categories)" if name in categories else name for name in inputs])

@@ -10,7 +10,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch import Tensor
 from mpnn.graph.arguments import at_least
 from mpnn.graph.files import atomic_path
 from mpnn.graphs.compressed import CompressedGraph
-from mpnn.graphs.tables import Columns, counted_from, edge_chunks
 
 Ints = NDArray[np.int64]
 _FORMAT = "mpnn csr"
@@ -80,8 +79,9 @@ def write_csr(
     *,
     num_src: int | None = None,
     num_dst: int | None = None,
-    columns: Columns | None = None,
+    columns: Sequence[str | int] | None = None,
     first: int | None = None,
+    encoding: str | None = None,
     edge_ids: bool = False,
     memory: int = 1 << 30,
 ) -> CompressedGraph:
@@ -95,6 +95,8 @@ def write_csr(
 
             - `.npy`: integers [2, E], or [E, 2] for E other than 2;
             - Parquet: two columns, source and destination;
+            - MatrixMarket: an entry in row i and column j is an edge from i to j, and both edges of a symmetric matrix.
+              It is read at once, and states the number of nodes;
             - anything else: text, one pair a line, separated by commas, semicolons, tabs, bars or blanks, with comments
               after `#`. The first line may be a header. It may be packed (gzip, bzip2, xz, zip).
 
@@ -105,6 +107,7 @@ def write_csr(
             than two.
         first: the number of the first node in a file, 0 or 1. Default: 0; a file in which no edge has node 0 is then
             refused, because it may count from 1.
+        encoding: of text, such as latin-1. Default: UTF-8.
         edge_ids: also store the index of each edge in the input.
         memory: bytes that sorting may take.
 
@@ -122,9 +125,11 @@ def write_csr(
     with atomic_path(folder, folder=True) as temporary:
         if num_nodes is not None:
             num_src = num_dst = num_nodes
-        chunks = chunks_of(edges, piece, columns)
-        if isinstance(edges, (str, os.PathLike)):
-            chunks = _counted(chunks, first, Path(edges))
+        elif num_src is None and isinstance(edges, (str, os.PathLike)):
+            from mpnn.graphs.tables import stated_sizes
+
+            num_src, num_dst = stated_sizes(Path(edges), encoding) or (None, None)
+        chunks = chunks_of(edges, piece, columns, first=first, encoding=encoding)
         pieces, most = _sorted_pieces(temporary, chunks, num_src, num_dst, edge_ids)
         if num_src is None or num_dst is None:
             num_src = num_dst = max(most) + 1
@@ -146,11 +151,20 @@ def write_csr(
     return open_csr(folder)
 
 
-def chunks_of(edges: Any, size: int, columns: Columns | None = None) -> Iterator[Ints]:
+def chunks_of(
+    edges: Any,
+    size: int,
+    columns: Sequence[str | int] | None = None,
+    *,
+    first: int | None = None,
+    encoding: str | None = None,
+) -> Iterator[Ints]:
     """The edges in chunks of at most `size`, int64 [2, n], in their order. See `write_csr`."""
     parts: Iterable[Any]
     if isinstance(edges, (str, os.PathLike)):
-        parts = edge_chunks(Path(edges), size, columns)
+        from mpnn.graphs.tables import edge_chunks
+
+        parts = edge_chunks(Path(edges), size, columns, first=first, encoding=encoding)
     elif columns is not None:
         raise ValueError("columns= names columns of a file, and edges are no path")
     elif isinstance(edges, (Tensor, np.ndarray, list, tuple)):
@@ -171,16 +185,6 @@ def chunks_of(edges: Any, size: int, columns: Columns | None = None) -> Iterator
                 waiting, count = waiting[-1:], waiting[-1].shape[1]
     if waiting:
         yield np.concatenate(waiting, 1, dtype=np.int64)
-
-
-def _counted(chunks: Iterator[Ints], first: int | None, path: Path) -> Iterator[Ints]:
-    """The edges of a file, counted from 0."""
-    least: int | None = None
-    for chunk in chunks:
-        if chunk.size:
-            least = int(chunk.min() if least is None else min(chunk.min(), least))
-        yield chunk - (first or 0)
-    counted_from(first, least or 0, path)
 
 
 def _checked(edges: NDArray[Any]) -> NDArray[Any]:

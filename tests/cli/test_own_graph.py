@@ -73,7 +73,7 @@ def test_the_page_leads_from_tables_to_predictions(clubs: str) -> None:
     assert float(table["fay"]["p_chess"]) + float(table["fay"]["p_dance"]) == pytest.approx(1, abs=1e-5)
     saved = json.loads(Path("runs/clubs/nodes.json").read_text())
     assert saved["ids"][:2] == ["ann", "bob"]
-    assert saved["inputs"] == ["age", "hours_online"]
+    assert [*saved["columns"]["nodes"]] == ["age", "hours_online"]
     assert "2 predictions in new_predictions.csv" in paste(1)
     assert [row["id"] for row in rows("new_predictions.csv")] == ["max", "nia"]
     assert "predictions.csv exists: name another file" in refusal("predict runs/clubs -o predictions.csv")
@@ -93,6 +93,32 @@ def test_the_page_leads_from_tables_to_predictions(clubs: str) -> None:
     assert "changed since its training: data was" in refusal("predict runs/clubs -o p.csv")
     Path("runs/clubs/nodes.json").write_text("{}")
     assert "nodes.json is damaged or of another version" in refusal("predict runs/clubs -o p.csv")
+
+
+def test_the_page_of_tables_leads_from_an_export_to_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = paste(0, "tables.md")
+    said = re.findall(r"```text\n(.*?)```", (HOWTO / "tables.md").read_text(), re.S)[0]
+    assert " ".join(done.split()).startswith(" ".join(said.split()))
+    assert "accuracy" in run("eval runs/teams")
+    run("predict runs/teams -o teams.csv")
+    teams = {row["id"]: row["class"] for row in rows("teams.csv")}
+    assert (teams["cem\njunior"], teams["kim"]) == ("sales", "lab")
+    assert "1 predictions in joiner_team.csv" in paste(1, "tables.md")
+    assert rows("joiner_team.csv")[0]["class"] == "lab"
+    Path("latin.csv").write_bytes("id,joined,remote,city,hours\nZoë,2011-01-01,False,Oslo,20\n".encode("latin-1"))
+    latin = "predict runs/teams --nodes latin.csv --edges nobody.csv -o latin_team.csv"
+    assert "it is not UTF-8 text; save it as UTF-8, or name its encoding" in refusal(latin)
+    run(f"{latin} --encoding latin-1")
+    assert [row["id"] for row in rows("latin_team.csv")] == ["Zoë"]
+    assert "--repeats is about --edges, which is missing" in refusal(
+        "train --nodes staff.csv --target team --repeats sum --graph identity --out x"
+    )
+    assert "named 'town', which --categories names" in refusal(
+        "train --nodes staff.csv --target team --categories town --edges mails.csv --out x"
+    )
 
 
 @pytest.mark.slow
@@ -163,7 +189,9 @@ def test_the_page_leads_from_three_tables_to_predictions_of_graphs(molecules: li
         assert all(f"| `{line}` |" in page for line in Path(f"{name}.csv").read_text().split()[:3]), name
     done = paste(3, steps="12")
     assert "atoms.csv 3,348 nodes, 10 to 28 a graph" in " ".join(done.split())
-    assert "element (7 categories)" in " ".join(done.split())
+    assert "element (6 categories)" in " ".join(done.split())
+    assert "3,694 rows of the other direction left out" in " ".join(done.split())
+    assert "rows with a category of element that no row for training has (0): zeros" in " ".join(done.split())
     assert "187 predictions in mutagenic.csv" in done
     assert [row["id"] for row in rows("mutagenic.csv")] == molecules
     score = re.findall(r"\ngraphs .* (\S+)%\n", done)

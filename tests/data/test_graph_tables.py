@@ -10,7 +10,10 @@ from mpnn.data import DamagedFile, graph_tables
 from mpnn.data.graph_tables import graph_inputs
 from mpnn.data.tables import EdgeFile
 
-MOLECULES = "id,boils,origin\nwater,100,sea\nethane,-89,gas\nmethanol,65,gas\nammonia,-33,gas\nhelium,,sea\n"
+MOLECULES = (
+    "id,boils,origin,split\nwater,100,sea,train\nethane,-89,gas,val\nmethanol,65,gas,train\nammonia,-33,gas,test\n"
+    "helium,,sea,train\n"
+)
 ATOMS = (
     "graph,id,element,charge\nwater,o,8,-0.5\nmethanol,c,6,0\nmethanol,o,8,-.5\n"
     "ethane,a,6,0\nethane,b,6,0\nammonia,n,7,-1\nhelium,h,2,0\n"
@@ -39,17 +42,24 @@ def test_three_tables_become_graphs(files: dict[str, Path]) -> None:
     assert data.ids == ("water", "ethane", "methanol", "ammonia", "helium")
     assert data.graph.tolist() == [0, 1, 1, 2, 2, 3, 4]
     assert (data.inputs, data.graph_inputs) == (("element", "charge"), ("origin",))
-    assert data.categories == {"element": ("2", "6", "7", "8"), "origin": ("gas", "sea")}
-    assert data.x[:3].tolist() == [[0, 0, 0, 1, -0.5, 0, 1], *[[0, 1, 0, 0, 0, 1, 0]] * 2]
+    assert data.columns["nodes"]["element"].values == ("6", "8")  # of water and methanol
+    assert data.columns["graphs"]["origin"].values == ("gas", "sea")
+    assert data.x[:3].tolist() == [[0, 1, -0.5, 0, 1], *[[1, 0, 0, 1, 0]] * 2]
+    assert data.x[5].tolist() == [0, 0, -1, 1, 0]
     assert data.edge_index.tolist() == [[2, 1, 4, 3], [1, 2, 3, 4]]
     assert data.edge_features.tolist() == [[1.0]] * 4
     known = data.train_mask | data.val_mask | data.test_mask
-    assert known.tolist() == [True, True, True, True, False]
+    assert known.tolist() == data.is_known.tolist() == [True, True, True, True, False]
+    assert data.y[:, 0].isnan().tolist() == (~known).tolist()
     boils = data.y[:, 0] * data.outputs.std[0] + data.outputs.mean[0]
     assert torch.allclose(boils[known], torch.tensor([100.0, -89, 65, -33]))
     assert data.understood[:3] == (
         ("graphs.csv", "5 graphs, header found, commas, features origin (2 categories)"),
-        ("nodes.csv", "7 nodes, 1 to 2 a graph, header found, commas, features element (4 categories), charge"),
+        (
+            "nodes.csv",
+            "7 nodes, 1 to 2 a graph, header found, commas, features element (2 categories), charge, 2 rows with a "
+            "category of element that no row for training has (7): zeros",
+        ),
         (
             "edges.csv",
             "2 edges, ids as text, header found, commas, from and to, features order, of the graph in column graph",
@@ -60,13 +70,14 @@ def test_three_tables_become_graphs(files: dict[str, Path]) -> None:
 def test_a_trained_model_keeps_its_categories(files: dict[str, Path]) -> None:
     """New graphs have the columns of the run, in its order, and no category that it has not seen."""
     data = read(files)
-    paths = files["graphs"], files["nodes"], None, data.graph_inputs, data.inputs
     files["graphs"].write_text("id,origin\nhelium,gas\n")
-    files["nodes"].write_text("charge,element,graph\n0,2,helium\n")
-    assert graph_inputs(*paths, data.categories).x.tolist() == [[1, 0, 0, 0, 0, 1, 0]]
+    files["nodes"].write_text("charge,element,graph\n0,6,helium\n")
+    assert graph_inputs(files["graphs"], files["nodes"], None, data.columns).x.tolist() == [[1, 0, 0, 1, 0]]
+    files["nodes"].write_text("charge,element,graph\n0,7,helium\n")  # ammonia's, which is for the test
+    assert graph_inputs(files["graphs"], files["nodes"], None, data.columns).x.tolist() == [[0, 0, 0, 1, 0]]
     files["nodes"].write_text("charge,element,graph\n0,3,helium\n")
     with pytest.raises(DamagedFile, match=r"line 2 .* has the category '3' in column 'element', which no row had in"):
-        graph_inputs(*paths, data.categories)
+        graph_inputs(files["graphs"], files["nodes"], None, data.columns)
 
 
 def test_nodes_without_names_are_numbered_in_their_graph_or_in_the_file(files: dict[str, Path]) -> None:
@@ -97,8 +108,8 @@ def test_a_second_column_of_names_is_said_to_be_unused(files: dict[str, Path]) -
     [
         ("graphs", "id,boils", "name,boils", "has no column id or graph, which names each graph; it has 'name'"),
         ("graphs", "ethane,-89,gas", "water,-89,gas", "line 3 of .*graphs.csv has the id of a row above"),
-        ("graphs", "helium,,sea", "helium,,sea\nargon,1,sea", "line 7 .* has a graph that no row of .*nodes.csv"),
-        ("graphs", "-89", "cold", "line 3 of .* has a word in column 'boils' among numbers"),
+        ("graphs", "sea,train\nethane", "sea,train\nargon,1,sea,\nethane", "line 3 .* has a graph that no row of"),
+        ("graphs", "-89", "cold", "line 3 of .* has 'cold' in place of a number in column 'boils'; regression"),
         ("graphs", "-89,", ",", "has 3 rows with a target; training, validation and test need 4 at least"),
         ("graphs", "-89,gas", "-89,NA", r"line 3 of .* has no category in column 'origin' \(it is empty"),
         ("nodes", "graph,id", "molecule,id", r"nodes.csv has no column graph \(or graph_id\), which names the graph"),
@@ -111,7 +122,7 @@ def test_a_second_column_of_names_is_said_to_be_unused(files: dict[str, Path]) -
         ("edges", "ethane,b,a", "ethane,b,o", "line 3 .* has a node 'o' in column 'to' that graph 'ethane' does not"),
         ("edges", "ethane,b,a", "ethene,b,a", "line 3 .* has a graph in column 'graph' that is no id of .*: 'ethene'"),
         ("edges", "graph,", "set,", "has nodes of one id in several graphs, so that .*edges.csv needs a column graph"),
-        ("edges", "ethane,b,a,1", "ethane,b,a,1\nethane,a,b,2", "repeats an edge with other features; keep one"),
+        ("edges", "ethane,b,a,1", "ethane,b,a,1\nethane,a,b,2", "repeats an edge with other features; keep the"),
     ],
 )  # fmt: skip
 def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, old: str, new: str, why: str) -> None:
@@ -135,8 +146,9 @@ def test_columns_of_categories_are_added_as_ogb_s_encoders_add_them(files: dict[
     """The first linear map of a model looks up a vector for each value of a column, and adds those of all columns."""
     data = read(files)
     linear = torch.nn.Linear(data.x.shape[1], 8, bias=False)
-    tables, charge = linear.weight.T, data.x[:, 4:5]
-    elements, origins = tables[:4], tables[5:]
-    of_elements = torch.tensor([3, 1, 1, 1, 3, 2, 0])
-    of_origins = torch.tensor([1, 0, 0, 0, 0, 0, 1])
-    assert torch.allclose(linear(data.x), elements[of_elements] + charge * tables[4] + origins[of_origins])
+    tables, charge = linear.weight.T, data.x[:, 2:3]
+    elements, origins = tables[:2], tables[3:]
+    of_elements = torch.tensor([1, 0, 0, 0, 1])  # the last two are of elements that no row for training has
+    of_origins = torch.tensor([1, 0, 0, 0, 0])
+    expected = elements[of_elements] + charge[:5] * tables[2] + origins[of_origins]
+    assert torch.allclose(linear(data.x)[:5], expected)

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from table_fuzzer import misread
 
 from mpnn.data import DamagedFile, node_tables
+from mpnn.data.columns import Column
 from mpnn.data.tables import EdgeFile, node_inputs
 
 PEOPLE = "id,age,job,team\nann,30,cook,a\nbob,41,,a\neve,25,nurse,b\ndan,50,cook,b\nzoe,33,nurse,b\n"
@@ -57,7 +58,7 @@ def test_names_of_nodes_and_classes_are_kept(people: dict[str, Any], name: str) 
         ("age",),
         ("cook", "nurse"),
     )
-    assert data.y.tolist() == [0, 0, 1, 0, 1]
+    assert data.y.tolist() == [0, -1, 1, 0, 1]
     assert not (data.train_mask | data.val_mask | data.test_mask)[1]  # Bob's job is unknown
     assert data.edge_index.T.tolist() == [[1, 0], [0, 1], [2, 1], [1, 2]]  # by dst, then src; Dan's loop is gone
     assert data.edge_weight is not None
@@ -77,7 +78,7 @@ def test_rows_of_other_tables_are_found_by_their_id(people: dict[str, Any], tmp_
     people |= {"labels": tmp_path / "jobs.csv", "split": tmp_path / "parts.csv", "target": None}
     people["ignore"] = ["team", "job"]
     data = node_tables(**people)
-    assert data.y.tolist() == [0, 0, 1, 0, 1]
+    assert data.y.tolist() == [0, -1, 1, 0, 1]
     masks = data.train_mask, data.val_mask, data.test_mask
     assert [mask.nonzero().flatten().tolist() for mask in masks] == [[0, 3], [2], [4]]
 
@@ -117,7 +118,8 @@ def test_large_targets_keep_their_digits(files: dict[str, Path]) -> None:
 def test_rows_with_ids_are_those_of_numbered_nodes(files: dict[str, Path]) -> None:
     files["labels"].write_text("id,c\n" + "".join(f"{k},{'ab'[k < 3]}\n" for k in reversed(range(9))))
     data = node_tables(**files)
-    assert [data.outputs.names[k] for k in data.y] == [*"bbbaaaaaaa"]
+    assert [data.outputs.names[k] for k in data.y[:9]] == [*"bbbaaaaaa"]
+    assert data.y[9] == -1
     assert int(data.train_mask.sum() + data.val_mask.sum() + data.test_mask.sum()) == 9
     files["labels"].write_text("id,c\n" + "".join(f"n{k},{'ab'[k < 3]}\n" for k in range(10)))
     with pytest.raises(DamagedFile, match=r"line 2 of .* has a node in column 'id' that is no id of .*x.npy"):
@@ -131,12 +133,13 @@ def test_classes_are_numbers_of_any_kind(files: dict[str, Path]) -> None:
 
 def test_other_nodes_need_the_features_of_the_model(people: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("age,height,id\n20,1.8,kim\n")
-    inputs = node_inputs(tmp_path / "new.csv", None, ["age"])
+    inputs = node_inputs(tmp_path / "new.csv", None, {"nodes": {"age": Column("number")}})
     assert (inputs.x.tolist(), inputs.ids) == ([[20.0]], ("kim",))
-    swapped = node_inputs(tmp_path / "new.csv", None, ["height", "age"])  # the order of the model, not of the file
+    of_model = {name: Column("number") for name in ("height", "age")}  # the order of the model, not of the file
+    swapped = node_inputs(tmp_path / "new.csv", None, {"nodes": of_model})
     assert (swapped.x.tolist(), swapped.inputs) == ([[pytest.approx(1.8), 20.0]], ("height", "age"))
     with pytest.raises(DamagedFile, match=r"new\.csv has no column 'weight'; it has 'age', 'height', 'id'"):
-        node_inputs(tmp_path / "new.csv", None, ["weight"])
+        node_inputs(tmp_path / "new.csv", None, {"nodes": {"weight": Column("number")}})
 
 
 def test_parquet_holds_the_same(people: dict[str, Any], tmp_path: Path) -> None:
@@ -206,12 +209,12 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
         (
             PEOPLE.replace("bob", '"bob'),
             KNOWS,
-            r"line 3 of .*people.csv has a quote too few or too many; a row is one line",
+            r"line 3 of .*people.csv has a quote too few or too many; a cell in quotes ends",
         ),
         (
             "id,age,job,team\n" + "".join(f"n{k},{1_700_000_000 + k},{k % 2},a\n" for k in range(9)),
             KNOWS,
-            r"line 3 of .* has 1700000001 in column 'age', whose differences float32 rounds away; subtract the mean",
+            r"line 3 of .* has 1700000001 in column 'age', whose differences float32 rounds away; scale the features",
         ),
         (
             PEOPLE.replace("id,", "person,"),
@@ -233,7 +236,7 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
         (
             PEOPLE.replace("30", "old"),
             KNOWS,
-            r"line 2 .* has 'old' .* in column 'age'; features are numbers: .* ignore",
+            r"line 2 .* has 'old' .* in column 'age'; features are numbers, .* ignore",
         ),
         (PEOPLE.replace("id,", ","), KNOWS, "column 0 of .*people.csv has no name: name it id if it names"),
         (PEOPLE.replace("team", "age"), KNOWS, "has 4 columns, and two are named 'age'"),
@@ -244,7 +247,7 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
             r"line 6 of .*knows.csv has a node in column 'from' that is no id of .*people.csv: 'kim'",
         ),
         (PEOPLE, KNOWS + "ann,bob,7\n", r"line 6 of .*knows.csv repeats an edge with another weight"),
-        (PEOPLE, KNOWS.replace("1.5", "-1"), r"line 2 of .*knows.csv has a weight that is negative or not finite"),
+        (PEOPLE, KNOWS.replace("1.5", "-inf"), r"line 2 of .*knows.csv has a weight that is not finite"),
         (PEOPLE, KNOWS.replace("1.5", ""), r"line 2 of .*knows.csv has no number in column 'hours'"),
         (PEOPLE, KNOWS.replace("hours", "days"), "has no column 'hours'; it has 'from', 'to', 'days'"),
         (PEOPLE, KNOWS.replace("from,to", "ann,bob"), "the first line of .* links 'ann' and 'bob'; write a header"),
@@ -264,12 +267,11 @@ def test_tables_with_names_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (
-            "split\n" + "train\n" * 4 + "val\n" * 3 + "test\n" * 3,
-            "line 11 .* puts a row into a part, and its target is",
-        ),
         ("split\n" + "train\n" * 4 + "valid\n" * 6, "line 6 .* has a split other than train, val, test and nothing"),
-        ("split\n" + "train\n" * 9 + '""\n', "leaves a part empty; training needs rows in train, val, test"),
+        (
+            "split\n" + "train\n" * 9 + '""\n',
+            "leaves a part empty; training needs rows with a target in train, val, test",
+        ),
         ("train_mask,val_mask,test_mask\n" + "1,1,0\n" * 10, "line 2 .* puts a row into two parts"),
         ("train_mask,val_mask\n" + "1,0\n" * 10, "has no column 'test_mask'"),
     ],
@@ -358,7 +360,8 @@ def test_how_files_were_read_is_said(people: dict[str, Any]) -> None:
         ("people.csv", "5 nodes, named by column id, header found, commas, features age"),
         (
             "knows.csv",
-            "4 edges, ids as text, header found, commas, from and to, column hours is a weight, 1 self-loops left out",
+            "4 edges, ids as text, header found, commas, from and to, column hours is a weight, 1 self-loops left out, "
+            "1 rows of the other direction left out",
         ),
         ("people.csv", "2 classes, cook, nurse, for 4 of 5 nodes"),
         ("people.csv", "2 train, 1 val, 1 test (at random)"),
@@ -424,16 +427,28 @@ def test_integers_are_numbers_unless_they_are_called_categories(people: dict[str
     assert data.x[:, 0].tolist() == [30, 41, 25, 50, 33]
     edges = EdgeFile(people["edges"].path, ("from", "to"), features=["hours"])
     people["edges"].path.write_text("from,to,hours\nann,bob,2\nbob,eve,10\neve,bob,10\n")
-    data = node_tables(**{**people, "edges": edges, "ignore": ()}, categories=["kind", "team", "hours"])
-    assert data.categories == {"kind": ("25", "30", "33", "41", "50"), "team": ("a", "b"), "hours": ("2", "10")}
+    people |= {"edges": edges, "ignore": ["split"]}
+    people["nodes"].write_text("id,kind,job,team,split\nann,30,cook,a,train\nbob,41,,a,\neve,25,nurse,b,train\ndan,50,cook,b,"
+                               "val\nzoe,33,nurse,b,test\n")  # fmt: skip
+    data = node_tables(**people, categories=["kind", "team", "hours"])
+    values = {name: column.values for of in data.columns.values() for name, column in of.items()}
+    assert values == {"kind": ("25", "30"), "team": ("a", "b"), "hours": ("2", "10")}
+    kinds = torch.tensor([[0, 1], [0, 0], [1, 0], [0, 0], [0, 0]])
     teams = torch.tensor([[1, 0]] * 2 + [[0, 1]] * 3)
-    assert torch.equal(data.x, torch.cat([torch.eye(5)[[1, 3, 0, 4, 2]], teams], 1))
+    assert torch.equal(data.x, torch.cat([kinds, teams], 1))
     assert data.edge_index.tolist() == [[1, 0, 2, 1], [0, 1, 1, 2]]
     assert data.edge_features.tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
-    again = node_inputs(people["nodes"], edges, data.inputs, data.categories)
-    assert torch.equal(again.x, data.x)
+    assert "3 rows with a category of kind that no row for training has (41): zeros" in data.understood[0][1]
+    assert torch.equal(node_inputs(people["nodes"], edges, data.columns).x, data.x)
+    people["nodes"].write_text("id,kind,team\nann,31,a\n")
+    with pytest.raises(
+        DamagedFile, match=r"line 2 of .* has the category '31' in column 'kind', which no row had in tr"
+    ):
+        node_inputs(people["nodes"], None, data.columns)
+    people["nodes"].write_text(PEOPLE.replace("age,", "kind,").replace("41", "30"))
+    people["ignore"] = ()
     with pytest.raises(DamagedFile, match="no column of features is named 'tem', which --categories names"):
-        node_tables(**{**people, "ignore": ()}, categories=["tem", "team"])
-    people["nodes"].write_text("id,kind,job\n" + "".join(f"n{k},k{k},{'ab'[k % 2]}\n" for k in range(1001)))
-    with pytest.raises(DamagedFile, match=r"column 'kind' of .* has 1,001 categories, and 1,000 are the most"):
+        node_tables(**people, categories=["tem", "team"])
+    people["nodes"].write_text("id,kind,job\n" + "".join(f"n{k},k{k},{'ab'[k % 2]}\n" for k in range(1700)))
+    with pytest.raises(DamagedFile, match=r"column 'kind' of .* has 1,020 categories, and 1,000 are the most"):
         node_tables(people["nodes"], target=["job"], categories=["kind"])

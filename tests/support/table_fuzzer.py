@@ -1,13 +1,15 @@
 """Draws graphs, writes them as files of every dialect, and most often with a fault, and reads them back.
 
-A file must be read as what was drawn, or refused with a sentence; anything else is a silent misreading. As a program,
-it draws more than the tests do: `PYTHONPATH=.:tests/support python tests/support/table_fuzzer.py 20000`.
+A file must be read as what was drawn, or refused with a sentence; anything else is a silent misreading. Options are
+drawn, too: gaps and how they are filled, scaling, categories, dates, repeated edges, encodings. As a program, it draws
+more than the tests do: `PYTHONPATH=.:tests/support python tests/support/table_fuzzer.py 20000`.
 """
 
 from __future__ import annotations
 
 import bz2
 import csv
+import datetime
 import gzip
 import io
 import json
@@ -23,10 +25,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow
+import pytest
 from pyarrow import parquet
 
 from mpnn.data import graph_tables, node_tables
-from mpnn.data.tables import EdgeFile
+from mpnn.data.tables import EdgeFile, node_inputs
 from mpnn.graphs import write_csr
 
 WORDS = [
@@ -49,6 +52,40 @@ WORDS = [
 ]
 MARKS = ["", "NA", "nan", "NaN", "None", "null", "<NA>", "n/a"]
 Rows = list[list[str]]
+Cells = list[str | None]
+EPOCH = datetime.datetime(1970, 1, 1)
+
+
+def number_of(cell: str | None, kind: str) -> float:
+    """What a cell means."""
+    if cell is None:
+        return np.nan
+    if kind == "truth":
+        return float(cell.lower() == "true")
+    if kind == "date":
+        return (datetime.datetime.fromisoformat(cell) - EPOCH) / datetime.timedelta(days=1)
+    return float(cell)
+
+
+def expected_features(kind: str, cells: Cells, train: np.ndarray, missing: str, scale: bool) -> np.ndarray:
+    """The features [N, k] of a column, by the formulas of the documentation."""
+    known = np.array([cell is not None for cell in cells])
+    if kind == "category":
+        words = [cell for cell, is_one in zip(cells, known & train, strict=True) if is_one]
+        values = sorted({*words}, key=lambda v: (len(v), v) if v.isdecimal() else (0, v))
+        x = np.array([[float(cell == value) for value in values] for cell in cells]).reshape(len(cells), -1)
+        gaps = np.array([cell not in values for cell in cells])
+        if missing != "refuse":
+            x[gaps] = [words.count(value) / len(words) for value in values]
+    else:
+        x = np.array([number_of(cell, kind) for cell in cells])
+        gaps, own = ~known, x[known & train]
+        mean, std = (own.mean(), own.std()) if len(own) else (0.0, 0.0)
+        x[gaps] = mean
+        if scale and kind != "truth":
+            x = (x - mean) / (std if std > 0 else 1)
+        x = x[:, None]
+    return np.concatenate([x, gaps[:, None]], 1) if missing == "indicator" and gaps.any() else x
 
 
 class Draw:
@@ -60,9 +97,13 @@ class Draw:
         self.size = self.random.randint(8, 14)
         self.notes: list[str] = [f"seed {seed}"]
         self.ids = one_of([None, None, *self._ids()])
-        self.features = {
-            name: self._feature() for name in self.random.sample(["age", "#friends", "income, EUR", "w"], 2)
-        }
+        self.features: dict[str, Cells] = {}
+        self.kind_of: dict[str, str] = {}
+        for name in self.random.sample(["age", "#friends", "income, EUR", "w"], 2):
+            kinds = ["number"] * 4 + ([] if self.ids is None else ["truth", "date", "category"])
+            self.kind_of[name] = one_of(kinds)
+            self.features[name] = self._feature() if self.kind_of[name] == "number" else self._words(self.kind_of[name])
+        self._draw_options(one_of)
         kind = one_of([["a", "b"], ["C#", "C", "x y"], ["0", "1"], ["3", "7", "12"]])
         self.classes: list[str | None] = [kind[k % len(kind)] for k in range(self.size)]
         for k in self.random.sample(range(self.size), one_of([0, 0, 1, 2])):
@@ -71,11 +112,43 @@ class Draw:
         if one_of([True, True, False]):
             pairs |= {(0, 1)}
         edges = {(min(p), max(p)): p for p in pairs}
-        self.edges = [*edges.values()]
+        self.edges = [*edges.values()] if one_of([True] * 12 + [False]) else []
         self.random.shuffle(self.edges)
-        self.weights = [one_of(["0.5", "1.25", "2", "3"]) for _ in self.edges] if one_of([True, False]) else None
+        self.weights = [one_of(["0.5", "1.25", "-2", "3"]) for _ in self.edges] if one_of([True, False]) else None
+        self.parts: list[str] | None = None
+        if self.ids is not None and one_of([True, False, False]):
+            self.parts = [one_of(["train", "train", "val", "test", ""]) for _ in range(self.size)]
+        self.repeats = one_of(["refuse", "refuse", "refuse", "first", "sum"])
+        self._repeat_edges(one_of)
         self.extra = one_of([None, None, "since", "kind"])
         self.first = one_of([None, None, None, 1]) if self.ids is None else None
+
+    def _draw_options(self, one_of: Any) -> None:
+        self.missing = one_of(["refuse", "refuse", "mean", "indicator"])
+        self.scale = one_of([True, False])
+        self.encoding = one_of([None, None, None, "cp1252", "latin-1"])
+        if self.missing != "refuse":
+            for cells in self.features.values():
+                for k in self.random.sample(range(len(cells)), one_of([0, 1, 2])):
+                    cells[k] = None
+
+    def _repeat_edges(self, one_of: Any) -> None:
+        """Appends rows that repeat an edge: in either direction, and with another weight if that is not refused."""
+        for k in self.random.sample(range(len(self.edges)), min(len(self.edges), one_of([0, 0, 1, 3]))):
+            self.edges.append(self.edges[k][:: one_of([1, -1])])
+            if self.weights is not None:
+                self.weights.append(self.weights[k] if self.repeats == "refuse" else one_of(["4", "0.75"]))
+
+    def _words(self, kind: str) -> list[str]:
+        """A column of true and false, of dates, or of categories."""
+        if kind == "date":
+            days = [datetime.datetime(self.random.randint(1990, 2030), 1 + k % 12, 1 + k) for k in range(self.size)]
+            form = self.random.choice(["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S"])
+            return [(day + datetime.timedelta(minutes=self.random.randint(0, 1439))).strftime(form) for day in days]
+        truth = [["True", "False"], ["true", "false"], ["TRUE", "FALSE"]]
+        words = truth if kind == "truth" else [["Rome", "Oslo", "New, York"], ["1", "6", "17"]]
+        values = self.random.choice(words)
+        return [values[k] if k < len(values) else self.random.choice(values) for k in range(self.size)]
 
     def _ids(self) -> list[list[str]]:
         numbers = self.random.sample(range(10**17, 10**18), self.size)
@@ -85,6 +158,7 @@ class Draw:
             [*map(str, numbers)],
             [*map(str, range(1, self.size + 1))],
             [f"user {k}" for k in range(self.size)],
+            [f"user,\n{k}" for k in range(self.size)],
         ]
 
     def _feature(self) -> list[str]:
@@ -104,28 +178,51 @@ class Draw:
 
     def check(self, data: Any) -> str:
         """What was read otherwise than it was drawn, or nothing."""
-        expected = np.array([[float(cell) for cell in column] for column in self.features.values()], np.float32).T
-        if data.x.shape != expected.shape or not np.allclose(data.x.numpy(), expected, rtol=1e-6, atol=0):
+        if not self._are_features(data.x, data.train_mask.numpy()):
             return "features"
         if self.ids is not None and data.ids != tuple(self.ids):
             return "ids"
-        known = (data.train_mask | data.val_mask | data.test_mask).tolist()
-        classes = [
-            data.outputs.names[k] if is_known else None for k, is_known in zip(data.y.tolist(), known, strict=True)
-        ]
-        if classes != self.classes:
+        classes = [None if k < 0 else data.outputs.names[k] for k in data.y.tolist()]
+        if classes != self.classes or data.is_known.tolist() != [cell is not None for cell in classes]:
             return "classes"
-        both = {}
-        for k, (a, b) in enumerate(self.edges):
-            both[a, b] = both[b, a] = 1.0 if self.weights is None else float(self.weights[k])
+        masks = {"train": data.train_mask, "val": data.val_mask, "test": data.test_mask}
+        if self.parts is None:
+            if not (masks["train"] | masks["val"] | masks["test"]).equal(data.is_known):
+                return "parts"
+        elif any((mask.tolist() != [part == name and cell is not None
+                                    for part, cell in zip(self.parts, self.classes, strict=True)])
+                 for name, mask in masks.items()):  # fmt: skip
+            return "parts"
         weights = [1.0] * data.edge_index.shape[1] if data.edge_weight is None else data.edge_weight.tolist()
         found = dict(zip(map(tuple, data.edge_index.T.tolist()), weights, strict=True))
-        return "" if found == both else "edges"
+        return "" if found == self._expected_edges() else "edges"
+
+    def _are_features(self, x: Any, train: np.ndarray) -> bool:
+        columns = [
+            expected_features(self.kind_of[name], cells, train, self.missing, self.scale)
+            for name, cells in self.features.items()
+        ]
+        expected = np.concatenate(columns, 1)
+        return x.shape == expected.shape and np.allclose(x.numpy(), expected, rtol=1e-5, atol=2e-6)
+
+    def _expected_edges(self) -> dict[tuple[int, ...], float]:
+        both: dict[tuple[int, ...], float] = {}
+        for k, (a, b) in enumerate(self.edges):
+            weight = 1.0 if self.weights is None else float(self.weights[k])
+            before = both.get((a, b))
+            if before is not None and self.repeats == "sum":
+                weight += before
+            elif before is not None:
+                weight = before
+            both[a, b] = both[b, a] = weight
+        return both
 
     # ------------------------------------------------------------------------------------------------------ tables
 
     def node_rows(self, mark: str) -> Rows:
-        columns = [[name, *cells] for name, cells in self.features.items()]
+        columns = [[name, *(mark if c is None else c for c in cells)] for name, cells in self.features.items()]
+        if self.parts is not None:
+            columns.insert(self.random.randint(0, 2), ["split", *self.parts])
         if self.ids is not None:
             columns.insert(self.random.randint(0, 2), [self.random.choice(["id", "ID", "Id"]), *self.ids])
         columns.append(["club", *(mark if cell is None else cell for cell in self.classes)])
@@ -154,10 +251,12 @@ class Draw:
         has_header = self.ids is not None or one_of([True, True, False])
         target = "club" if has_header else str(len(nodes[0]) - 1)
         columns: Any = edges[0][:2] if len(edges[0]) > 2 else one_of([None, edges[0][:2]])
-        edge_header = one_of([True, True, False]) or self.weights is not None
+        edge_header = one_of([True, True, False]) or self.weights is not None or not self.edges
         if not edge_header:
             columns = (0, 1) if len(edges[0]) > 2 else None
         fault = one_of([*FAULTS, *[None] * 20])
+        if fault is not None and fault[1] is None and any("\n" in name for name in self.ids or ()):
+            fault = None  # what a damaged line means depends on the quotes around it
         of_nodes = fault is None or fault[0] == "nodes" or (fault[0] == "both" and one_of([True, False]))
         if fault is not None:
             self.notes.append(f"{fault[2]} in {'nodes' if of_nodes else 'edges'}")
@@ -165,20 +264,27 @@ class Draw:
                 fault = None
         broken = None if fault is None or fault[1] is not None else fault[2]
         first = self.first if one_of([True, True, False]) else None
-        paths = []
-        for name, rows, header in (("nodes", nodes, has_header), ("edges", edges, edge_header)):
-            own = broken if (name == "nodes") == of_nodes else None
-            paths.append(write(self, folder, name, rows, header, own))
-        file = EdgeFile(paths[1], columns, None if self.weights is None else "hours", first=first)
+        is_matrix = self.ids is None and fault is None and one_of([True, *[False] * 4])
+        paths = [write(self, folder, "nodes", nodes, has_header, broken if of_nodes else None)]
+        weights = None if self.weights is None else "hours"
+        if is_matrix:
+            paths.append(self._write_matrix(folder))
+            columns, weights, first = one_of([None, (0, 1)]), weights and "value", one_of([None, 1])
+        else:
+            paths.append(write(self, folder, "edges", edges, edge_header, None if of_nodes else broken))
+        file = EdgeFile(paths[1], columns, weights, first=first, repeats=self.repeats)
+        categories = [name for name, kind in self.kind_of.items() if kind == "category"]
+        options: dict[str, Any] = {"missing": self.missing, "scale": self.scale, "encoding": self.encoding}
         try:
-            data = node_tables(paths[0], edges=file, target=[target])
+            data = node_tables(paths[0], edges=file, target=target, categories=categories, **options)
         except ValueError as error:
             outcome, wrong = f"refused: {error}", ""
         else:
-            wrong = self.check(data)
+            wrong = self.check(data) or self._check_again(paths[0], data)
             outcome = "read" if not wrong else f"misread {wrong}: {data.understood}"
         if not wrong and self.ids is None:
-            wrong = self._check_folder(folder, paths[1], columns if len(edges[0]) > 2 else None, first)
+            of_folder = columns if is_matrix or len(edges[0]) > 2 else None
+            wrong = self._check_folder(folder, paths[1], of_folder, first)
         if wrong or (outcome != "read" and fault is None and not self._may_refuse(outcome)):
             kept = "\n".join(f"{path.name}: {path.read_bytes()[:600]!r}" for path in paths)
             return (
@@ -187,10 +293,31 @@ class Draw:
             )
         return outcome, ""
 
+    def _check_again(self, path: Path, data: Any) -> str:
+        """A trained model reads the same features."""
+        again = node_inputs(path, None, data.columns, self.encoding)
+        return "" if again.x.equal(data.x) else "features of a trained model"
+
+    def _write_matrix(self, folder: Path) -> Path:
+        """The edges in MatrixMarket's format, in one of its spellings."""
+        one_of = self.random.choice
+        path = folder / one_of(["edges.mtx", "edges.txt", "edges.csv"])
+        field = "pattern" if self.weights is None else one_of(["real", "Real"])
+        banner = (
+            f"{one_of(['%%', '%', '% '])}{one_of(['MatrixMarket', 'matrixmarket'])} matrix coordinate {field} general"
+        )
+        lines = [banner, *one_of([[], ["% a comment"]]), f"{self.size} {self.size} {len(self.edges)}"]
+        for k, (a, b) in enumerate(self.edges):
+            lines.append(f"{a + 1} {b + 1}" + ("" if self.weights is None else f" {self.weights[k]}"))
+        path.write_text("\n".join(lines) + "\n")
+        self.notes.append(f"edges as {banner!r}")
+        return path
+
     def _check_folder(self, folder: Path, path: Path, columns: Any, first: int | None) -> str:
         """The same edges by `write_csr`, which leaves nothing behind where it refuses."""
         try:
-            graph = write_csr(folder / "csr", path, self.size, columns=columns, first=first).graph()
+            own = {"columns": columns, "first": first, "encoding": self.encoding}
+            graph = write_csr(folder / "csr", path, self.size, **own).graph()
         except (ValueError, IndexError):
             return "" if not [*folder.glob(".csr*"), *folder.glob("csr*")] else "a folder is left"
         return "" if {*map(tuple, graph.edge_index.T.tolist())} == {*self.edges} else "edges on the disk"
@@ -212,6 +339,8 @@ class Draw:
             "row numbers that pandas",
             "one class only",
             "numbers the ",
+            "at least one row",
+            "for training",
         )
         is_id = (
             self.ids is not None
@@ -283,7 +412,10 @@ def write(draw: Draw, folder: Path, name: str, rows: Rows, header: bool, broken:
         text = text.removesuffix("\n")
     text = text.replace("\n", one_of(["\n", "\n", "\r\n", "\r"]))
     encoding = one_of(["utf-8", "utf-8", "utf-8-sig", "utf-16"])
-    if broken == "latin-1":
+    if draw.encoding is not None:
+        is_narrow = text.encode(draw.encoding, "ignore").decode(draw.encoding) == text
+        encoding = one_of([*[draw.encoding] * (2 * is_narrow), "utf-8-sig", "utf-16"])
+    elif broken == "latin-1":
         encoding, text = "latin-1", text.replace("Ç", "ç").encode("latin-1", "replace").decode("latin-1")
     draw.notes.append(f"{name}: {separator!r} {decimal} {encoding} quoting {quoting}{'' if header else ' no header'}")
     data = text.encode(encoding)
@@ -348,6 +480,8 @@ def _parquet(draw: Draw, path: Path, rows: Rows, name: str) -> Path:
             exact = False
         if exact and draw.random.choice([True, False]):
             columns[column] = pyarrow.array([None if cell is None else int(cell) for cell in cells], "int64")
+        elif draw.kind_of.get(column) == "truth" and all(cell.lower() in ("true", "false") for cell in numbers):
+            columns[column] = pyarrow.array([cell if cell is None else cell.lower() == "true" for cell in cells])
         elif column in draw.features or column in ("hours", "size"):
             are_numbers = all(re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", cell) and cell.count(".") < 2 for cell in numbers)
             cells = [None if cell is None else float(cell) for cell in cells] if are_numbers else cells
@@ -377,8 +511,9 @@ def _replace(column: str | int, *cells: str) -> Any:
         if column == "id":
             k = next((k for k, name in enumerate(rows[0]) if name.lower() == "id"), -1)
         if column == "feature":
-            k = rows[0].index(draw.random.choice([*draw.features]))
-        if k < 0:
+            of_numbers = [name for name, kind in draw.kind_of.items() if kind != "category"]
+            k = rows[0].index(draw.random.choice(of_numbers)) if of_numbers else -1
+        if k < 0 or len(rows) < 2 or (column == "feature" and "" in cells and draw.missing != "refuse"):
             return False
         row = draw.random.choice(rows[1:])
         cell = draw.random.choice([cell for cell in cells if cell != row[k]])
@@ -401,6 +536,8 @@ def _repeat_name(draw: Draw, rows: Rows) -> bool:
 
 
 def _unknown_end(draw: Draw, rows: Rows) -> bool:
+    if len(rows) < 2:
+        return False
     row = rows[1] if draw.random.choice([True, False]) else draw.random.choice(rows[1:])
     ends = [draw.random.choice([0, 1])] if draw.random.choice([True, True, False]) else [0, 1]
     for k, end in enumerate(ends):
@@ -412,7 +549,7 @@ def _unknown_end(draw: Draw, rows: Rows) -> bool:
 
 
 def _clash(draw: Draw, rows: Rows) -> bool:
-    if draw.weights is None:
+    if draw.weights is None or draw.repeats != "refuse" or len(rows) < 2:
         return False
     rows.append([*rows[1][:2], "9", *rows[1][3:]])
     return True
@@ -434,7 +571,7 @@ FAULTS = [
     ("nodes", _many_classes, "names as classes"),
     ("edges", _unknown_end, "an unknown end"),
     ("edges", _replace(0, *MARKS, "1.5", "-1", "9007199254740993", "1e3"), "an end that is none"),
-    ("edges", _replace("hours", *MARKS, "-1", "inf", "many", "1.5.2"), "a weight that is none"),
+    ("edges", _replace("hours", *MARKS, "inf", "many", "1.5.2"), "a weight that is none"),
     ("edges", _clash, "a repeated edge with another weight"),
     *(
         ("both", None, name)
@@ -467,8 +604,12 @@ class GraphDraw(Draw):
         self.features = {name: [] for name in self.random.sample(["age", "charge", "w"], one_of([1, 2]))}
         for name in self.features:
             self.features[name] = [one_of(["0.5", "1.25", "-3", "7"]) for _ in self.of_row]
+        self.kind_of = dict.fromkeys(self.features, "number")
         self.category = one_of([None, ["C", "N", "O"], ["1", "6", "8"]])
-        self.kinds = [one_of(self.category or [""]) for _ in self.of_row]
+        if self.category:
+            self.features["kind"] = [one_of(self.category) for _ in self.of_row]
+            self.kind_of["kind"] = "category"
+        self._draw_options(one_of)
         self.of_graph = [one_of(["1.5", "2", "-4"]) for _ in self.ids] if one_of([True, False]) else None
         self.problem = one_of(["classes", "regression"])
         targets = ["0.5", "1.5", "-2.25", "10"] if self.problem == "regression" else ["x", "y"]
@@ -486,21 +627,29 @@ class GraphDraw(Draw):
 
     def check(self, data: Any) -> str:
         order = sorted(range(len(self.of_row)), key=lambda row: (self.of_row[row], self.local[row]))
-        columns = [[float(cell) for cell in column] for column in self.features.values()]
-        if self.category:
-            columns += [[float(kind == one) for kind in self.kinds] for one in self.category]
-        rows = [[column[row] for column in columns] for row in order]
-        if self.of_graph is not None:
-            rows = [[*cells, float(self.of_graph[self.of_row[row]])] for cells, row in zip(rows, order, strict=True)]
         if data.ids != tuple(self.ids) or data.graph.tolist() != sorted(self.of_row):
             return "graphs"
-        if data.x.shape != (len(rows), len(rows[0])) or not np.allclose(data.x.numpy(), rows):
+        train = data.train_mask.numpy()
+        columns = [
+            expected_features(self.kind_of[name], cells, train[self.of_row], self.missing, self.scale)[order]
+            for name, cells in self.features.items()
+        ]
+        if self.of_graph is not None:
+            of_graph = expected_features("number", self.of_graph, train, self.missing, self.scale)
+            columns.append(of_graph[[self.of_row[row] for row in order]])
+        expected_x = np.concatenate(columns, 1)
+        if data.x.shape != expected_x.shape or not np.allclose(data.x.numpy(), expected_x, rtol=1e-5, atol=2e-6):
             return "features"
         place = {row: k for k, row in enumerate(order)}
+        weights = np.ones(len(self.edges)) if self.weights is None else np.array([*map(float, self.weights)])
+        if data.edge_features is not None:
+            of_training = train[[self.of_row[a] for a, _ in self.edges]]
+            used = of_training if of_training.any() else ~of_training
+            weights = expected_features("number", self.weights, used, self.missing, self.scale)[:, 0].astype(np.float32)
         expected = {}
         for k, (a, b) in enumerate(self.edges):
             for pair in ((a, b), (b, a)):
-                expected[place[pair[0]], place[pair[1]]] = 1.0 if self.weights is None else float(self.weights[k])
+                expected[place[pair[0]], place[pair[1]]] = pytest.approx(weights[k], rel=1e-5, abs=1e-6)
         attr = data.edge_weight if data.edge_features is None else data.edge_features[:, 0]
         cells = [1.0] * data.edge_index.shape[1] if attr is None else attr.tolist()
         if dict(zip(map(tuple, data.edge_index.T.tolist()), cells, strict=True)) != expected:
@@ -526,8 +675,7 @@ class GraphDraw(Draw):
         self.random.shuffle(columns)
         graphs = [list(row) for row in zip(*columns, strict=True)]
         names = [f"n{self.local[row] if self.naming == 'own names' else row}" for row in range(len(self.of_row))]
-        columns = [[name, *cells] for name, cells in self.features.items()]
-        columns += [["kind", *self.kinds]] if self.category else []
+        columns = [[name, *(mark if c is None else c for c in cells)] for name, cells in self.features.items()]
         columns.insert(0, [one_of(["graph", "Graph_ID"]), *(self.ids[g] for g in self.of_row)])
         columns += [[one_of(["id", "node_id"]), *names]] if self.naming.endswith("names") else []
         nodes = [list(row) for row in zip(*columns, strict=True)]
@@ -567,20 +715,13 @@ class GraphDraw(Draw):
             paths.get("edges", folder), ends, weights, first=first, features=("hours",) if is_feature else ()
         )
         options: dict[str, Any] = {"target": ["y"], "problem": self.problem}
+        options |= {"missing": self.missing, "scale": self.scale, "encoding": self.encoding}
+        options["categories"] = ["kind"] if self.category else []
         try:
-            data = graph_tables(
-                paths["graphs"],
-                paths["nodes"],
-                file if has_edges else None,
-                categories=["kind"] if self.category and len({*self.kinds}) == len(self.category) else [],
-                ignore=["kind"] if self.category and len({*self.kinds}) < len(self.category) else [],
-                **options,
-            )
+            data = graph_tables(paths["graphs"], paths["nodes"], file if has_edges else None, **options)
         except ValueError as error:
             outcome, wrong = f"refused: {error}", ""
         else:
-            if self.category and len({*self.kinds}) < len(self.category):
-                self.category = None
             wrong = self.check(data)
             outcome = "read" if not wrong else f"misread {wrong}: {data.understood}"
         doubts = (
@@ -591,9 +732,8 @@ class GraphDraw(Draw):
             "a thousand or one",
             "has node 0",
         )
-        is_doubtful = any(
-            doubt in outcome for doubt in (*doubts, "seems to name", "rows with a target", "one class only")
-        )
+        doubts += "seems to name", "rows with a target", "one class only", "for training"
+        is_doubtful = any(doubt in outcome for doubt in doubts)
         if wrong or (outcome != "read" and fault is None and not is_doubtful):
             kept = "\n".join(f"{path.name}: {path.read_bytes()[:700]!r}" for path in paths.values())
             return outcome, f"{wrong or 'refused without a fault'}; {'; '.join(self.notes)}\n{outcome}\n{kept}"
@@ -607,6 +747,9 @@ def _in(name: str, column: str, *cells: str) -> Any:
         rows = tables[name]
         found = [k for k, one in enumerate(rows[0]) if one.lower() in column.split("|")]
         if not found or len(rows) < 2:
+            return False
+        is_feature = column in ("size", "kind", "age|charge|w") or (column == "hours" and draw.as_features)
+        if "" in cells and is_feature and draw.missing != "refuse":
             return False
         row = draw.random.choice(rows[1:])
         row[found[0]] = draw.random.choice([cell for cell in cells if cell != row[found[0]]])
