@@ -47,7 +47,7 @@ def check_widths(attention: Attention | None, x: Tensor, source: Tensor) -> None
     validation.fits(owner, "x", x, of_dst)
     validation.fits(owner, "x" if x is source else "source", source, of_src)
     for name, part in attention.named_modules():
-        weight = getattr(part, "weight", None)
+        weight: Any = getattr(part, "weight", None)
         is_other = isinstance(weight, Tensor) and weight.is_floating_point() and weight.dtype != x.dtype
         if is_other and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(

@@ -5,7 +5,7 @@ rounds. The lowest estimate is chosen. A backend chosen by name runs the round i
 `Refused` with its reason; there is no silent fallback.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -145,7 +145,7 @@ def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) 
     # A single candidate is not priced: prices take longer than a small round, and nothing depends on them.
     if len(able) == 1 and not equalities:
         return _leaf(able[0], round, estimated)
-    kind = able if transformed else _of_kind(round, able, bool(equalities))
+    kind = able if transformed else _of_kind(round, able, equalities)
     if len(kind) == 1 and not equalities:
         return _leaf(kind[0], round, estimated)
     options = [_leaf(b, round, estimated=True) for b in kind]
@@ -155,7 +155,8 @@ def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) 
         if isinstance(found, Choice):
             options.append(found)
     if not options:  # no rewrite could run
-        options = [_leaf(b, round, estimated=True) for b in able]
+        kind = able if transformed else _of_kind(round, able, ())
+        options = [_leaf(b, round, estimated=True) for b in kind or able]
     if options:
         # The first of equal prices wins, so the order of BACKENDS decides ties, the same on each machine.
         return min(options, key=_seconds)
@@ -166,7 +167,7 @@ def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) 
 _MANY_NODES = 64  # of an explicit graph that may run as a matrix of pairs
 
 
-def _of_kind(round: Round, able: list[Backend], has_rewrites: bool) -> list[Backend]:
+def _of_kind(round: Round, able: list[Backend], equalities: Sequence[tuple[Rewrite, str | None]]) -> list[Backend]:
     """The backends among which prices decide, out of those that are able to run a round.
 
     Batches of graphs and of documents run on a CPU by one backend, however large they are: so what an item gets does
@@ -180,6 +181,12 @@ def _of_kind(round: Round, able: list[Backend], has_rewrites: bool) -> list[Back
             return able
         order: tuple[Backend, ...] = (csr,)
         last: tuple[Backend, ...] = (edge_list, dense)
+    elif (
+        not graph.stack
+        and graph.has_scattered_cliques
+        and any(rewrites.IN_ORDER is rewrite for rewrite, reason in equalities if not reason)
+    ):
+        return []  # tiles run its cliques in order
     elif _is_packed(graph):
         order = (tiles, csr)
         last = (edge_list,) if dense.runs_by_cliques(round) else (edge_list, dense)
@@ -191,7 +198,7 @@ def _of_kind(round: Round, able: list[Backend], has_rewrites: bool) -> list[Back
     if best is not None:
         return [best, *own]
     others = [b for b in able if b not in last]
-    return others if others or has_rewrites else able
+    return others if others or equalities else able
 
 
 def is_matrix(graph: Graph) -> bool:

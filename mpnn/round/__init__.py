@@ -448,7 +448,7 @@ def _rate_form(rate: float) -> Hashable:
     return "some" if type(rate) is float and 0.0 < rate < 1.0 else rate
 
 
-def table_form(x: EmbeddingTable) -> tuple[Hashable, ...]:
+def table_form(x: EmbeddingTable) -> tuple[Any, ...]:
     """What plans depend on of a table of edges but for its tensor. A rule that is equal only to itself is not kept."""
     rule = x.relation
     of_rule: Hashable = rule if rule is None or rule.is_value else (type(rule), rule.count)

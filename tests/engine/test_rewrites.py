@@ -246,6 +246,7 @@ def examples() -> dict[str, Round]:
         "softmax over destinations by two over sources": Round(graph, x, score, normalize="softmax_dst"),
         "logits, weights by torch, their aggregate": Round(graph, x, score, normalize="sparsemax"),
         "sinks by lse": Round(graph, x, score, sinks=torch.zeros(2)),
+        "cliques in order": Round(graphs.windows(2, 4, size=2).bind(8), x[:8], Dot(x[:8], x[:8], 0.5)),
         "features in float32": Round(graph, x.half(), Dot(x.half(), x.half(), 0.5), keep_accumulate_dtype=True),
     }
 

@@ -6,6 +6,7 @@ its graph. Nothing else changes a round on its way to a kernel.
 """
 
 from mpnn.engine.rewrites.aggregator_in_two_rounds import AggregatorInTwoRounds
+from mpnn.engine.rewrites.cliques_in_order import CliquesInOrder
 from mpnn.engine.rewrites.composed_in_parts import ComposedInParts
 from mpnn.engine.rewrites.fold_stacked import FoldStacked
 from mpnn.engine.rewrites.mean_as_sum import MeanAsSum
@@ -16,9 +17,11 @@ from mpnn.engine.rewrites.softmax_dst import SoftmaxOverDestinations
 from mpnn.engine.rewrites.weights_between import WeightsBetween
 from mpnn.engine.rewrites.wide_features import WideFeatures
 
-__all__ = ["REWRITES", "Rewrite"]
+__all__ = ["IN_ORDER", "REWRITES", "Rewrite"]
+
+IN_ORDER = CliquesInOrder()
 
 REWRITES: tuple[Rewrite, ...] = (
     FoldStacked(), SetsInOneRow(), ComposedInParts(), MeanAsSum(), AggregatorInTwoRounds(), SoftmaxOverDestinations(),
-    SinksAsLse(), WeightsBetween(), WideFeatures(),
+    SinksAsLse(), WeightsBetween(), WideFeatures(), IN_ORDER,
 )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Attention within cliques whose nodes are not consecutive, such as windows of an image: the same attention within
+documents, over the nodes in the order of their cliques.
+
+    out = P^T attend( documents, P query, P key, P value )        P sorts nodes by clique
+
+So the kernels of tiles, which need consecutive nodes, run any graph that is blocks after a permutation.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpnn.backends.cost_model import Estimate
+from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
+from mpnn.graph import Graph
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge
+from mpnn.kernels.permutation import permute
+from mpnn.round import Result, Round
+from mpnn.round.needs import DROPS, FLOATS, by_rule
+from mpnn.scores import Dot
+
+
+class CliquesInOrder(Rewrite):
+    NAME = "cliques in order"
+    SERVES = (
+        FLOATS | DROPS | by_rule("bias")
+        | {"cpu", "Dot", "softmax", "softcap", "sum", "bias by nodes", "gradient"}
+        | {"return_lse", "keep_accumulate_dtype"}
+    )  # fmt: skip
+
+    def applies(self, round: Round) -> bool:
+        return isinstance(round.score, Dot) and round.value.is_cpu
+
+    def refusal(self, round: Round) -> str | None:
+        if round.graph.stack or not round.graph.has_scattered_cliques:
+            return "the graph is not made of cliques whose nodes are scattered"
+        if round.graph.positions is not None:
+            return "positions of nodes are given"
+        return None
+
+    def estimate(self, round: Round) -> Estimate:
+        nodes = round.batch.numel() * (round.graph.num_dst * round.heads * 2 + round.graph.num_src * round.heads * 2)
+        numbers = float(nodes * round.value.shape[-1])
+        return work({"call": 4.0, "copied number": numbers}, round, numbers * round.accumulate_dtype.itemsize)
+
+    def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
+        graph = round.graph
+        sorted_nodes = graph.cached("cliques in order", lambda: _sort(graph))
+
+        def by_clique(x: Tensor, trailing: int) -> Tensor:
+            return permute(x, sorted_nodes.order, sorted_nodes.inverse, -1 - trailing)
+
+        score = round.score
+        assert isinstance(score, Dot)
+        score = Dot(by_clique(score.query, 2), by_clique(score.key, 2), score.scale, score.edge_key, score.softcap)
+        round_in_order = round.with_fields(
+            graph=sorted_nodes.graph,
+            value=by_clique(round.value, 2),
+            score=score,
+            bias=tuple(_on_edges(bias, round, sorted_nodes) for bias in round.bias),
+            dst_bias=None if round.dst_bias is None else by_clique(round.dst_bias, 1),
+            src_bias=None if round.src_bias is None else by_clique(round.src_bias, 1),
+        )
+
+        def finish(result: Result) -> Result:
+            def back(x: Tensor, trailing: int) -> Tensor:
+                return permute(x, sorted_nodes.inverse, sorted_nodes.order, -1 - trailing)
+
+            return Result(back(result.out, 2), lse=None if result.lse is None else back(result.lse, 1))
+
+        return round_in_order, finish
+
+
+class _Sorted(NamedTuple):
+    """The nodes by clique: their order and its inverse, int64 [N], and the graph of documents over them."""
+
+    order: Tensor
+    inverse: Tensor
+    graph: Graph
+
+
+def _sort(graph: Graph) -> _Sorted:
+    labels = graph.labels
+    assert labels is not None
+    order = np.argsort(labels, kind="stable")
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    sorted_graph = Graph.from_labels(np.sort(labels))
+    # Dropout hashes the numbers that nodes have in the whole graph.
+    known = graph.node_ids
+    ids = torch.from_numpy(order)
+    sorted_graph.node_ids = (
+        (ids.int(), ids.int()) if known is None else (known[0].index_select(0, ids), known[1].index_select(0, ids))
+    )
+    return _Sorted(ids, torch.from_numpy(inverse), sorted_graph)
+
+
+def _on_edges(bias: PerEdge, round: Round, sorted_nodes: _Sorted) -> Tensor:
+    """The numbers that a table by rule gives the edges of the sorted graph, [E, H]: rules read the numbers of nodes."""
+    assert isinstance(bias, EmbeddingTable)
+    rule = bias.relation
+    assert rule is not None
+
+    def ids() -> Tensor:
+        src, dst = sorted_nodes.graph.ends
+        shift = round.graph.shift
+        order = sorted_nodes.order
+        return rule.ids(order.index_select(0, dst) + shift, order.index_select(0, src))
+
+    edges = bias.cached(round.graph, "types of cliques in order", ids)
+    return bias.table.to(round.accumulate_dtype).index_select(0, edges)
