@@ -150,7 +150,7 @@ def test_backends_do_not_know_each_other() -> None:
 
 EXTRAS = (
     *("accelerate", "torch_scatter", "torch_sparse", "torch_geometric", "transformers", "tokenizers", "safetensors"),
-    *("matplotlib", "networkx", "pyarrow", "sklearn", "typer", "click", "rich", "hypothesis", "pytest"),
+    *("matplotlib", "networkx", "pydot", "pyarrow", "sklearn", "typer", "click", "rich", "hypothesis", "pytest"),
 )
 
 

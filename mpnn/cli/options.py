@@ -20,7 +20,7 @@ from mpnn.cli.graph_run import OWN, Collection, GraphRun, GraphSettings
 from mpnn.cli.tasks import Corpus, NodeRun, Nodes, NodeSettings, Run, TextRun, TextSettings
 from mpnn.data.columns import Missing
 from mpnn.data.tables import EdgeFile, Problem, Repeats
-from mpnn.graphs.tables import named
+from mpnn.graphs.tables import is_graph, named
 
 EPOCHS = 200
 Defaults = Mapping[str, Mapping[str, Any]]
@@ -119,8 +119,8 @@ class Options:
     dropout: float | None = _option(float, "Share of features and attention weights dropped in training.", _NODE)
     nodes: str | None = _option(
         Path,
-        "Your own nodes: a row of features for each (.npy, Parquet, or text such as CSV and TSV). "
-        "A column id names them.",
+        "Your own nodes: a row of features for each (.npy, Parquet, or text such as CSV and TSV). A column id names "
+        "them. Or a graph with its edges: GraphML, GEXF, GML, DOT, JSON.",
         _OWN,
         flags=("--nodes", "--features"),
         dir_okay=False,
@@ -146,7 +146,7 @@ class Options:
     )
     edges: str | None = _option(
         Path,
-        "Their links: two ids, or node numbers from 0, a row. Without it, --graph is knn(8).",
+        "Their links: two ids, or node numbers from 0, a row; or MatrixMarket. Without links, --graph is knn(8).",
         _OWN,
         dir_okay=False,
     )
@@ -314,8 +314,11 @@ class Options:
         }
 
     def edge_file(self) -> EdgeFile | None:
-        """The table of edges; None if there is none, which --columns, --weights, --directed and --repeats need."""
-        if self.edges is None:
+        """The table of edges, which the file of nodes is if it holds a graph; None if there is none, which --columns,
+        --weights, --directed and --repeats need."""
+        is_in_nodes = self.edges is None and self.nodes is not None and is_graph(Path(self.nodes), self.encoding)
+        path = self.nodes if is_in_nodes else self.edges
+        if path is None:
             for name in ("columns", "weights", "directed", "first", "edge_features", "repeats"):
                 if getattr(self, name) is not None and getattr(self, name) is not False:
                     raise ValueError(f"--{_NAMES.get(name, name)} is about --edges, which is missing")
@@ -323,7 +326,7 @@ class Options:
         features = tuple(_listed(self.edge_features) or ())
         columns = named(self.columns)
         repeats: Any = self.repeats or "refuse"
-        return EdgeFile(Path(self.edges), columns, self.weights, bool(self.directed), self.first, features, repeats)
+        return EdgeFile(Path(path), columns, self.weights, bool(self.directed), self.first, features, repeats)
 
     def corpus(self) -> Corpus:
         """The text, of resolved options. Raises ValueError or OSError if the file cannot be read."""

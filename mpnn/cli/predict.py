@@ -20,6 +20,7 @@ from mpnn.data.columns import Column
 from mpnn.data.graph_tables import graph_inputs
 from mpnn.data.tables import Outputs, node_inputs
 from mpnn.graph.files import write_atomically
+from mpnn.graphs.tables import is_graph
 from mpnn.models import GIN, GraphPredictor
 
 _NAME_EDGES = "name the edges of its nodes with --edges, a file with a header alone if they have none"
@@ -78,6 +79,8 @@ def _predicted(
     if graph_table is not None:
         raise ValueError(f"{folder} was trained without --graph-table")
     over_edges = str(settings["graph"]).strip() == "edges"
+    if over_edges and edges is None and nodes is not None and is_graph(nodes, encoding):
+        edges = nodes
     if edges is None and (nodes is None or (over_edges and options.nodes is not None)):
         run, model = saved_run(folder)
         assert isinstance(run, NodeRun)
@@ -86,7 +89,7 @@ def _predicted(
         ids = saved["ids"]
         x = x if nodes is None else _own(nodes, saved, folder, encoding).to(x.device)
     else:
-        if options.nodes is None or (edges is not None and options.edges is None):
+        if options.nodes is None or (edges is not None and options.edge_file() is None):
             raise ValueError(f"{folder} was trained without {'--nodes' if options.nodes is None else '--edges'}")
         changed = replace(options, edges=options.edges if edges is None else str(edges))
         linked = changed.edge_file() if over_edges else None

@@ -103,7 +103,7 @@ class Preparation:
         gaps = np.isnan(numbers)
         if known is None:
             column = self._learned(table, name, kind, numbers, rows & ~gaps, gaps)
-        elif known.kind != kind and not gaps.all():
+        elif known.kind != kind and not _means_the_same(known.kind, kind, numbers[~gaps]):
             raise ValueError(
                 f"column {name!r} of {table.path} holds {_PLURAL[kind]}; in training it held {_PLURAL[known.kind]}"
             )
@@ -197,6 +197,11 @@ class Preparation:
 
 
 _PLURAL = {"number": "numbers", "date": "dates", "truth": "true and false", "category": "categories"}
+
+
+def _means_the_same(known: str, kind: str, numbers: NDArray[np.float64]) -> bool:
+    """Whether numbers of one kind may stand for another: 0 and 1 for false and true, and nothing for anything."""
+    return not len(numbers) or ({known, kind} == {"number", "truth"} and bool(np.isin(numbers, (0, 1)).all()))
 
 
 def _hint(table: Table) -> str:

@@ -14,7 +14,17 @@ from torch import Tensor
 from mpnn.data.columns import Column, Missing, Preparation, check_names, described, listed
 from mpnn.data.errors import DamagedFile
 from mpnn.data.planetoid import NodeClassification
-from mpnn.graphs.tables import ID, Columns, Table, are_ends, counted_from, edge_columns, numbered_ends, read_table
+from mpnn.graphs.tables import (
+    ID,
+    Columns,
+    Table,
+    are_ends,
+    counted_from,
+    edge_columns,
+    is_graph,
+    numbered_ends,
+    read_table,
+)
 
 Problem = Literal["classes", "multilabel", "regression"]
 Repeats = Literal["refuse", "first", "sum"]
@@ -141,6 +151,7 @@ def node_tables(
     """Reads a graph.
 
     A file is text with cells separated by commas, semicolons, tabs, bars or blanks, Parquet, or a NumPy array (`.npy`).
+    Or it holds a graph, GraphML, GEXF, GML, DOT or JSON, whose nodes have attributes; `edges` then are in it, too.
     The first line may be a header. A column `id` names the nodes: `edges`, `labels` and `split` then use these names.
     Without it, nodes are numbered from 0. Rows of tables without `id` are in the order of nodes. Empty lines between
     them are refused. Empty cells, NA, nan, None, null and the like are missing values.
@@ -150,7 +161,8 @@ def node_tables(
     Args:
         nodes: a row for each node: its features.
         labels: a table of targets; None: they are columns of `nodes`.
-        edges: source and destination of each link, which counts in both directions; None for no links.
+        edges: source and destination of each link, which counts in both directions; None for no links, or for those in
+            the file of `nodes`.
         seed: of the split without `split`: 60% of the nodes with targets are for training, 20% for validation.
         target: the columns to learn; needed without `labels`. Default: all of `labels`.
         problem: "classes": one column of names or of whole numbers; missing, or -1 among numbers, where it is unknown.
@@ -168,16 +180,16 @@ def node_tables(
 
     Raises:
         DamagedFile: if a file is not such a table, or the tables do not fit together. The message names the row.
-        ImportError: text and Parquet need pyarrow (the extra `tables`).
+        ImportError: text and Parquet need pyarrow (the extra `tables`), graphs networkx (the extra `files`).
         OSError: if a file cannot be read.
     """
     path = Path(nodes)
-    links = EdgeFile.of(edges)
     targets = as_list(target)
     of_labels, of_split = (None if file is None else Path(file) for file in (labels, split))
     read = cache(partial(read_table, encoding=encoding))
     how = Preparation(as_list(categories) or (), missing, scale)
     try:
+        links = edges_of(path, edges, encoding)
         drop = [*(as_list(ignore) or ()), *(targets or () if of_labels is None else ())]
         table = read(path)
         inputs = feature_names(table, drop)
@@ -214,11 +226,17 @@ def node_inputs(nodes: File, edges: File | EdgeFile | None, columns: Known, enco
     """
     try:
         table = read_table(Path(nodes), encoding=encoding)
+        links = edges_of(Path(nodes), edges, encoding)
         how, of_edges = (Preparation(known=columns.get(name, {})) for name in ("nodes", "edges"))
         every = np.ones(len(table), bool)
-        return _inputs(table, EdgeFile.of(edges), how, of_edges, [*columns["nodes"]], every, encoding)
+        return _inputs(table, links, how, of_edges, [*columns["nodes"]], every, encoding)
     except ValueError as error:
         raise DamagedFile(str(error)) from None
+
+
+def edges_of(nodes: Path, edges: "File | EdgeFile | None", encoding: str | None) -> EdgeFile | None:
+    """The table of edges: as asked for, or in the file of nodes if that holds a graph."""
+    return EdgeFile(nodes) if edges is None and is_graph(nodes, encoding) else EdgeFile.of(edges)
 
 
 def as_list(names: str | Sequence[str] | None) -> list[str] | None:
@@ -334,6 +352,7 @@ def _edges(
     encoding: str | None,
 ) -> Edges:
     table, ends = edge_table(edges, ids, encoding=encoding)
+    edges = replace(edges, directed=edges.directed or table.is_directed)
     size = len(rows)
     if ids is not None:
         links = np.stack([numbers_of(table, end, ids, nodes) for end in ends])
@@ -473,7 +492,8 @@ def _end_names(table: Table, edges: EdgeFile, of_graphs: bool) -> list[str]:
     used = [*([] if edges.weights is None else [edges.weights]), *edges.features]
     names = check_names(table, used)
     used += [table.of_graph] if of_graphs and table.of_graph else []
-    columns = edges.columns or ([name for name in names if name not in used] if used else None)
+    free = None if table.has_ends or not used else [name for name in names if name not in used]
+    columns = edges.columns or free
     return [names[k] for k in edge_columns(table, columns)]
 
 

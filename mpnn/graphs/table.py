@@ -86,7 +86,7 @@ class Table:
         cells = self._cells(name)
         if not isinstance(cells, np.ndarray):
             return np.asarray(cells.to_numpy(zero_copy_only=False), "O")
-        words = (None if value is None or value != value else _as_text(value) for value in cells.tolist())
+        words = (None if value is None or value != value else as_text(value) for value in cells.tolist())
         return np.array([*words], "O")
 
     def numbers(self, name: str, hint: str = "") -> NDArray[np.float64]:
@@ -226,6 +226,6 @@ def filled(cells: Any) -> Any:
     return compute.if_else(compute.is_in(cells, array(MISSING)), scalar(None, string()), cells)
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A whole number has no point: pandas writes one where a column has gaps."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < EXACT else str(value)

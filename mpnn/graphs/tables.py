@@ -1,7 +1,7 @@
 """Reads tables from files: edges, features and labels. Every reader of tables in this library is this one.
 
-pyarrow reads Parquet and the cells of text, NumPy reads arrays, scipy MatrixMarket. A format is recognized by its
-content, and a file of another kind than asked for is refused.
+pyarrow reads Parquet and the cells of text, NumPy reads arrays, scipy MatrixMarket, networkx GraphML, GEXF, GML, DOT
+and JSON. A format is recognized by its content, and a file of another kind than asked for is refused.
 
 Text is UTF-8 (or UTF-16 with its mark, or as named), with commas, semicolons, tabs, bars or blanks between cells. It
 may be packed by gzip, bzip2, xz or zip. Lines that begin with `#` or `%` are comments.
@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpnn.graphs.graph_files import format_of, table_of_graph
 from mpnn.graphs.table import EXACT, ID as ID, OF_GRAPH as OF_GRAPH, Table as Table
 from mpnn.graphs.text_table import opened, text_tables
 
@@ -42,7 +43,8 @@ def read_table(
     header: bool | None = None,
     encoding: str | None = None,
 ) -> Table:
-    """The table in a file: text, Parquet or a NumPy array [N, C] or [N]; of edges also MatrixMarket.
+    """The table in a file: text, Parquet or a NumPy array [N, C] or [N]; of edges also MatrixMarket. The nodes, or the
+    edges, of a graph in GraphML, GEXF, GML, DOT or JSON.
 
     Args:
         of_edges: whether rows are edges. Empty lines may stand between them, a header may stand alone, and an array is
@@ -53,7 +55,7 @@ def read_table(
 
     Raises:
         ValueError: the file is not a table, or two columns have one name.
-        ImportError: text and Parquet need pyarrow.
+        ImportError: text and Parquet need pyarrow, graphs networkx.
     """
     if path.suffix == ".npy":
         array = _edge_array(path).T if of_edges else _numeric(path)
@@ -88,6 +90,9 @@ def _tables_of_text(
                 "coordinate; write this line, or rename a table"
             )
         _pyarrow(path)
+        if form := format_of(path, head):
+            yield table_of_graph(path, file.read(), form, of_edges)
+            return
         yield from text_tables(path, file, of_edges=of_edges, notes=notes, header=header, size=size)
 
 
@@ -114,6 +119,14 @@ def _matrix_market(path: Path, file: IO[str], of_edges: bool) -> Table:
     columns = ends if " pattern " in f" {banner} " else {**ends, "value": matrix.data}
     read = columns.__getitem__
     return Table(path, [*columns], matrix.nnz, read, "MatrixMarket", has_ends=True, first=1)
+
+
+def is_graph(path: Path, encoding: str | None = None) -> bool:
+    """Whether a file holds a graph, nodes and edges: GraphML, GEXF, GML, DOT or JSON."""
+    if path.suffix == ".npy" or _is_parquet(path):
+        return False
+    with opened(path, encoding) as file:
+        return format_of(path, file.read(_HEAD)) is not None
 
 
 def stated_sizes(path: Path, encoding: str | None = None) -> tuple[int, int] | None:
