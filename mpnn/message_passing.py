@@ -144,8 +144,9 @@ class MessagePassing(nn.Module):
         """The updated features, and what else the rounds return."""
         exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
         out, weights = self._run(rounds[0]) if exchange is LOCAL else exchange.run(rounds, self._run)
-        message = out.flatten(-2) if self.attention is None else self.attention.merge(out)
-        return parts.updated(self.update, x, message), weights
+        attention = self.attention
+        message = out.flatten(-2) if attention is None else attention.merge(out)
+        return parts.updated(self._modules["update"], x, message), weights
 
     def _with_states(self, edges: EdgeUpdate, graph: Any, x: Tensor, source: Any, edge_attr: Any) -> Any:
         """The updated features and the new states of all edges, in the caller's order."""
@@ -154,7 +155,7 @@ class MessagePassing(nn.Module):
         given = self._graph_or_default(graph)
         if active() is not None or (isinstance(given, Graph) and given.exchange is not LOCAL):
             raise ValueError("states of edges are not divided over processes: call it outside of mpnn.distributed")
-        bound = bind(given, dst, src, Layer(None, self.aggregate, False, False, False))
+        bound = bind(given, dst, src, lambda: Layer(None, self.aggregate, False, False, False))
         edge_attr = bound.edge_attr if edge_attr is None else parts.checked_edges(edge_attr, bound)
         states, sums = edges(validation.edge_features("an operator with edges=", edge_attr), dst, src, bound)
         if sums is not None and self.attention is None and type(self.aggregate) is Sum and self.backend == "auto":
@@ -186,7 +187,7 @@ class MessagePassing(nn.Module):
     ) -> tuple[Round, ...]:
         """The rounds that a call with these arguments runs: one, unless an exchange between processes needs more.
         `mpnn.explain` shows the plan of the first."""
-        dst = parts.prepared(self.update, x)
+        dst = parts.prepared(self._modules["update"], x)
         src = dst if source is None else self._source(dst, source)
         graph = self.graph if graph is None else graph
         if not isinstance(graph, (Topology, BoundGraph)):
@@ -214,12 +215,15 @@ class MessagePassing(nn.Module):
         """The rounds of the attention over the bound graph."""
         attention = self.attention
         drops_edges = self.training and self.edge_dropout > 0
-        form = dst.dtype, dst.shape[:-2]
-        layer = Layer(attention, self.aggregate, return_weights, self.mixes_values, drops_edges, *form, self)
+
+        def layer() -> Layer:
+            form = dst.dtype, dst.shape[:-2]
+            return Layer(attention, self.aggregate, return_weights, self.mixes_values, drops_edges, *form, self)
+
         bound = bind(graph, dst, src, layer)
         exchange = LOCAL if torch.compiler.is_compiling() else bound.exchange
         if exchange is not LOCAL:
-            parts.check_divisible(layer, exchange)
+            parts.check_divisible(layer(), exchange)
         edge_attr = bound.edge_attr if edge_attr is None else parts.checked_edges(edge_attr, bound)
         if drops_edges:
             if return_weights:
@@ -227,9 +231,10 @@ class MessagePassing(nn.Module):
             bound, edge_attr = drop_edges(bound, edge_attr, self.edge_dropout)
         if self.edges is not None and attention is None and edge_attr is not None:
             into = bound.derive(edges_into, num_dst=bound.num_dst, num_src=bound.num_edges)
-            return (Round(into, edge_attr.unsqueeze(-2)),)
+            return (Round.of_messages(into, edge_attr.unsqueeze(-2)),)
         if attention is None:
-            return (Round(bound, (src if exchange is LOCAL else exchange(src)).unsqueeze(-2)),)
+            messages = src if exchange is LOCAL else exchange(src)
+            return (Round.of_messages(bound, messages.unsqueeze(-2)),)
         if exchange is LOCAL:
             return (attention(dst, src, bound, edge_attr),)
         return exchange.rounds(attention, dst, src, bound, edge_attr)

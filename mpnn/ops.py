@@ -248,7 +248,9 @@ def aggregate(
             )
         bias = (weight if weight.dim() > 1 else weight.view(-1, 1),)
     dim = -1 if width > 1 else -2  # with a weight for each feature, each is a head of width 1
-    round = Round(graph, x.unsqueeze(dim), bias=bias, normalize="none", reduce=aggregate)
+    round = Round.of_messages(graph, x.unsqueeze(dim))
+    round.bias = bias
+    round.reduce = aggregate
     return engine.run(round, backend)[0].squeeze(dim)
 
 

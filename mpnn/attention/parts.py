@@ -151,8 +151,13 @@ def completed(
     Raises:
         TypeError, ValueError: they are no rounds, or they have what the operator sets.
     """
-    normalize = "none" if attention is None else attention.normalize
-    dropout = attention.dropout if attention is not None and attention.training else 0.0
+    if attention is None:  # the operator has made the rounds itself
+        for round in rounds:
+            round.reduce = aggregate
+            round.return_weights = return_weights
+        return rounds
+    normalize = attention.normalize
+    dropout = attention.dropout if attention.training else 0.0
     options = {"normalize": normalize, "dropout": dropout, "reduce": aggregate, "return_weights": return_weights}
     found = []
     for round in rounds:

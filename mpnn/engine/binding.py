@@ -1,5 +1,7 @@
 """The graph of a call: of the sizes of its features, on their device; while nodes are divided, this process's part."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,21 +14,21 @@ from mpnn.graph.topology import Topology
 from mpnn.round import validation
 
 
-def bind(graph: Topology | Graph, x: Tensor, source: Tensor, layer: Layer) -> Graph:
+def bind(graph: Topology | Graph, x: Tensor, source: Tensor, layer: Callable[[], Layer]) -> Graph:
     """The graph over which a layer exchanges messages.
 
     Args:
         graph: a topology, which is bound to the numbers of rows, or a graph, which must have them.
         x: features of the destinations, [..., N_dst, d].
         source: features of the sources, [..., N_src, d_src].
-        layer: what decides how nodes that are divided over processes reach each other.
+        layer: returns what decides how nodes that are divided over processes reach each other.
 
     Raises:
         ValueError: the graph has other sizes or lies on another device, or it cannot be divided.
     """
     compiles = torch.compiler.is_compiling()
     if ACTIVE and active() is not None:
-        graph = _part(graph, x, source, layer, compiles)
+        graph = _part(graph, x, source, layer(), compiles)
     num_dst = x.shape[-2]
     num_src = source.shape[-2]
     if isinstance(graph, Topology):

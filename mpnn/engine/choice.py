@@ -177,7 +177,7 @@ def _of_kind(round: Round, able: list[Backend], equalities: Sequence[tuple[Rewri
     if not round.value.is_cpu:
         return able
     if graph.is_explicit:
-        if is_matrix(graph) and not batches.is_on():
+        if is_matrix(graph.num_dst, graph.num_src, graph.num_edges) and not batches.is_on():
             return able
         order: tuple[Backend, ...] = (csr,)
         last: tuple[Backend, ...] = (edge_list, dense)
@@ -201,9 +201,9 @@ def _of_kind(round: Round, able: list[Backend], equalities: Sequence[tuple[Rewri
     return others if others or equalities else able
 
 
-def is_matrix(graph: Graph) -> bool:
+def is_matrix(num_dst: int, num_src: int, num_edges: int) -> bool:
     """Whether a list of edges has so many of all pairs that a matrix of pairs may run it."""
-    return graph.num_dst >= _MANY_NODES and 2 * graph.num_edges > graph.num_dst * graph.num_src
+    return num_dst >= _MANY_NODES and 2 * num_edges > num_dst * num_src
 
 
 def _is_packed(graph: Graph) -> bool:

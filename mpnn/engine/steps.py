@@ -57,7 +57,7 @@ def find(round: Round, backend: str) -> Run | None:
     value = round.value
     if not isinstance(value, Tensor) or type(backend) is not str or is_special(value):
         return None
-    key = backend, type(round.score), value.shape[-1], batches.STATE.padding is None
+    key = backend, type(round.score), type(round.reduce), value.shape[-1], batches.STATE.padding is None
     memo = round.graph._memo
     for steps in memo["steps"] if "steps" in memo else steps_of(round.graph):
         for form, registered, by, own, run in steps.get(key, ()):
@@ -73,7 +73,7 @@ def teach(round: Round, backend: str, choice: Choice, run: Run) -> None:
     of_all, *others = steps_of(round.graph)
     is_open = bool(others) and choice.is_of_any_edges and backends.registered() is backends.BACKENDS
     steps = others[0] if others and not is_open else of_all
-    key = backend, type(round.score), round.value.shape[-1], batches.STATE.padding is None
+    key = backend, type(round.score), type(round.reduce), round.value.shape[-1], batches.STATE.padding is None
     if len(steps) >= _MOST_KEYS:
         steps.clear()
     by = choice.by
@@ -98,17 +98,21 @@ def steps_of(graph: BoundGraph) -> tuple[Steps, ...]:
 def _is_list(graph: Any) -> bool:
     """Whether nothing but the numbers of nodes and edges tells this graph from others to a plan: it is a list of edges
     on a CPU, without types, positions or numbers of nodes of its own."""
+    if graph.stack or not graph.is_explicit:
+        return False
+    edges = graph.stored_edges
+    num_edges = edges.shape[1]
+    num_dst, num_src = graph.num_dst, graph.num_src
     return bool(
-        graph.is_explicit
-        and graph.device.type == "cpu"
+        edges.is_cpu
         and graph.exchange is LOCAL
         and graph.node_ids is None
         and graph.positions is None
-        and not graph.stack
-        and not graph.has_edge_types
-        and min(graph.num_dst, graph.num_src, graph.num_edges) > 0
-        and max(graph.num_dst, graph.num_src) < 2**31
-        and not is_matrix(graph)
+        and graph._edge_type is None
+        and graph.relation is None
+        and min(num_dst, num_src, num_edges) > 0
+        and max(num_dst, num_src) < 2**31
+        and not is_matrix(num_dst, num_src, num_edges)
     )
 
 
@@ -125,19 +129,23 @@ class Form:
         fields = _fields(round)
         single = [field for field in fields if isinstance(field.value, _HELD)]
         several = [field for field in fields if _holds_several(field.value)]
-        self._plain = [field for field in fields if field not in single and field not in several]
+        plain = [field for field in fields if field not in single and field not in several]
+        exact = [field for field in plain if type(field.value) in _VALUES]
+        self._others = [field for field in plain if field not in exact]
         self._kind = type(round)
         self._score = type(score)
         # More than the class has fields if an object has a method of its own.
         self._num_attributes = len(getattr(score, "__dict__", ()))
         self._num_single = len(single)
         self._grad = torch.is_grad_enabled()
-        self._read_plain = _reader([field.path for field in self._plain])
-        values = self._read_plain(round)
+        self._read_exact = _reader([field.path for field in exact])
+        self._exact = self._read_exact(round)
+        # Of numbers, which are read in each call, only the signs decide what runs. Objects of the caller's are not
+        # kept, because graphs keep forms: of those, too, only what plans depend on is compared.
+        self._read_others = _reader([field.path for field in self._others])
+        values = self._read_others(round)
+        self._values = tuple([x if type(x) in _EQUAL else None for x in values])
         self._forms = self._forms_of(values)
-        # Equal values have equal forms. Of others, numbers for example, only the signs decide what runs, as they are
-        # read in each call. Objects of the caller's are not kept: graphs keep forms.
-        self._values = values if all(type(field.value) in _VALUES for field in self._plain) else None
         self._read_tensors = _reader([field.path + ".table" * _is_table(field.value) for field in single])
         self._several = [attrgetter(field.path) for field in several]
         with_rules = [field for field in (*single, *several) if field in several or _is_table(field.value)]
@@ -153,12 +161,13 @@ class Form:
         score = round.score
         if type(round) is not self._kind or type(score) is not self._score or torch.is_grad_enabled() != self._grad:
             return False
-        values = self._read_plain(round)
         try:
-            is_equal = values == self._values
+            if self._read_exact(round) != self._exact:
+                return False
+            others = self._read_others(round)
+            if others != self._values and self._forms_of(others) != self._forms:
+                return False
         except RuntimeError:  # a tensor is where none was
-            return False
-        if not is_equal and self._forms_of(values) != self._forms:
             return False
         if self._rules and not self._has_rules(round):
             return False
@@ -180,7 +189,7 @@ class Form:
         return all(value is not None and _rules_of(value) == rules for value, rules in held)
 
     def _forms_of(self, values: tuple[Any, ...]) -> list[Hashable]:
-        return [plain_form(field.path, x, field.default) for field, x in zip(self._plain, values, strict=False)]
+        return [plain_form(field.path, x, field.default) for field, x in zip(self._others, values, strict=False)]
 
 
 class _Field(NamedTuple):
@@ -193,7 +202,9 @@ class _Field(NamedTuple):
 
 
 _HELD = (Tensor, EmbeddingTable)
-_VALUES = frozenset({type(None), bool, int, float, str, tuple, torch.dtype, LeakyReLU, Sum, Mean, Max, Min, Var})
+_VALUES = frozenset({type(None), bool, str, tuple, torch.dtype, LeakyReLU})
+_EQUAL = frozenset({int, float, str, Sum, Mean, Max, Min, Var})
+"""Values that have equal forms if they are equal."""
 _NO_ROLE = Role("none")
 
 
