@@ -145,8 +145,9 @@ class MessagePassing(nn.Module):
         exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
         out, weights = self._run(rounds[0]) if exchange is LOCAL else exchange.run(rounds, self._run)
         attention = self.attention
+        modules: Any = self._modules  # a look-up of `self.update` is a call of torch's
         message = out.flatten(-2) if attention is None else attention.merge(out)
-        return parts.updated(self._modules["update"], x, message), weights
+        return parts.updated(modules["update"], x, message), weights
 
     def _with_states(self, edges: EdgeUpdate, graph: Any, x: Tensor, source: Any, edge_attr: Any) -> Any:
         """The updated features and the new states of all edges, in the caller's order."""
@@ -187,7 +188,8 @@ class MessagePassing(nn.Module):
     ) -> tuple[Round, ...]:
         """The rounds that a call with these arguments runs: one, unless an exchange between processes needs more.
         `mpnn.explain` shows the plan of the first."""
-        dst = parts.prepared(self._modules["update"], x)
+        modules: Any = self._modules
+        dst = parts.prepared(modules["update"], x)
         src = dst if source is None else self._source(dst, source)
         graph = self.graph if graph is None else graph
         if not isinstance(graph, (Topology, BoundGraph)):

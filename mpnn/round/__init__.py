@@ -160,7 +160,7 @@ class Round:
         if torch.compiler.is_compiling():
             return cls(graph, value, normalize="none")
         round = object.__new__(cls)
-        round.__dict__ = {**_defaults_of(cls), "graph": graph, "value": value, "normalize": "none"}
+        round.__dict__ = {**_defaults_of(cast(Any, cls)), "graph": graph, "value": value, "normalize": "none"}
         return round
 
     @property

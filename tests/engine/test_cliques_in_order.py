@@ -20,6 +20,7 @@ GRAPHS = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "a table by offset": {"table": True},
+    "a bias of edges": {"edges": True},
     "biases of nodes": {"dst": True},
     "dropout": {"dropout": 0.4, "seed": torch.tensor(3)},
     "lse": {"return_lse": True},
@@ -35,6 +36,8 @@ def _round(graph: Graph, batch: tuple[int, ...] = (), **options: Any) -> Round:
     if options.pop("table", False):
         assert graph.relation is not None
         options["bias"] = (BiasTable(_leaf(graph.relation.count, 4), graph.relation),)
+    if options.pop("edges", False):
+        options["bias"] = (_leaf(graph.num_edges, 4), _leaf(*batch, graph.num_edges, 1))
     if options.pop("dst", False):
         options |= {"dst_bias": _leaf(*batch, graph.num_dst, 4), "src_bias": _leaf(*batch, graph.num_src, 4)}
     return Round(graph, value, Dot(query, key, 0.5), **options)

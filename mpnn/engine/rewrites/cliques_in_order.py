@@ -15,17 +15,18 @@ from torch import Tensor
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
 from mpnn.graph import Graph
-from mpnn.graph.edge_tables import EmbeddingTable, PerEdge
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, per_edge
+from mpnn.graph.relations import Relation
 from mpnn.kernels.permutation import permute
 from mpnn.round import Result, Round
-from mpnn.round.needs import DROPS, FLOATS, by_rule
+from mpnn.round.needs import DROPS, FLOATS, on_edges
 from mpnn.scores import Dot
 
 
 class CliquesInOrder(Rewrite):
     NAME = "cliques in order"
     SERVES = (
-        FLOATS | DROPS | by_rule("bias")
+        FLOATS | DROPS | on_edges("bias")
         | {"cpu", "Dot", "softmax", "softcap", "sum", "bias by nodes", "gradient"}
         | {"return_lse", "keep_accumulate_dtype"}
     )  # fmt: skip
@@ -97,17 +98,24 @@ def _sort(graph: Graph) -> _Sorted:
     return _Sorted(ids, torch.from_numpy(inverse), sorted_graph)
 
 
-def _on_edges(bias: PerEdge, round: Round, sorted_nodes: _Sorted) -> Tensor:
-    """The numbers that a table by rule gives the edges of the sorted graph, [E, H]: rules read the numbers of nodes."""
-    assert isinstance(bias, EmbeddingTable)
-    rule = bias.relation
-    assert rule is not None
+def _on_edges(bias: PerEdge, round: Round, nodes: _Sorted) -> Tensor:
+    """A bias as numbers of the edges of the sorted graph, [..., E, H]."""
+    graph = round.graph
+    if isinstance(bias, EmbeddingTable) and bias.relation is not None:
+        rule = bias.relation
+        types = bias.cached(graph, "types of cliques in order", lambda: _types(rule, graph, nodes))
+        return bias.table.to(round.accumulate_dtype).index_select(0, types)
+    numbers = per_edge(bias, graph, round.accumulate_dtype)
+    return numbers.index_select(-2, graph.cached("edges of cliques in order", lambda: _edges(nodes)))
 
-    def ids() -> Tensor:
-        src, dst = sorted_nodes.graph.ends
-        shift = round.graph.shift
-        order = sorted_nodes.order
-        return rule.ids(order.index_select(0, dst) + shift, order.index_select(0, src))
 
-    edges = bias.cached(round.graph, "types of cliques in order", ids)
-    return bias.table.to(round.accumulate_dtype).index_select(0, edges)
+def _types(rule: Relation, graph: Graph, nodes: _Sorted) -> Tensor:
+    """The type of each edge of the sorted graph. Rules read the numbers of nodes."""
+    src, dst = nodes.graph.ends
+    return rule.ids(nodes.order.index_select(0, dst) + graph.shift, nodes.order.index_select(0, src))
+
+
+def _edges(nodes: _Sorted) -> Tensor:
+    """The number that each edge of the sorted graph has in the whole graph, whose edges are listed row by row."""
+    src, dst = (nodes.order.index_select(0, end) for end in nodes.graph.ends)
+    return (dst * len(nodes.order) + src).argsort().argsort()
