@@ -101,18 +101,6 @@ NOINLINE void layer_norm(const float *x, float *y, int64_t rows, const EncoderLa
 
 int64_t attention_floats(int64_t keys, int64_t width) { return (width + QUERIES) * (divide_up(keys, COLUMNS) * COLUMNS); }
 
-// Keys [keys, width] as panels [width][COLUMNS] of logits' columns; zeros behind the last key.
-void turn_keys(const float *key, int64_t keys, int64_t width, float *turned) {
-  for (int64_t c = 0; c < divide_up(keys, COLUMNS) * COLUMNS; c += 8)
-    for (int64_t d = 0; d < width; d += 8) {
-      vec<float, 8> x[8];
-      UNROLL for (int i = 0; i < 8; i++) x[i] = c + i < keys ? load<float, 8>(key + (c + i) * width + d) : vec<float, 8>{};
-      transpose<float>(x);
-      float *to = turned + c / COLUMNS * COLUMNS * width + d * COLUMNS + c % COLUMNS;
-      UNROLL for (int i = 0; i < 8; i++) store<float, 8>(to + i * COLUMNS, x[i]);
-    }
-}
-
 // Turns a row of logits into exp(scale (logit - the largest)) and returns the reciprocal of their sum.
 NOINLINE float weigh(float *row, int64_t keys, float scale) {
   const int64_t padded = divide_up(keys, COLUMNS) * COLUMNS;
@@ -164,21 +152,22 @@ void attend(const float *query, const float *key, const float *value, int64_t ro
   const int64_t padded = divide_up(keys, COLUMNS) * COLUMNS;
   const auto seen = [&](int64_t row) { return causal ? least(keys, row + 1) : keys; };
   float *turned = scratch, *logits = scratch + width * padded, inverse[QUERIES];
-  turn_keys(key, keys, width, turned);
+  for (int64_t c = 0; c < keys; c += COLUMNS)
+    maps::turn_panel<2>(key + c * width, width, keys - c, width, turned + c * width);
   for (int64_t first = 0, count; first < rows; first += count) {
     int64_t sizes[4], tiles = 0;
     for (count = 0; tiles < 4 && first + count < rows; tiles++) count += sizes[tiles] = panels::next_rows(rows - first - count);
     for (int64_t c = 0; c < seen(first + count - 1); c += COLUMNS) {
-      Tile t{query + first * width, width, turned + c * width, COLUMNS, width, logits + c, padded, nullptr, {}};
-      for (int64_t i = 0; i < tiles; t.a += sizes[i] * width, t.c += sizes[i] * padded, i++) panels::tile_of<0>(sizes[i], t);
+      Tile t{query + first * width, width, turned + c * width, COLUMNS, width, logits + c, padded, {}};
+      for (int64_t i = 0; i < tiles; t.a += sizes[i] * width, t.c += sizes[i] * padded, i++) panels::tile_of<false>(sizes[i], t);
     }
     for (int64_t r = 0; r < count; r++) inverse[r] = weigh(logits + r * padded, seen(first + r), scale);
     for (int64_t d = 0; d < width; d += COLUMNS) {
-      Tile t{logits, padded, value + d, width, keys, out + first * out_row + d, out_row, nullptr, {}};
+      Tile t{logits, padded, value + d, width, keys, out + first * out_row + d, out_row, {}};
       for (int64_t i = 0, r = 0; i < tiles; t.a += sizes[i] * padded, t.c += sizes[i] * out_row, r += sizes[i], i++) {
         if (causal) t.depth = seen(first + r);
         else t.finish.scale = inverse + r;
-        panels::tile_of<0>(sizes[i], t);
+        panels::tile_of<false>(sizes[i], t);
         if (causal)
           add_last_keys(t.a, padded, value + d, width, t.depth, first + r + 1, keys, sizes[i], inverse + r, t.c, out_row);
       }
@@ -222,7 +211,7 @@ struct Buffers {
 // The number of floats that `project` and `update` need for so many rows.
 int64_t update_floats(const EncoderLayer &p, int64_t rows) {
   const int64_t widest = p.hidden > p.inner() ? p.hidden : p.inner(), read = p.width > widest ? p.width : widest;
-  return maps::turned_rows(rows) * (2 * p.width + (p.gated ? 2 : 1) * p.hidden + read);
+  return maps::padded(rows) * (2 * p.width + (p.gated ? 2 : 1) * p.hidden + read);
 }
 
 // What becomes of the output map of attention and of the feed-forward network: bias and residual.
@@ -235,7 +224,7 @@ Finish gating(const EncoderLayer &p, const float *hidden, int64_t row) {
 // Rows as maps [first, end) read them; `turned` is where they are turned if one of the maps needs this.
 Rows rows_for(const EncoderLayer &p, int first, int end, const float *x, int64_t depth, int64_t count, float *turned) {
   bool turns = false;
-  for (int m = first; m < end; m++) turns |= maps::reads_turned(p.map(m), count);
+  for (int m = first; m < end; m++) turns |= p.map(m).by_output();
   if (turns) maps::turn(x, depth, count, depth, turned);
   return {x, depth, count, depth, turned};
 }
@@ -269,7 +258,7 @@ void project(const EncoderLayer &p, const Crew &crew, const float *x, const Buff
 
 // Everything behind attention, for n rows: message, x -> y.
 void update(const EncoderLayer &p, const Crew &crew, const float *message, const float *x, float *y, int64_t n, float *scratch) {
-  const int64_t H = p.width, F = p.hidden, room = maps::turned_rows(n);
+  const int64_t H = p.width, F = p.hidden, room = maps::padded(n);
   float *z = scratch, *read = p.pre_norm ? z + n * H : z, *hidden = scratch + 2 * room * H, *turned = hidden + room * F;
   float *gate = turned;
   if (p.gated) turned += room * F;
@@ -280,13 +269,13 @@ void update(const EncoderLayer &p, const Crew &crew, const float *message, const
   product(rows_for(p, OUT, OUT + 1, message, p.inner(), n, turned), OUT, {{z, H}, nullptr}, residual(p.bias[OUT], x, H));
   layer_norm(z, read, n, p, p.pre_norm);
   // Hidden columns that are made of turned rows and read turned need not be turned in between.
-  bool stay = maps::reads_turned(p.map(UP), n) && maps::reads_turned(p.map(DOWN), n);
-  if (p.gated) stay &= maps::reads_turned(p.map(GATE), n);
+  bool stay = n > maps::FEW_ROWS && p.map(UP).by_output() && p.map(DOWN).by_output();
+  if (p.gated) stay &= p.map(GATE).by_output();
   const auto to = [&](float *columns) { return Destination{{columns, F}, stay ? columns : nullptr}; };
   const Rows rows = rows_for(p, UP, UP + 1, read, H, n, turned);
   product(rows, UP, to(hidden), activated(p));
   if (p.gated) {
-    const bool is_turned = maps::reads_turned(p.map(UP), n);
+    const bool is_turned = p.map(UP).by_output();
     product(is_turned ? rows : rows_for(p, GATE, GATE + 1, read, H, n, turned), GATE, to(gate), gating(p, hidden, F));
   }
   const float *result = p.gated ? gate : hidden;

@@ -43,9 +43,13 @@ struct Tile {
   int64_t b_row, depth;
   float *c;
   int64_t c_row;
-  const char *ahead;  // what to ask for
   Finish finish;
+  float *kept = nullptr;         // where a tile that keeps b writes it, [depth, COLUMNS]
+  const float *ahead = nullptr;  // what to ask for: rows of AHEAD numbers, ahead_row apart
+  int64_t ahead_row = 0, asks = 0;  // the rows in four steps of depth
 };
+
+constexpr int64_t AHEAD = 64;
 
 // x / 2 (1 + erf(x / sqrt 2)) with erf as a rational function up to |x| = 5.44, where it is 1 but for 6e-8; the error of
 // this fit is 1.4e-8.
@@ -111,8 +115,7 @@ static void store_finished(const float *sums, const Tile &t, int rows, int vecto
 #endif
 
 // One step of depth: the sums of R rows take the product of a number of each row with a row of the panel.
-template <int R> INLINE void add_products(V (&c)[R][2], const float *const (&a)[(R + 2) / 3], int64_t a_row, const float *b, int k) {
-  const V b0 = *(const V *)b, b1 = *(const V *)(b + LANES);
+template <int R> INLINE void add_products(V (&c)[R][2], const float *const (&a)[(R + 2) / 3], int64_t a_row, V b0, V b1, int k) {
   UNROLL for (int r = 0; r < R; r++) {
     V x;
     BROADCAST(x, a[r / 3][r % 3 * a_row + k]);
@@ -121,28 +124,37 @@ template <int R> INLINE void add_products(V (&c)[R][2], const float *const (&a)[
   }
 }
 
-// A tile of R rows, which asks for LINES cache lines in four steps of depth.
-template <int R, int LINES> NOINLINE void tile(const Tile &t) {
+// A tile of R rows. One that keeps b reads it from memory and writes it where other tiles find it in the cache.
+template <int R, bool KEEP> NOINLINE void tile(const Tile &t) {
   V c[R][2];
   UNROLL for (int r = 0; r < R; r++) c[r][0] = c[r][1] = V{};
   const int64_t a_row = t.a_row, b_row = t.b_row;
   const float *a[(R + 2) / 3], *b = t.b;
   UNROLL for (int g = 0; g < (R + 2) / 3; g++) a[g] = t.a + 3 * g * a_row;
-  const char *ahead = t.ahead;
+  float *kept = t.kept;
+  const float *ahead = t.ahead;
   int64_t k = 0;
   for (; k + 4 <= t.depth; k += 4) {
-    UNROLL for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + 64 * line, 0, 3);
-    ahead += 64 * LINES;
-    UNROLL for (int step = 0; step < 4; step++, b += b_row) add_products<R>(c, a, a_row, b, step);
+    for (int64_t i = 0; i < t.asks; i++, ahead += t.ahead_row)
+      UNROLL for (int line = 0; line < AHEAD; line += 64 / (int)sizeof(float)) __builtin_prefetch(ahead + line, 0, 2);
+    UNROLL for (int step = 0; step < 4; step++, b += b_row) {
+      const V b0 = *(const V *)b, b1 = *(const V *)(b + LANES);
+      if constexpr (KEEP) {
+        ::store<float, LANES>(kept, b0);
+        ::store<float, LANES>(kept + LANES, b1);
+        kept += COLUMNS;
+      }
+      add_products<R>(c, a, a_row, b0, b1, step);
+    }
     UNROLL for (int g = 0; g < (R + 2) / 3; g++) a[g] += 4;
   }
   for (; k < t.depth; k++, b += b_row) {
-    add_products<R>(c, a, a_row, b, 0);
+    add_products<R>(c, a, a_row, *(const V *)b, *(const V *)(b + LANES), 0);
     UNROLL for (int g = 0; g < (R + 2) / 3; g++) a[g]++;
   }
   const Finish &f = t.finish;
   if (f.bias || f.activation || f.add || f.scale || f.times) {
-    float sums[R * COLUMNS];
+    alignas(64) float sums[R * COLUMNS];
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int n = 0; n < 2; n++) ::store<float, LANES>(sums + r * COLUMNS + n * LANES, c[r][n]);
     return store_finished(sums, t, R);
@@ -154,10 +166,10 @@ template <int R, int LINES> NOINLINE void tile(const Tile &t) {
     }
 }
 
-template <int LINES, int R = STEP> INLINE void tile_of(int64_t rows, const Tile &t) {
+template <bool KEEP, int R = STEP> INLINE void tile_of(int64_t rows, const Tile &t) {
   if constexpr (R > 0) {
-    if (rows == R) return tile<R, LINES>(t);
-    return tile_of<LINES, R - 1>(rows, t);
+    if (rows == R) return tile<R, KEEP>(t);
+    return tile_of<KEEP, R - 1>(rows, t);
   }
 }
 

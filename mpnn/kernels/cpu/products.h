@@ -60,22 +60,34 @@ template <class T> INLINE void transpose(vec<T, 8> *x) {
   }
 }
 
-// Loads a square of 8 x 8 numbers, transposed. Halves of rows are joined as they are loaded, so that the rest stays inside
-// halves: 16 shuffles, where `transpose` takes 48.
-INLINE void load_transposed(const float *from, int64_t row, vec<float, 8> *to) {
-  UNROLL for (int half = 0; half < 2; half++, from += 4, to += 4) {
-    vec<float, 8> x[4];
-    UNROLL for (int i = 0; i < 4; i++)
-      x[i] = __builtin_shufflevector((load<float, 4>(from + i * row)), (load<float, 4>(from + (i + 4) * row)), 0, 1, 2, 3, 4, 5, 6, 7);
-    const vec<float, 8> p = __builtin_shufflevector(x[0], x[1], 0, 8, 1, 9, 4, 12, 5, 13);
-    const vec<float, 8> q = __builtin_shufflevector(x[0], x[1], 2, 10, 3, 11, 6, 14, 7, 15);
-    const vec<float, 8> r = __builtin_shufflevector(x[2], x[3], 0, 8, 1, 9, 4, 12, 5, 13);
-    const vec<float, 8> s = __builtin_shufflevector(x[2], x[3], 2, 10, 3, 11, 6, 14, 7, 15);
-    to[0] = __builtin_shufflevector(p, r, 0, 1, 8, 9, 4, 5, 12, 13);
-    to[1] = __builtin_shufflevector(p, r, 2, 3, 10, 11, 6, 7, 14, 15);
-    to[2] = __builtin_shufflevector(q, s, 0, 1, 8, 9, 4, 5, 12, 13);
-    to[3] = __builtin_shufflevector(q, s, 2, 3, 10, 11, 6, 7, 14, 15);
+// Each quarter, of four numbers, of a vector from the same quarters of `a` (numbers 0 to 3) and of `b` (4 to 7).
+template <int I, int J, int K, int M, int L> INLINE vec<float, L> in_quarters(vec<float, L> a, vec<float, L> b) {
+#define NUMBER(q, i) (i < 4 ? 4 * q + i : L + 4 * q + i - 4)
+#define QUARTER(q) NUMBER(q, I), NUMBER(q, J), NUMBER(q, K), NUMBER(q, M)
+  if constexpr (L == 8) return __builtin_shufflevector(a, b, QUARTER(0), QUARTER(1));
+  else return __builtin_shufflevector(a, b, QUARTER(0), QUARTER(1), QUARTER(2), QUARTER(3));
+#undef QUARTER
+#undef NUMBER
+}
+
+// Loads four numbers of each of L rows, 8 or 16, as four vectors across the rows; `row(i)` is where row i begins. Quarters
+// of vectors are joined as they are loaded, so that no number crosses a quarter: a square of 8 x 8 takes 16 shuffles,
+// where `transpose` takes 48.
+template <int L, class F> INLINE void load_across(F row, vec<float, L> *to) {
+  vec<float, L> x[4];
+  UNROLL for (int i = 0; i < 4; i++) {
+    const auto half = [&](int r) {
+      return __builtin_shufflevector((load<float, 4>(row(r))), (load<float, 4>(row(r + 4))), 0, 1, 2, 3, 4, 5, 6, 7);
+    };
+    if constexpr (L == 8) x[i] = half(i);
+    else x[i] = __builtin_shufflevector(half(i), half(i + 8), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   }
+  const vec<float, L> low01 = in_quarters<0, 4, 1, 5, L>(x[0], x[1]), high01 = in_quarters<2, 6, 3, 7, L>(x[0], x[1]);
+  const vec<float, L> low23 = in_quarters<0, 4, 1, 5, L>(x[2], x[3]), high23 = in_quarters<2, 6, 3, 7, L>(x[2], x[3]);
+  to[0] = in_quarters<0, 1, 4, 5, L>(low01, low23);
+  to[1] = in_quarters<2, 3, 6, 7, L>(low01, low23);
+  to[2] = in_quarters<0, 1, 4, 5, L>(high01, high23);
+  to[3] = in_quarters<2, 3, 6, 7, L>(high01, high23);
 }
 
 // The memory of a call, in pieces that begin at cache lines.
