@@ -1,5 +1,6 @@
 """What a backend does not know is refused: a field added to a round, a subclass of a score, a rule or a table."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from inspect import signature
 from typing import Any, ClassVar
@@ -7,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mpnn import MessagePassing, engine, graphs, ops
 from mpnn.attention import Attention
@@ -59,6 +61,40 @@ def test_a_choice_that_was_cached_without_it_is_not_taken(new: dict[str, Any]) -
     assert engine.run(later())[0].equal(plain), "at its default the field changes nothing"
     with pytest.raises(Refused, match="no backend can run this: it does not support t"):
         engine.run(later(**new))
+
+
+def _edges() -> Graph:
+    return graphs.from_edges(torch.randint(0, N, (2, 3 * N), generator=torch.Generator().manual_seed(0)), N)
+
+
+ROUNDS: dict[str, dict[str, Any]] = {
+    "a sum": {"normalize": "none"},
+    "dot products": {"score": Dot(Q, K, 0.5)},
+    "additive": {"score": AdditiveScore(Q[..., 0], K[..., 0], LeakyReLU())},
+}
+DOORS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
+    "eager": lambda run: run(V),
+    "with a gradient": lambda run: run(V.clone().requires_grad_()).sum().backward(),
+    "no_grad": lambda run: torch.no_grad()(run)(V),
+    "inference mode": lambda run: torch.inference_mode()(run)(V),
+    "autocast": lambda run: torch.autocast("cpu", torch.bfloat16)(run)(V),
+    "vmap": lambda run: torch.func.vmap(run)(torch.stack([V, V])),
+    "grad": lambda run: torch.func.grad(lambda x: run(x).sum())(V),
+    "jvp": lambda run: torch.func.jvp(run, (V,), (V,)),
+    "checkpoint": lambda run: checkpoint(run, V.clone().requires_grad_(), use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("new", NEW, ids=str)
+@pytest.mark.parametrize("graph", [GRAPH, graphs.causal().bind(N), _edges()], ids=["window", "causal", "edges"])
+@pytest.mark.parametrize("of", ROUNDS)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_new_field_is_refused_at_every_door(door: str, of: str, graph: Graph, new: dict[str, Any]) -> None:
+    """Also right after the same call without it, whose step must not be taken."""
+    DOORS[door](lambda value: engine.run(Later(graph, value, **ROUNDS[of]))[0])
+    with pytest.raises(Refused, match="it does not support t"):
+        DOORS[door](lambda value: engine.run(Later(graph, value, **ROUNDS[of], **new))[0])
 
 
 class Twisted(Attention):
