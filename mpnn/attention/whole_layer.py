@@ -13,22 +13,18 @@ it again before each call. Layers in place (`mpnn/integrations/hf/encoder_layers
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
 
 from mpnn.aggregate import Sum
 from mpnn.attention.dot_product import DotProduct
 from mpnn.graph import Graph, causal
 from mpnn.graph.exchange import LOCAL
-from mpnn.graph.sharding import active
 from mpnn.graph.witness import Unwatchable, Witness
 from mpnn.kernels.cpu import library
 from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights, has_kernel
@@ -262,132 +258,3 @@ def _as_documents(graph: Graph, batch: int) -> Documents | None:
         return None
     sizes = np.unique(graph.labels, return_counts=True)[1]
     return Documents(np.tile(sizes, batch).tolist())
-
-
-# ------------------------------------------------------------------------------------------------ layers in place
-
-
-_values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
-_version = Tensor._version.__get__  # type: ignore[attr-defined]
-
-
-class Parts:
-    """The modules and tensors of a layer as the kernel reads them, to be compared with what the layer has later.
-
-    maps: of queries, keys, values, output, to hidden columns, back, and of gates. norms: of attention and of the
-    network. shapes: of the maps' weights, [out, in]. It refers to what is inside the layer, not to the layer, which it
-    must not keep alive.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        maps: Sequence[nn.Module],
-        norms: Sequence[Any],
-        shapes: list[tuple[int, int]],
-    ) -> None:
-        self.maps = maps
-        self.norms = norms
-        self.shapes = shapes
-        inner = list(module.modules())
-        parameters = [part._parameters for part in (*maps, *norms)]
-        self._tensors = [t for owner in parameters for t in owner.values() if t is not None]
-        self._inner = inner[1:]
-        self._own = [vars(part) for part in self._inner]
-        self._hooks = [hooks for part in self._inner for hooks in (part._forward_hooks, part._forward_pre_hooks)]
-        # Modules and parameters by name. The numbers of objects stay theirs while this object refers to them.
-        self._owners: list[dict[str, Any]] = [*(part._modules for part in inner), *parameters]
-        self._ids = self._read_ids()
-        self._versions: list[int] = []
-
-    def remember(self) -> bool:
-        """Keeps the versions of the weights; False if the kernel cannot read them, or something acts on the layer."""
-        if not self._are_plain():
-            return False
-        self._versions = self._read_versions()
-        return self.are_unchanged()
-
-    @property
-    def width(self) -> int:
-        return self.shapes[0][1]
-
-    def weights(self) -> Weights:
-        is_one = len(self.maps) == 4  # for queries, keys and values
-        maps = [part for map in self.maps for part in _split(map, 3 if is_one and map is self.maps[0] else 1)]
-        return Weights(
-            tuple(weight for weight, _ in maps),
-            tuple(bias for _, bias in maps),
-            tuple(norm.weight for norm in self.norms),
-            tuple(getattr(norm, "bias", None) for norm in self.norms),
-        )
-
-    def need_gradients(self, x: Tensor) -> bool:
-        return x.requires_grad or any(t.requires_grad for t in self._tensors)
-
-    def are_unchanged(self) -> bool:
-        """Whether the layer has the modules and weights that it had, and a call of its modules does what their classes
-        do, in inference."""
-        for own in self._own:
-            if own["training"] or ("forward" in own and not getattr(own["forward"], "computes_the_same", False)):
-                return False
-        if any(self._hooks) and not self.has_only_idle_hooks():
-            return False
-        return self._read_ids() == self._ids and self._read_versions() == self._versions
-
-    def has_only_idle_hooks(self) -> bool:
-        """Whether the hooks of the inner modules do nothing in this call."""
-        return False
-
-    def _read_ids(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(_values, self._owners))))
-
-    def _read_versions(self) -> list[int]:
-        """What changes with the numbers of the weights, but for changes through `.data`."""
-        return [*map(Tensor.data_ptr, self._tensors), *map(_version, self._tensors)]
-
-    def _are_plain(self) -> bool:
-        """Whether the weights have the shapes of a layer, and the kernel can read them."""
-        weights = self.weights()
-        width = (self.width,)
-        of_norms = (*weights.norm_weights, *weights.norm_biases)
-        return (
-            [tuple(weight.shape) for weight in weights.maps] == self.shapes
-            and all(getattr(norm, "normalized_shape", width) == width for norm in self.norms)
-            and all(weight is None or tuple(weight.shape) == width for weight in of_norms)
-            and all(map(_is_readable, self._tensors))
-        )
-
-
-def _split(map: Any, parts: int) -> list[tuple[Tensor, Tensor | None]]:
-    """The weights [out, in] and the biases of the maps that this one is, nn.Linear or GPT-2's."""
-    weight, bias = (map.weight, map.bias) if isinstance(map, nn.Linear) else (map.weight.detach().mT, map.bias.detach())
-    if parts == 1:
-        return [(weight, bias)]
-    biases = [None] * parts if bias is None else bias.chunk(parts)
-    return list(zip(weight.chunk(parts), biases, strict=True))
-
-
-def _is_readable(weight: Tensor) -> bool:
-    return (
-        type(weight) is nn.Parameter
-        and weight.dtype is torch.float32
-        and weight.is_cpu
-        and weight.layout is torch.strided
-        and weight.is_contiguous()
-        and not (weight.is_inference() or weight.is_neg())
-    )
-
-
-def is_special(x: Tensor) -> bool:
-    """Whether the modes that are on, or the tensor, ask for more than its numbers."""
-    return (
-        torch.is_autocast_enabled("cpu")
-        or bool(torch._C._get_tracing_state())
-        or torch._C._are_functorch_transforms_active()
-        or bool(torch._C._len_torch_dispatch_stack())
-        or bool(torch._C._len_torch_function_stack())
-        or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None)
-        or x.is_neg()
-        or active() is not None
-        or bool(_has_any_global_hook())
-    )

@@ -46,6 +46,17 @@ def guard(x: Tensor, sizes: Lengths | None = None, strides: Lengths | None = Non
     return check
 
 
+def of_all(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """Returns the function that tells whether as many other tensors, its arguments, are each as one of these is now."""
+    if TensorGuards is None or len(set(map(id, tensors))) < len(tensors):  # torch's tells the same tensor twice apart
+        checks = list(map(guard, tensors))
+        return lambda *others: all(check(x) for check, x in zip(checks, others, strict=True))
+    sizes = [list(x.shape) for x in tensors]
+    strides = [list(x.stride()) for x in tensors]
+    check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
 def of_any_nodes(x: Tensor, strides: Lengths | None = None) -> Callable[[Tensor], bool]:
     """`guard` for tensors of any number of nodes or edges, their first dimension, and of any strides unless given."""
     return guard(x, (None, *x.shape[1:]), (None,) * x.dim() if strides is None else strides)
@@ -98,7 +109,8 @@ def _in_python(x: Tensor, sizes: Lengths, strides: Lengths) -> Callable[[Tensor]
 
     def check(other: Tensor) -> bool:
         return (
-            _facts(other) == known
+            isinstance(other, Tensor)
+            and _facts(other) == known
             and _has_lengths(other.shape, sizes)
             and (other.layout is not torch.strided or _has_lengths(other.stride(), strides))
         )

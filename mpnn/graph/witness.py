@@ -248,6 +248,14 @@ class Witness(Constant):
         self._check_size()
         return value
 
+    def entry(self, table: dict[str, Any], name: str) -> Any:
+        """Reads one entry of a dictionary, and returns it."""
+        known = self._table(table).known
+        if name not in known:
+            known[name] = table[name]
+            self._check_size()
+        return table[name]
+
     def tensor(self, x: Tensor) -> Tensor:
         """Reads the numbers of a tensor, and returns it.
 
@@ -278,7 +286,7 @@ class Witness(Constant):
             self._follow(function, self.attribute(cell, "cell_contents"), owners)
         names = frozenset(_names_in(function.__code__))
         for namespace, name in _places(function.__globals__, names):
-            value = self._entry(namespace, name)
+            value = self.entry(namespace, name)
             self._follow(function, value, owners)
             if not isinstance(value, _CONSTANTS) and _package(type(value)) == _package(function):
                 self._attributes_of(type(value), names, function)
@@ -307,14 +315,6 @@ class Witness(Constant):
                 self.code(value, *owners)
         elif not isinstance(value, _CONSTANTS) and _package(type(value)) == _package(function):
             self._value(value)
-
-    def _entry(self, namespace: dict[str, Any], name: str) -> Any:
-        """Reads one entry of a dictionary, and returns it."""
-        table = self._table(namespace)
-        if name not in table.known:
-            table.known[name] = namespace[name]
-            self._check_size()
-        return namespace[name]
 
     def _class(self, kind: type) -> None:
         """Reads all attributes of a class and of its bases, but for those of C, which do not change."""

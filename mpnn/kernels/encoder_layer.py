@@ -7,6 +7,7 @@ Weights are read where they lie, in each call: nothing of a model is kept, so no
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from dataclasses import dataclass
@@ -139,6 +140,63 @@ def _sizes(form: Form) -> _Parameters:
     return _Parameters(form.width, form.heads, heads, head_width, form.hidden, *kind)
 
 
+class Places:
+    """Where a layer finds its weights in tensors of known sizes and strides: from call to call, only addresses change.
+
+    Args:
+        layer: the layer.
+        weights: the weights of a call.
+        tensors: those that hold them.
+        sources: for each map its number among the tensors, from 1 on, or 0 for a map that is not there; then in the
+            same way for each bias (`len(MAPS)` each), for the weights of both norms and for their biases.
+
+    Raises:
+        TypeError, ValueError: if the layer cannot read the weights.
+    """
+
+    def __init__(
+        self, layer: EncoderLayer, weights: Weights, tensors: Sequence[Tensor], sources: Sequence[int]
+    ) -> None:
+        p = _Parameters.from_buffer_copy(layer._p)
+        layer._point_to(weights, p)
+        self._p = p
+        self._sources = sources
+        pointers = [at or 0 for part in (p.weight, p.bias, p.norm_weight, p.norm_bias) for at in part]
+        starts = _starts(tensors)
+        self._offsets = [at - starts[k] for at, k in zip(pointers, sources, strict=True)]
+
+    def read(self, tensors: Sequence[Tensor]) -> Located | None:
+        """Returns the weights in tensors of the same sizes and strides; None if the memory of one was freed."""
+        starts = _starts(tensors)
+        if not all(starts[1:]):
+            return None
+        return Located(self._p, [starts[k] + offset for k, offset in zip(self._sources, self._offsets, strict=True)])
+
+
+def _starts(tensors: Sequence[Tensor]) -> list[int]:
+    """The addresses of tensors, behind a zero that stands for a tensor that is not there."""
+    return [0, *map(Tensor.data_ptr, tensors)]
+
+
+class Located(NamedTuple):
+    """Weights by their addresses, in the order of the fields of a call, and the parameters in which their strides are.
+    The tensors must live until the call has ended."""
+
+    parameters: _Parameters
+    addresses: list[int]
+
+    def write(self) -> _Parameters:
+        """Returns the parameters of one call."""
+        p = _Parameters.from_buffer_copy(self.parameters)
+        _SEVEN.pack_into(p, _Parameters.weight.offset, *self.addresses[:7])
+        _ELEVEN.pack_into(p, _Parameters.bias.offset, *self.addresses[7:])
+        return p
+
+
+_SEVEN = struct.Struct("7Q")
+_ELEVEN = struct.Struct("11Q")  # biases, and weights and biases of norms, which are neighbors
+
+
 class EncoderLayer:
     """A layer without weights: they are read where they lie, in each call.
 
@@ -162,7 +220,7 @@ class EncoderLayer:
     def __call__(
         self,
         x: Tensor,
-        weights: Weights,
+        weights: Weights | Located,
         documents: Documents,
         turns: tuple[Tensor, Tensor] | None = None,
         states: tuple[Tensor, Tensor] | None = None,
@@ -178,7 +236,7 @@ class EncoderLayer:
                 states have other sizes, or do not lie in memory as the kernel reads them.
             MemoryError: if there was no memory for intermediate results.
         """
-        p = _Parameters.from_buffer_copy(self._p)
+        p = weights.write() if isinstance(weights, Located) else _Parameters.from_buffer_copy(self._p)
         rows = documents.rows
         if x.shape[-1] != p.width or x.numel() != rows * p.width:
             raise ValueError(f"x must hold {rows} rows of {p.width} numbers; got {list(x.shape)}")
@@ -198,7 +256,8 @@ class EncoderLayer:
         p.count = documents.count
         p.causal = documents.is_causal
         with torch._C._profiler._RecordFunctionFast("mpnn::layer"):
-            self._point_to(weights, p)
+            if isinstance(weights, Weights):
+                self._point_to(weights, p)
             if not _function("run")(ctypes.addressof(p), *_crew()):
                 raise MemoryError("no memory for the intermediate results of a layer")
         return y
@@ -210,7 +269,7 @@ class EncoderLayer:
         present = [t for t in vectors if t is not None]
         expected = [shape for t, shape in zip(vectors, self._vector_shapes, strict=True) if t is not None]
         return (
-            _are_plain([*maps, *present])
+            are_plain([*maps, *present])
             and list(map(_shape_of, maps)) == self._map_shapes
             and list(map(_shape_of, present)) == expected
             and all(1 in stride for stride in map(Tensor.stride, maps))
@@ -259,7 +318,7 @@ _shape_of: Callable[[Tensor], torch.Size] = Tensor.shape.__get__  # type: ignore
 _is_cpu: Callable[[Tensor], bool] = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 
 
-def _are_plain(tensors: list[Tensor]) -> bool:
+def are_plain(tensors: Sequence[Any]) -> bool:
     """Whether the numbers of these tensors are float32 in this process's memory; addresses are checked apart."""
     return (
         _PLAIN.issuperset(map(type, tensors))
@@ -270,7 +329,7 @@ def _are_plain(tensors: list[Tensor]) -> bool:
 
 
 def _address(x: Tensor | None) -> int | None:
-    """The address of a tensor that `_are_plain`: `library.address`, sooner for parameters."""
+    """The address of a tensor that `are_plain`: `library.address`, sooner for parameters."""
     if type(x) is Parameter:
         return x.data_ptr() or address(x)
     return address(x)
@@ -300,7 +359,7 @@ def _address_of_rows(name: str, x: Tensor) -> int | None:
     Raises:
         TypeError, ValueError: if the kernel cannot read them.
     """
-    if not (_are_plain([x]) and x.is_contiguous()):
+    if not (are_plain([x]) and x.is_contiguous()):
         _refuse_unless_plain(name, x)
         _refuse_unless_contiguous(name, x)
     return _address(x)

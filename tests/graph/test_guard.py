@@ -131,3 +131,17 @@ def test_in_a_compiled_program_a_call_is_special() -> None:
 
     seen.append(program(X))
     assert seen[0].equal(X + 1)
+
+
+def test_several_tensors_are_compared_each_with_its_own() -> None:
+    a, b = torch.zeros(2, 3), nn.Parameter(torch.zeros(4))
+    check = guards.of_all([a, b])
+    assert check(torch.ones(2, 3), nn.Parameter(torch.ones(4)))
+    assert not check(torch.ones(2, 3), torch.ones(4))
+    assert not check(torch.ones(2, 3), None)
+    assert not check(torch.ones(3, 2).mT, b)
+    assert not check(a.double(), b)
+    assert not check(a, nn.Parameter(torch.ones(4), requires_grad=False))
+    assert guards.of_all([a, a])(a, torch.ones(2, 3))
+    with torch.autocast("cpu"):
+        assert not check(a, b)

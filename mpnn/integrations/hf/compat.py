@@ -108,6 +108,11 @@ def dispatches(module: nn.Module) -> bool:
     return code is not None and _DISPATCHER in code.co_names
 
 
+def functions(attention: nn.Module) -> Any:
+    """Where an attention layer looks its function up."""
+    return inspect.unwrap(type(attention).forward).__globals__[_DISPATCHER]
+
+
 def collects_attentions() -> bool:
     """Whether the model that runs was called with `output_attentions=True`, which GPT-2 does not pass to its layers."""
     return "attentions" in (_active_collector.get() or ())

@@ -4,6 +4,11 @@ A layer keeps its class: its instance gets another `forward`, an object that run
 the class would, and the class's own code in all other calls. A layer is recognized by the names of its maps and norms,
 and is taken only if both ways give the same numbers for a few tokens. A decoder's layer runs so over whole texts; it
 fills an empty cache, and tokens behind those of a cache take the ordinary way.
+
+What the kernel replaces may change between two calls: modules, hooks, numbers such as `eps`, the configuration, the
+code of the classes. When a layer is learned, a witness (`mpnn/graph/witness.py`) reads all of it, and it reads it again
+before each call. After a change the layer is learned again, and compared with its class again. Weights are read where
+they lie in each call. Where something cannot be watched or read, the class's own code runs.
 """
 
 from __future__ import annotations
@@ -11,20 +16,35 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import lru_cache, partial
-from itertools import chain
+from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 from transformers.pytorch_utils import Conv1D
 
-from mpnn.attention.whole_layer import Parts, documents_of, is_special
+from mpnn.attention.whole_layer import documents_of
+from mpnn.graph import guard
+from mpnn.graph.sharding import active
+from mpnn.graph.witness import Constant, Unwatchable, Witness
+from mpnn.integrations.callers import calling
 from mpnn.integrations.hf import compat, interface, packing
 from mpnn.integrations.hf.closures import Sizes
 from mpnn.integrations.hf.masks import Mask
 from mpnn.kernels.cpu import library
-from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, has_kernel
+from mpnn.kernels.encoder_layer import (
+    MAPS,
+    Documents,
+    EncoderLayer,
+    Form,
+    Located,
+    Places,
+    Weights,
+    are_plain,
+    has_kernel,
+)
 
 _CACHE = "past_key_values"
 _TURNS = "position_embeddings"
@@ -33,6 +53,10 @@ _READ = interface.HARMLESS.union(packing.NAMES, (_CACHE, _MASK))
 """What any layer may be given."""
 TRIED = 7  # tokens for which a layer is compared with its class
 _CLOSE = 1e-4  # of the largest number
+_SETTLED = 8  # calls after which a change of a layer is none of those that follow one another
+_AT_ONCE = 3  # changes that follow one another, after each of which a layer is learned again at once
+_PATIENCE = 255  # calls that a layer leaves to its class at most before it is learned again
+_MOST_FORMS = 4  # of weights
 
 
 class _Names(NamedTuple):
@@ -175,7 +199,7 @@ def _restore(module: nn.Module, forward: Forward) -> None:
         del module.forward
 
 
-class Forward:
+class Forward(Constant):
     """`forward` of one layer: the kernel's, or its class's. It is an object, not a closure, so that copies of the layer
     compute with their own weights, and a process that unpickles the layer imports this module."""
 
@@ -184,195 +208,351 @@ class Forward:
     def __init__(self, module: nn.Module, names: _Names) -> None:
         self.module = module
         self.names = names
-        self._parameters = tuple(inspect.signature(inspect.unwrap(type(module).forward)).parameters)[1:]
-        self._turns = _TURNS in self._parameters
-        self._parts: _Parts | None = None
-        self._refused = False
+        self._parameters = _parameters_of(module)
+        self._known: _Known | None = None
+        self._served = 0  # calls since it was learned
+        self._changes = 0  # that followed one another
+        self._left = 0  # calls that are left to the class before it is learned again
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is known of the layer's parts is neither copied nor saved."""
-        return vars(self) | {"_parts": None}
+        """What was learned is neither copied nor saved."""
+        return vars(self) | {"_known": None}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        module = self.module
         if not torch.compiler.is_compiling():
-            given = dict(zip(self._parameters, args, strict=False)) | options
-            x = given.pop(self._parameters[0], None)
-            if self._may_run(x, given):
-                out = self._run(x, given)
-                if out is not None:
-                    return out
-        return type(self.module).forward(self.module, *args, **options)
+            caller = calling(module)
+            if caller is not module:  # a shallow copy
+                caller.forward = Forward(caller, self.names)
+                return caller.forward(*args, **options)
+            out = self._by_kernel(args, options)
+            if out is not None:
+                return out
+        return type(module).forward(module, *args, **options)
+
+    def _by_kernel(self, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor | None:
+        """The states; None where the class computes them."""
+        given = dict(zip(self._parameters, args, strict=False)) | options
+        x = given.pop(self._parameters[0], None)
+        if not self._may_run(x, given):
+            return None
+        layer = self._layer()
+        located = None if layer is None else layer.locate()
+        if layer is None or located is None:
+            return None
+        kernel, weights = located
+        parts = layer.parts
+        shape = (x.shape[0], x.shape[1])
+        documents = _documents(parts.is_causal, given, shape)
+        turns = _turns_of(given.get(_TURNS), shape, parts.head_width) if layer.has_turns else None
+        if documents is None or (layer.has_turns and turns is None):
+            return None
+        cache = given.get(_CACHE)
+        if cache is None:
+            return kernel(x.contiguous(), weights, documents, turns)
+        keys, values = x.new_empty(2, shape[0], parts.kv_heads, shape[1], parts.head_width)
+        out = kernel(x.contiguous(), weights, documents, turns, (keys, values))
+        cache.update(keys, values, parts.attention.layer_idx)
+        return out
 
     def _may_run(self, x: Any, given: dict[str, Any]) -> bool:
-        """Whether a call asks for what the kernel computes, in the modes that are on, and its layer is as it was."""
+        """Whether a call asks for what the kernel computes, in the modes that are on."""
         cache = given.get(_CACHE)
         if cache is not None and not compat.is_empty(
             cache, getattr(_get(self.module, self.names.attention), "layer_idx", None)
         ):
             return False
-        if type(x) is not Tensor or x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 3 or not x.numel():
+        if not guard.is_plain(x) or x.dtype is not torch.float32 or x.dim() != 3 or not x.numel():
             return False
-        if is_special(x) or interface.is_recorded():
+        if torch.is_grad_enabled() and (x.requires_grad or self.module.training):
+            return False
+        if active() is not None or _has_any_global_hook() or interface.is_recorded():
             return False
         for name, value in given.items():
-            is_read = name in _READ or (name == _TURNS and self._turns)
+            is_read = name in _READ or name == _TURNS
             if value is not None and value is not False and not is_read:
                 return False
-        return self._is_ready() and not (torch.is_grad_enabled() and self._needs_gradients(x))
+        return compat.collected() <= {"hidden_states"}
 
-    def _is_ready(self) -> bool:
-        if self._refused:
-            return False
-        if self._parts is None or not self._parts.are_unchanged():
-            self._parts = _Parts.of(self.module, self.names)
-        return self._parts is not None
-
-    def _needs_gradients(self, x: Tensor) -> bool:
-        return self._parts is None or self._parts.need_gradients(x)
-
-    def _run(self, x: Tensor, given: dict[str, Any]) -> Tensor | None:
-        parts = self._parts
-        shape = (x.shape[0], x.shape[1])
-        assert parts is not None
-        documents = _documents(parts.attention, given, shape)
-        turns = _turns_of(given.get(_TURNS), shape, parts.head_width) if self._turns else None
-        if documents is None or (self._turns and turns is None):
-            return None
-        kernel = self._kernel()
-        if kernel is None:
-            return None
-        cache = given.get(_CACHE)
-        if cache is None:
-            return kernel(x.contiguous(), parts.weights(), documents, turns)
-        heads = parts.shapes[1][0] // parts.head_width
-        keys, values = x.new_empty(2, x.shape[0], heads, x.shape[1], parts.head_width)
-        out = kernel(x.contiguous(), parts.weights(), documents, turns, (keys, values))
-        cache.update(keys, values, parts.attention.layer_idx)
-        return out
-
-    def _kernel(self) -> EncoderLayer | None:
-        """The kernel for the layer; None if it does not compute the same."""
-        parts = self._parts
-        assert parts is not None
-        if parts.layer is None:
-            parts.layer = self._build(parts)
-            self._refused = parts.layer is None
-        return parts.layer
-
-    def _build(self, parts: _Parts) -> EncoderLayer | None:
-        """The kernel for this layer, if it computes what the class does."""
-        activation = _activation(_get(self.module, self.names.activation))
-        if activation is None:
-            return None
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(1, TRIED, parts.width, generator=generator)
-        is_causal = bool(getattr(parts.attention, "is_causal", False))
-        given: dict[str, Any] = {_MASK: Mask(1, Sizes(TRIED, TRIED), (None, 0 if is_causal else None))}
-        turns = None
-        if self._turns:
-            angles = torch.randn(1, TRIED, parts.head_width // 2, generator=generator).repeat(1, 1, 2)
-            turns = angles.cos(), angles.sin()
-            given[_TURNS] = turns
-        try:
-            with torch.no_grad(), packing.within(None):
-                expected = type(self.module).forward(self.module, x, **given)
-        except Exception:  # a layer that needs more than these arguments
-            return None
-        if not isinstance(expected, Tensor):
-            return None
-        for pre_norm in (False, True):
-            try:
-                layer = EncoderLayer(parts.form(activation, pre_norm))
-            except ValueError:  # there is no kernel for these sizes
+    def _layer(self) -> _Layer | None:
+        """The layer as it is now. None: its class computes it, or it changes all the time, or it has other parameters
+        than those by which this call was read."""
+        known = self._known
+        if known is None or not known.witness.holds():
+            if self._left:
+                self._left -= 1
                 return None
-            documents = Documents([TRIED], is_causal=is_causal)
-            difference = (layer(x, parts.weights(), documents, turns) - expected).abs().max()
-            if difference <= _CLOSE * expected.abs().max():
-                return layer
-        return None
+            # To learn takes as long as some calls, so a layer that changes in each call is learned ever more rarely.
+            self._changes = 0 if self._served >= _SETTLED else self._changes + 1
+            self._left = min(2 ** max(self._changes - _AT_ONCE, 0) - 1, _PATIENCE)
+            self._served = 0
+            self._known = known = _learn(self.module, self.names)
+            before = self._parameters
+            self._parameters = _parameters_of(self.module)
+            if self._parameters != before:
+                return None
+        self._served += 1
+        return known.layer
 
 
-class _Parts(Parts):
-    """The parts of a layer of transformers."""
+def _parameters_of(module: nn.Module) -> tuple[str, ...]:
+    """The names of the parameters of the forward pass of a module's class."""
+    return tuple(inspect.signature(inspect.unwrap(type(module).forward)).parameters)[1:]
+
+
+# ------------------------------------------------------------------------------------------------ what is learned
+
+
+class _Parts:
+    """The parts of a layer, and what the kernel has to know of them."""
 
     def __init__(self, module: nn.Module, names: _Names) -> None:
-        self.module = module
-        self.names = names
         self.attention = _get(module, names.attention)
-        maps, norms = ([_get(module, name) for name in part] for part in (names.maps, names.norms))
-        widths = [(map.nf, map.nx) if type(map) is Conv1D else (map.out_features, map.in_features) for map in maps]
+        self.activation = _get(module, names.activation)
+        self.maps = [_get(module, name) for name in names.maps]
+        self.norms = [_get(module, name) for name in names.norms]
+        widths = [_width_of(map) for map in self.maps]
         sizes = "attention_head_size", "head_dim"
         width = next((size for name in sizes if (size := getattr(self.attention, name, None))), widths[0][1])
         self.head_width = int(width)
-        super().__init__(module, maps, norms, self._shapes(widths))
-        self.activation = _get(module, names.activation)
-        self.layer: EncoderLayer | None = None
-
-    @classmethod
-    def of(cls, module: nn.Module, names: _Names) -> _Parts | None:
-        """None if a part is missing or was replaced, or has weights that the kernel does not read."""
-        if not _matches(module, names):
-            return None
-        parts = cls(module, names)
-        return parts if parts.remember() else None
-
-    @staticmethod
-    def _shapes(widths: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The shapes of the maps, where one map may be that of queries, keys and values."""
-        is_one = len(widths) == 4
-        return [(widths[0][0] // 3, widths[0][1])] * 3 + widths[1:] if is_one else widths
+        self.is_fused = len(widths) == 4  # one map for queries, keys and values
+        self.shapes = [(widths[0][0] // 3, widths[0][1])] * 3 + widths[1:] if self.is_fused else widths
+        self.kv_heads = self.shapes[1][0] // self.head_width
+        self.is_causal = bool(getattr(self.attention, "is_causal", True))
 
     def form(self, activation: str, pre_norm: bool) -> Form:
         scale = getattr(self.attention, "scaling", None)
         epsilons = [getattr(norm, "eps", getattr(norm, "variance_epsilon", 0.0)) for norm in self.norms]
         return Form(
-            width=self.width,
+            width=self.shapes[0][1],
             heads=self.shapes[0][0] // self.head_width,
             hidden=self.shapes[4][0],
             activation=activation,
             pre_norm=pre_norm,
             epsilons=(epsilons[0], epsilons[1]),
             scale=self.head_width**-0.5 if scale is None else float(scale),
-            kv_heads=self.shapes[1][0] // self.head_width,
+            kv_heads=self.kv_heads,
             head_width=self.head_width,
             rms_norm=type(self.norms[0]) is not nn.LayerNorm,
             gated=len(self.shapes) == 7,
         )
 
-    def are_unchanged(self) -> bool:
-        """`Parts.are_unchanged`, and whether this library computes the attention, of the whole text."""
-        if self.module.training or self.attention.config.__dict__.get(compat.INTERNAL) != interface.NAME:
-            return False
-        if interface.graph_of(self.attention) is not None or not compat.collected() <= {"hidden_states"}:
-            return False
-        return super().are_unchanged() and _get(self.module, self.names.activation) is self.activation
+    def weights(self) -> Weights:
+        maps = [part for map in self.maps for part in _split(map, 3 if self.is_fused and map is self.maps[0] else 1)]
+        return Weights(
+            tuple(weight for weight, _ in maps),
+            tuple(bias for _, bias in maps),
+            tuple(norm.weight for norm in self.norms),
+            tuple(getattr(norm, "bias", None) for norm in self.norms),
+        )
 
-    def has_only_idle_hooks(self) -> bool:
-        return all(map(compat.has_only_idle_hooks, self._inner))
+
+def _width_of(map: Any) -> tuple[int, int]:
+    """The sizes [out, in] of a map."""
+    return (map.nf, map.nx) if type(map) is Conv1D else (map.out_features, map.in_features)
+
+
+def _split(map: Any, parts: int) -> list[tuple[Tensor, Tensor | None]]:
+    """The weights [out, in] and the biases of the maps that this one is, nn.Linear or GPT-2's."""
+    weight = map.weight.detach()
+    bias = None if map.bias is None else map.bias.detach()
+    weight = weight.mT if type(map) is Conv1D else weight
+    biases = [None] * parts if bias is None else bias.chunk(parts)
+    return list(zip(weight.chunk(parts), biases, strict=True))
+
+
+class _Parameters:
+    """Where a layer has its weights: in the dictionaries of parameters of its maps and norms, which each call reads.
+
+    `sources`: for each weight of the kernel, the number of its tensor, as `Places` takes them.
+    """
+
+    def __init__(self, parts: _Parts) -> None:
+        self._owners: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        self._absent: list[tuple[dict[str, Any], str]] = []
+        maps = [parts.maps[0]] * 2 + parts.maps if parts.is_fused else parts.maps
+        numbers = {map: [self._number(map, name) for name in ("weight", "bias")] for map in parts.maps}
+        of_maps = [numbers[map] for map in maps] + [[0, 0]] * (len(MAPS) - len(maps))
+        of_norms = [[self._number(norm, name) for name in ("weight", "bias")] for norm in parts.norms]
+        self.sources = [pair[k] for group in (of_maps, of_norms) for k in (0, 1) for pair in group]
+
+    def _number(self, part: nn.Module, name: str) -> int:
+        """The number of a tensor, from 1 on; 0 if there is none."""
+        if part._parameters.get(name) is None:
+            self._absent.append((part._parameters, name))
+            return 0
+        self._owners.append(part._parameters)
+        self._names.append(name)
+        return len(self._owners)
+
+    def read(self) -> list[Tensor] | None:
+        """The tensors of this call; None if one has gone, or is where none was."""
+        try:
+            tensors: list[Tensor] = [*map(getitem, self._owners, self._names)]
+        except KeyError:
+            return None
+        return None if any(owner.get(name) is not None for owner, name in self._absent) else tensors
+
+
+class _Form(NamedTuple):
+    """A form of weights that was met: its guard, whether gradients are recorded for it, and its places."""
+
+    fits: Callable[..., bool]
+    learns: bool
+    places: Places
+
+
+class _Known(NamedTuple):
+    """What is known while the witness holds. No layer: its class computes it."""
+
+    witness: Witness
+    layer: _Layer | None
+
+
+def _learn(module: nn.Module, names: _Names) -> _Known:
+    """Reads all that a call of the kernel would replace."""
+    witness = Witness()
+    weighted = [part for name in (*names.maps, *names.norms) if isinstance(part := _get(module, name), nn.Module)]
+    witness.skip(*(part._parameters for part in weighted))
+    # A call of the layer runs its own hooks before and after `forward`, and idle hooks inside it do nothing.
+    witness.skip(*(value for name, value in vars(module).items() if "hooks" in name))
+    for part in module.modules():
+        if compat.has_only_idle_hooks(part):
+            witness.skip(*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    try:
+        witness.module(module)
+    except Unwatchable:
+        return _Known(witness, None)
+    if witness.unread or not _matches(module, names) or not _runs_its_classes(module):
+        return _Known(witness, None)
+    parts = _Parts(module, names)
+    activation = _activation(parts.activation)
+    if activation is None or not _attends(parts.attention, witness):
+        return _Known(witness, None)
+    return _Known(witness, _Layer(module, parts, activation))
+
+
+def _runs_its_classes(module: nn.Module) -> bool:
+    """Whether the modules inside a layer do what their classes do, in inference."""
+    for part in list(module.modules())[1:]:
+        forward = vars(part).get("forward")
+        if forward is not None and not getattr(forward, "computes_the_same", False):
+            return False
+        if part.training or not compat.has_only_idle_hooks(part):
+            return False
+    return not module.training
+
+
+def _attends(attention: nn.Module, witness: Witness) -> bool:
+    """Whether this library computes the attention of a layer, over the whole text."""
+    if attention.config.__dict__.get(compat.INTERNAL) != interface.NAME or interface.graph_of(attention) is not None:
+        return False
+    functions = compat.functions(attention)
+    witness.entry(type(functions)._global_mapping, interface.NAME)
+    return functions.get_interface(interface.NAME, None) is interface.attend
+
+
+class _Layer:
+    """A layer that its kernel computes if it gives the numbers of the class, as long as a witness holds."""
+
+    def __init__(self, module: nn.Module, parts: _Parts, activation: str) -> None:
+        self.parts = parts
+        self.has_turns = _TURNS in _parameters_of(module)
+        self._module = module
+        self._activation = activation
+        self._parameters = _Parameters(parts)
+        self._kernel: EncoderLayer | None = None
+        self._is_refused = False
+        self._forms: tuple[_Form, ...] = ()
+
+    def locate(self) -> tuple[EncoderLayer, Located] | None:
+        """The kernel, and the weights as they are now. None if it cannot read them, or gradients are recorded, or it
+        does not compute what the class does."""
+        tensors = self._parameters.read()
+        if tensors is None or self._is_refused:
+            return None
+        form = next((form for form in self._forms if form.fits(*tensors)), None) or self._form_of(tensors)
+        if form is None or self._kernel is None or (form.learns and torch.is_grad_enabled()):
+            return None
+        weights = form.places.read(tensors)
+        return None if weights is None else (self._kernel, weights)
+
+    def _form_of(self, tensors: list[Tensor]) -> _Form | None:
+        """The form of weights that were not met before; None if the kernel cannot read them."""
+        if not are_plain(tensors):
+            return None
+        weights = self.parts.weights()
+        if self._kernel is None:
+            self._kernel = self._find_kernel(weights)
+            self._is_refused = self._kernel is None
+        if self._kernel is None or not self._kernel.reads(weights):
+            return None
+        places = Places(self._kernel, weights, tensors, self._parameters.sources)
+        form = _Form(guard.of_all(tensors), any(x.requires_grad for x in tensors), places)
+        # The tuple is replaced and never changed, because another thread may go over it.
+        self._forms = (form, *self._forms[: _MOST_FORMS - 1])
+        return form
+
+    def _find_kernel(self, weights: Weights) -> EncoderLayer | None:
+        """The kernel that computes what the class does, for a few tokens."""
+        parts = self.parts
+        generator = torch.Generator().manual_seed(0)
+        options: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+        x = torch.randn(1, TRIED, parts.shapes[0][1], **options)
+        is_causal = bool(getattr(parts.attention, "is_causal", False))
+        given: dict[str, Any] = {_MASK: Mask(1, Sizes(TRIED, TRIED), (None, 0 if is_causal else None))}
+        turns = None
+        if self.has_turns:
+            angles = torch.randn(1, TRIED, parts.head_width // 2, **options).repeat(1, 1, 2)
+            turns = angles.cos(), angles.sin()
+            given[_TURNS] = turns
+        try:
+            with torch.no_grad(), packing.within(None):
+                expected = type(self._module).forward(self._module, x, **given)
+        except Exception:  # a layer that needs more than these arguments
+            return None
+        if not isinstance(expected, Tensor):
+            return None
+        documents = Documents([TRIED], is_causal=is_causal)
+        for pre_norm in (False, True):
+            form = parts.form(self._activation, pre_norm)
+            if not has_kernel(form):
+                return None
+            kernel = EncoderLayer(form)
+            if not kernel.reads(weights):
+                return None
+            difference = (kernel(x, weights, documents, turns) - expected).abs().max()
+            if difference <= _CLOSE * expected.abs().max():
+                return kernel
+        return None
 
 
 def _activation(function: Any) -> str | None:
     """The name of an activation, by its values; None if the kernel does not have it."""
-    x = torch.linspace(-9, 9, 181)
-    if isinstance(function, nn.Module) and any(True for _ in chain(function.parameters(), function.buffers())):
-        return None
+    powers = torch.exp2(torch.arange(-30.0, 40.0, device="cpu"))
+    x = torch.cat([torch.linspace(-9, 9, 181, device="cpu"), powers, -powers]).float()
     with torch.no_grad():
         values = function(x)
         return next((name for name, known in _ACTIVATIONS.items() if _are_close(values, known(x))), None)
 
 
-def _are_close(values: Tensor, expected: Tensor) -> bool:
+def _are_close(values: Any, expected: Tensor) -> bool:
+    if not isinstance(values, Tensor) or values.shape != expected.shape:
+        return False
     return bool(((values - expected).abs() <= 1e-6 * (1 + expected.abs())).all())
 
 
-def _documents(attention: nn.Module, given: dict[str, Any], shape: tuple[int, int]) -> Documents | None:
-    """The texts within which a layer attends; None if it attends otherwise."""
+# ------------------------------------------------------------------------------------------------ what a call gives
+
+
+def _documents(is_causal: bool, given: dict[str, Any], shape: tuple[int, int]) -> Documents | None:
+    """The texts within which a layer attends; None if it attends otherwise. `is_causal`: without a mask."""
     mask = given.get(_MASK)
     if mask is not None and type(mask) is not Mask:
         return None
     texts = interface.texts_of(mask, given, shape)
     if mask is None:
-        is_causal = bool(getattr(attention, "is_causal", True))
         return _whole(*shape, is_causal) if texts is None else texts.documents(is_causal)
     if texts is None:
         return mask.documents(*shape)
@@ -392,12 +572,18 @@ def _whole(rows: int, tokens: int, is_causal: bool) -> Documents:
 
 def _turns_of(given: Any, shape: tuple[int, int], width: int) -> tuple[Tensor, Tensor] | None:
     """Cosine and sine of the angles of each token, [rows, width of a head]; None for others."""
-    if not isinstance(given, tuple) or len(given) != 2:
+    if not isinstance(given, tuple) or len(given) != 2 or not are_plain(given):
         return None
+    cos, sin = given
+    sizes = [shape[0], shape[1], width]
     for turn in given:
-        if type(turn) is not Tensor or turn.dtype is not torch.float32 or not turn.is_cpu or turn.requires_grad:
+        if (
+            turn.requires_grad
+            or turn.dim() != 3
+            or turn.shape[0] not in (1, shape[0])
+            or [*turn.shape[1:]] != sizes[1:]
+        ):
             return None
-        if turn.dim() != 3 or turn.shape[0] not in (1, shape[0]) or tuple(turn.shape[1:]) != (shape[1], width):
-            return None
-    cos, sin = (turn.expand(*shape, width).reshape(-1, width).contiguous() for turn in given)
-    return cos, sin
+    if cos.shape[0] != shape[0] or sin.shape[0] != shape[0]:
+        cos, sin = cos.expand(sizes), sin.expand(sizes)
+    return cos.contiguous(), sin.contiguous()

@@ -9,6 +9,7 @@ Checkpointing computes layers again after the pass has ended. So a layer on the 
 remembers the packing with its input, and has it again when autograd gives it this input again.
 """
 
+import copy
 import inspect
 import sys
 import threading
@@ -27,6 +28,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from mpnn.graph.runs import Ints
+from mpnn.integrations.callers import calling
 from mpnn.integrations.hf import compat
 from mpnn.kernels.encoder_layer import Documents
 
@@ -229,10 +231,23 @@ class Divided:
         return inspect.unwrap(type(self.model).forward).__code__
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        if not torch.compiler.is_compiling() and (caller := calling(self.model)) is not self.model:  # a shallow copy
+            caller.forward = self._of(caller)
+            return caller.forward(*args, **options)
         given = dict(zip(self._names, args, strict=False)) | options if args else options
         if _PASS.packing is None and not self._may_pack(given):
             return self._run(*args, **options)
         return self._divided(args, options, given)
+
+    def _of(self, model: Any) -> Any:
+        """The same for another model."""
+        ours = copy.copy(self)
+        ours.model = model
+        inner = copy.copy(self.inner)
+        if getattr(inner, "model", None) is self.model:
+            vars(inner)["model"] = model
+            ours.inner = inner
+        return ours
 
     def _run(self, *args: Any, **options: Any) -> Any:
         if self.inner is not None:

@@ -92,6 +92,7 @@ def use(
     classes: Sequence[type[nn.Module]] = (),
     maps: bool = True,
     layers: bool = True,
+    frozen: bool = False,
 ) -> Handle:
     """Runs the attention layers of a transformers model by `mpnn.ops.attend`, its linear maps by the quicker product,
     and whole layers by one compiled call, in place.
@@ -123,9 +124,13 @@ def use(
             `mpnn tune` measured it. They stay the same objects. `torch.jit.script` is refused until `restore()`.
         layers: whether whole layers (BERT, RoBERTa, DistilBERT, ALBERT, ViT, CLIP's and BART's encoders, GPT-2, OPT,
             Llama and others with their parts) run by one compiled call each, in inference in float32 on a CPU, over
-            their own masks. The first call packs their weights, which takes as much memory again; where this is more
-            than a quarter of the available memory, they run as before. So do calls that need more: tokens behind those
-            of a cache, gradients, hooks on a layer's modules, `output_attentions`, autocast, a topology.
+            their own masks. Each call reads their weights where they lie, and looks whether modules, hooks, numbers,
+            configuration and code are as they were when the layer was compared with its class: after a change it is
+            compared again. Calls that need more run as before: tokens behind those of a cache, gradients, hooks on a
+            layer's modules, `output_attentions`, autocast, a topology. So do layers whose changes could not be seen,
+            with buffers, quantized weights or objects of unknown kinds.
+        frozen: your promise that no weight changes, which would allow copies of weights in another layout. None is
+            kept: layers read weights where they lie, so that a change shows in the next call with the promise too.
 
     Returns:
         A handle, which lists the changed layers and whose `restore()` undoes the change. A saved model loads without
