@@ -212,9 +212,9 @@ def _stamp(graph: Graph) -> int:
     count = 0
     for one in _derived_graphs(graph):
         attributes = vars(one)
-        edge_lists = [attributes[name] for name in ("csr", "csc") if name in attributes]
         count += len(attributes) + one._memo.added + one._of_users.added
-        count += sum(len(vars(edges)) for edges in edge_lists)
+        for name in attributes.keys() & {"csr", "csc"}:
+            count += len(vars(attributes[name]))
     return count
 
 

@@ -239,6 +239,13 @@ class Witness(Constant):
         """
         self._container(vars(owner))
 
+    def outline(self, owner: Any) -> None:
+        """Reads the attributes of an object, and the dictionaries, lists and sets among them, but nothing inside other
+        objects. It keeps no reference to the object itself."""
+        for container in (vars(owner), *vars(owner).values()):
+            if type(container) in _CONTAINERS and self._is_new(container):
+                self._keep(container)
+
     def attribute(self, owner: Any, name: str) -> Any:
         """Reads an attribute, and returns it."""
         value = getattr(owner, name)
@@ -284,7 +291,7 @@ class Witness(Constant):
             self._container(function.__kwdefaults__)
         for cell in function.__closure__ or ():
             self._follow(function, self.attribute(cell, "cell_contents"), owners)
-        names = frozenset(_names_in(function.__code__))
+        names = frozenset(names_in(function.__code__))
         for namespace, name in _places(function.__globals__, names):
             value = self.entry(namespace, name)
             self._follow(function, value, owners)
@@ -337,6 +344,11 @@ class Witness(Constant):
         """Reads a dictionary, a list or a set, and what it holds."""
         if not self._is_new(container):
             return
+        self._keep(container)
+        for value in [*container.values()] if isinstance(container, _TABLES) else [*container]:
+            self._value(value)
+
+    def _keep(self, container: Any) -> None:
         self._check_size()
         if not container:
             self._empty.append(container)
@@ -346,8 +358,6 @@ class Witness(Constant):
             self._lists.append(container)
             self._lengths.append(len(container))
             self._items.extend(container)
-        for value in [*container.values()] if isinstance(container, _TABLES) else [*container]:
-            self._value(value)
 
     def _value(self, value: Any) -> None:
         """Reads an object that lies in another one."""
@@ -390,12 +400,12 @@ def _is_same(value: Any, known: Any) -> bool:
     return value is known or (type(value) is type(known) and isinstance(known, _CONSTANTS) and bool(value == known))
 
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
     """The names of globals and attributes in a code, functions inside included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+            yield from names_in(constant)
 
 
 def _places(namespace: dict[str, Any], names: frozenset[str]) -> Iterator[tuple[dict[str, Any], str]]:

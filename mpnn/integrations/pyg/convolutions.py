@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.jit._trace import is_tracing
 from torch.nn import Sequential
 from torch.nn.functional import gelu
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import aggr
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_self_loops, remove_self_loops
@@ -34,17 +35,12 @@ from mpnn.aggregate import Aggregator, Composed, Var, aggregator
 from mpnn.attention.typed import typed_round
 from mpnn.graphs import edges_into
 from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, stacked_graph_of, values_of
+from mpnn.integrations.pyg.unchanged import change_of, decided, has_hooks, remember
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
 from mpnn.update.maps import linear
 from mpnn.update.rows import is_hooked, is_plain
 
-METHODS = ("propagate", "message", "aggregate", "message_and_aggregate", "update", "edge_update", "edge_updater")
-HOOKS = [
-    f"_{what}_forward_{when}hooks"
-    for what in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-    for when in ("pre_", "")
-]
 OPTIONS = {
     *("self", "args", "kwargs", "aggr", "flow", "node_dim", "decomposed_layers", "in_channels", "out_channels", "bias"),
     *("heads", "concat", "negative_slope", "dropout", "add_self_loops", "edge_dim", "fill_value", "residual"),
@@ -77,9 +73,14 @@ class Replacement:
         one = reducers is not None and len(reducers) == 1 and not isinstance(reducers[0], aggr.SoftmaxAggregation)
         if reducers is None or not (one or cls.several_aggregators):
             return f"aggr = {conv.aggr!r}"
-        if changed := [name for name in METHODS if name in vars(conv)]:
-            return f"{', '.join(changed)} set on the instance"
-        return None
+        return next((reason for part in (conv, *conv.aggr_module.modules()) if (reason := change_of(part))), None)
+
+    @classmethod
+    def decide(cls, conv: Any) -> bool:
+        """Whether calls of this convolution, as it is now, compute what this class does."""
+        if cls.refusal(conv) is not None or conv.explain or conv.decomposed_layers > 1:
+            return False
+        return not (has_hooks(conv) or any(map(has_hooks, conv.aggr_module.modules())) or _has_any_global_hook())
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         """Does nothing: copies and unpickled convolutions keep the methods of this class, not generated ones."""
@@ -94,15 +95,14 @@ class Replacement:
         """Whether this call runs here, rather than in the base class. `features` are those of the nodes that send and
         of those that receive, if there are two sets."""
         conv: Any = self
-        if torch.compiler.is_compiling() or is_tracing() or not is_supported(edges):
-            return False
-        if conv.explain or conv.decomposed_layers > 1 or any(getattr(conv, name) for name in HOOKS):
-            return False
-        if self.refusal(conv) is not None:  # changed since it was replaced
+        if torch.compiler.is_compiling() or is_tracing() or not is_supported(edges) or not decided(conv):
             return False
         if conv.flow != "source_to_target" and len({*map(len, features), *(size or ())}) > 1:
             return False  # PyTorch Geometric mixes up the sizes of the two sets
-        return all(isinstance(x, Tensor) and x.is_floating_point() and not x.is_meta for x in features)
+        for x in features:  # noqa: SIM110  # a generator would take as long as the witness
+            if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_meta:
+                return False
+        return True
 
     def bind(self, edges: Any, size: Any, x: Any, edge_type: Tensor | None = None) -> tuple[Graph, Tensor]:
         """The graph, and the features of the nodes that send: the first of a pair, whatever the flow."""
@@ -585,6 +585,7 @@ CONVOLUTIONS: tuple[type[Any], ...] = (
 )
 REPLACEMENTS = {kind.__bases__[-1]: kind for kind in CONVOLUTIONS}
 """Class in `torch_geometric.nn` -> its replacement."""
+remember((*REPLACEMENTS, *(kind for kind in vars(aggr).values() if isinstance(kind, type))))
 
 
 def unknown_option(conv: Any) -> str | None:
@@ -728,7 +729,7 @@ def _with_loops(graph: Graph, ordered: bool) -> Graph:
     """The graph with one self-loop per node. With `ordered`, loops come after all other edges."""
     if not (ordered or graph.is_explicit) and graph.num_dst == graph.num_src:
         return graph.with_self_loops()
-    ends = add_self_loops(remove_self_loops(graph.edge_index)[0], num_nodes=min(graph.num_dst, graph.num_src))[0]
+    ends = add_self_loops(remove_self_loops(graph.ends)[0], num_nodes=min(graph.num_dst, graph.num_src))[0]
     return Graph.from_edges(ends, graph.num_dst, graph.num_src)
 
 

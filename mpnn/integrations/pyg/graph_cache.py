@@ -8,6 +8,7 @@ edge weights is kept: they may be parameters.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def graph_of(edges: Any, num_src: int, num_dst: int, flow: str, edge_type: Tenso
         ends = ends if flow == "source_to_target" else ends.flip(0)
         return Graph.from_edges(ends, num_dst, num_src, edge_type=None if edge_type is None else _copy_of(edge_type))
 
-    owners = [edges.storage.rowptr(), edges.storage.col()] if _is_sparse_tensor(edges) else [edges]
+    owners = [edges] if isinstance(edges, Tensor) else [edges.storage.rowptr(), edges.storage.col()]
     tensors = owners if edge_type is None else [*owners, edge_type]
     return _kept((flow, num_src, num_dst), tensors, build)
 
@@ -60,8 +61,8 @@ def _kept(form: tuple[Hashable, ...], tensors: Sequence[Tensor], build: Callable
     numbers."""
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
         return outside_modes(build)
-    key = *form, *(WeakIdRef(tensor, _forget) for tensor in tensors)
-    numbers = [_plain(tensor) for tensor in tensors]
+    key = *form, *map(WeakIdRef, tensors, repeat(_forget))
+    numbers = [*map(_plain, tensors)]
     graph = CACHE.keep(key, build)
     held = graph.cached("numbers of tensors", lambda: [_held(x, graph) for x in numbers])
     if all(map(_are_equal, numbers, held)):
@@ -102,7 +103,7 @@ def _is_sparse_tensor(edges: Any) -> bool:
 
 def _ends(edges: Any) -> Tensor:
     """Integers [2, E]: sources and destinations. Never the tensor object itself, which the graph would keep alive."""
-    if _is_sparse_tensor(edges):
+    if not isinstance(edges, Tensor):
         row, col, _ = edges.coo()
         return torch.stack([col, row])
     if edges.layout == torch.sparse_coo:
@@ -154,4 +155,4 @@ _AT_ONCE = 1 << 15  # numbers of another width that are compared at a time, so t
 
 def _forget(dead: Any, drop: Any = CACHE.drop) -> None:
     """Drops the graphs of a tensor that died. `drop` is a default, because globals are None at interpreter exit."""
-    drop(lambda key: any(part is dead for part in key))
+    drop(lambda key: id(dead) in map(id, key))

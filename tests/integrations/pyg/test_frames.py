@@ -1,0 +1,32 @@
+"""How few calls of this library a warm call of a convolution in place takes, over known edges and over new ones."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric import nn as pyg
+
+import mpnn.pyg
+from tests.engine.test_steps import frames
+
+MOST: dict[str, tuple[Any, int, int]] = {
+    "GAT": (lambda: pyg.GATConv(64, 8, 8), 46, 150),
+    "Transformer": (lambda: pyg.TransformerConv(64, 8, 8), 61, 141),
+    "GCN": (lambda: pyg.GCNConv(64, 64), 46, 92),
+    "SAGE": (lambda: pyg.SAGEConv(64, 64), 46, 46),
+    "GIN": (lambda: pyg.GINConv(torch.nn.Sequential(torch.nn.Linear(64, 64))), 46, 46),
+}
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_warm_call_takes_few_calls_of_this_library(name: str) -> None:
+    make, of_known, of_new = MOST[name]
+    conv = make()
+    mpnn.pyg.use(conv)
+    x = torch.randn(20, 64)
+    edges = torch.randint(20, (2, 60))
+    with torch.no_grad():
+        known = frames(lambda: conv(x, edges))
+        new = frames(lambda: conv(x, edges.clone()))
+    assert len(known) <= of_known, "\n".join(known)
+    assert len(new) <= of_new, "\n".join(new)
