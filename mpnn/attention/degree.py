@@ -14,9 +14,9 @@ from mpnn.update.maps import Linear
 class Degree(Attention):
     """GCN's fixed weights (Kipf & Welling 2017, eq. 2): `w_ij = a_ij / sqrt(d_i d_j)`, value `W h_j`.
 
-    d is the in-degree of a node, or the sum of the weights a_ij of its incoming edges if edges have one-dimensional
-    attributes. Batches of `neighbor_batches` carry the d of the whole graph. To add the paper's self-loops, use
-    `graph.with_self_loops(fill=1.0)`.
+    d is the in-degree of a node, or the sum of the weights |a_ij| of its incoming edges if edges have one-dimensional
+    attributes, which may be negative (the signed Laplacian, Kunegis et al. 2010). Batches of `neighbor_batches` carry
+    the d of the whole graph. To add the paper's self-loops, use `graph.with_self_loops(fill=1.0)`.
     """
 
     normalize = "none"
@@ -54,7 +54,7 @@ class Degree(Attention):
 
 
 def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """`a_ij / sqrt(d_i d_j)` for each edge, [E] in the caller's order; 0 if an end has degree 0.
+    """`a_ij / sqrt(d_i d_j)` for each edge, [E] in the caller's order; 0 if an end has degree 0. d sums |a_ij|.
 
     `dtype` is the dtype of the result. Default: that of `weight`, or float32 without `weight`. Degrees are summed in
     float32 or wider, because bfloat16 counts no further than 256.
@@ -71,7 +71,8 @@ def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtyp
     if graph.degrees is not None:
         of_dst, of_src = (_inverse_root(degree.to(accumulate_dtype)) for degree in graph.degrees)
     else:
-        of_dst = _inverse_root(weight.new_zeros(graph.num_dst).index_add(0, dst, weight))
+        size = torch.where(weight < 0, -weight, weight)  # unlike abs, with a derivative of 1 at 0
+        of_dst = _inverse_root(weight.new_zeros(graph.num_dst).index_add(0, dst, size))
         of_src = graph.exchange(of_dst, 0)  # a part: degrees in the whole graph
     # index_select, because the backward of indexing sums in a nondeterministic order on several threads
     return (of_dst.index_select(0, dst) * weight * of_src.index_select(0, src)).to(dtype)

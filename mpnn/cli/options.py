@@ -153,7 +153,9 @@ class Options:
     columns: str | None = _option(
         str, "The two columns of --edges, by name or by number from 0, if it has more.", _OWN, metavar="SRC,DST"
     )
-    weights: str | None = _option(str, "The column of --edges with weights.", _OWN, metavar="COLUMN")
+    weights: str | None = _option(
+        str, "The column of --edges with weights, which may be negative.", _OWN, metavar="COLUMN"
+    )
     directed: bool | None = _option(
         bool, "Edges count from source to destination only, not in both directions.", _OWN, flags=("--directed",)
     )
@@ -170,7 +172,7 @@ class Options:
     ignore: str | None = _option(str, "Columns of --nodes that are no features.", _OWN, metavar="COLUMN,...")
     edge_features: str | None = _option(
         str,
-        "Columns of --edges that are features, for gat, gatv2 and transformer.",
+        "Columns of --edges that are features, for gat, gatv2, gin and transformer.",
         _OWN,
         metavar="COLUMN,...",
     )

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpnn.graphs.convert import edges_of_pyg
+
 
 def one_graph(source: Any) -> Any:
     """The `Data` of a dataset of one graph, or `source` if it is a `Data`."""
@@ -27,21 +29,40 @@ def tensors(data: Any, *names: str) -> list[Tensor]:
     return found
 
 
-def node_types(data: Any) -> Tensor:
-    """The types of the nodes, int64 [N], of one-hot or integer `x`; zeros without `x`."""
+def edges(data: Any) -> Tensor:
+    """The edges of a `Data`, int64 [2, E], of `edge_index` or `adj_t`."""
+    edge_index, _ = edges_of_pyg(data)
+    return tensors(data, "edge_index")[0] if edge_index is None else edge_index
+
+
+def is_one_hot(data: Any) -> bool:
+    """Whether each row of `x` has a single 1 beside zeros, if it has several columns."""
+    x: Tensor | None = getattr(data, "x", None)
+    if x is None or x.dim() != 2 or x.shape[1] < 2:
+        return True
+    return bool(((x == 0) | (x == 1)).all() & (x.sum(1) == 1).all())
+
+
+def node_types(data: Any, one_hot: bool) -> Tensor:
+    """The types of the nodes, int64 [N], of integer `x` [N, 1] or one-hot `x`; [N, F] of F columns of integers; zeros
+    without `x`."""
     x: Tensor | None = getattr(data, "x", None)
     if x is None:
         return torch.zeros(data.num_nodes, dtype=torch.int64)
-    if x.dim() == 2 and x.shape[1] > 1 and bool(((x == 0) | (x == 1)).all() & (x.sum(1) == 1).all()):
+    if one_hot and x.dim() == 2 and x.shape[1] > 1:
         return x.argmax(1)
-    if x.is_floating_point() or x.dim() != 2 or x.shape[1] != 1:
-        raise ValueError(f"x must be one-hot, or integers [N, 1], the types of nodes; got {x.dtype} {list(x.shape)}")
-    return x[:, 0].long()
+    if x.is_floating_point() or x.dim() != 2 or x.shape[1] < 1:
+        raise ValueError(f"x must be one-hot, or integers [N, F], the types of nodes; got {x.dtype} {list(x.shape)}")
+    return x[:, 0].long() if x.shape[1] == 1 else x.long()
 
 
-def one_class(data: Any) -> Tensor:
-    """The class of a graph, an integer tensor of one element."""
+def target(data: Any) -> int | Tensor:
+    """The class of a graph, or its numbers, float32 [C]."""
     (y,) = tensors(data, "y")
-    if y.numel() != 1 or y.is_floating_point():
-        raise ValueError(f"y must be one class for each graph, int64 [1]; got {y.dtype} {list(y.shape)}")
-    return y
+    if y.is_floating_point():
+        return y.float().reshape(-1)
+    if y.numel() != 1:
+        raise ValueError(
+            f"y must be one class for each graph, int64 [1], or numbers, float [1, C]; got {y.dtype} {list(y.shape)}"
+        )
+    return int(y)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mpnn.data.digits import PointClassification
-from mpnn.data.from_pyg import one_graph, tensors
+from mpnn.data.from_pyg import edges, one_graph, tensors
 from mpnn.data.links import both_directions
 from mpnn.data.locate import locate
 from mpnn.data.read import read_verified
@@ -41,16 +41,15 @@ class NodeClassification(PointClassification):
         """From PyTorch Geometric: a `Data`, or a dataset of one graph. Edges stay as they are there.
 
         Args:
-            source: with `x`, `y` and the masks `train_mask`, `val_mask`, `test_mask`.
+            source: with `x`, `y`, `edge_index` (or `adj_t`) and the masks `train_mask`, `val_mask`, `test_mask`.
             split: the column of masks [N, splits].
 
         Raises:
             TypeError, ValueError: if `source` holds no graph or several, or lacks one of these tensors.
         """
         data = one_graph(source)
-        x, edge_index, y, train, val, test = tensors(
-            data, "x", "edge_index", "y", "train_mask", "val_mask", "test_mask"
-        )
+        x, y, train, val, test = tensors(data, "x", "y", "train_mask", "val_mask", "test_mask")
+        edge_index = edges(data)
         train, val, test = ((mask if mask.dim() == 1 else mask[:, split]).bool() for mask in (train, val, test))
         if y.is_floating_point() or y.dim() > 2 or (y.dim() == 2 and y.shape[1] > 1):
             raise ValueError(f"y must hold one class for each node, int64 [N]; got {y.dtype} {list(y.shape)}")

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from mpnn.data.from_pyg import node_types, one_class, tensors
+from mpnn.data.from_pyg import edges, is_one_hot, node_types, target
 from mpnn.data.links import both_directions
 from mpnn.data.read import read
 
@@ -24,13 +25,16 @@ class SmallGraph:
     Args:
         edge_index: int64 `[2, E]`, both directions of every link, no duplicates, no self-loops,
             ordered by dst, then src.
-        tags: the type of every node (an atom, a secondary structure), int64 `[N]`, from 0.
-        label: the class of the graph, from 0.
+        tags: the type of every node (an atom, a secondary structure), int64 `[N]`, from 0; `[N, F]` if nodes have
+            several, as in OGB.
+        label: the class of the graph, from 0; or numbers to learn, float32 `[C]`, NaN where one is unknown.
+        edge_attr: attributes of the edges, `[E, ...]`, or None.
     """
 
     edge_index: Tensor
     tags: Tensor
-    label: int
+    label: int | Tensor
+    edge_attr: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -39,35 +43,58 @@ class SmallGraph:
 
 @dataclass(frozen=True, eq=False)
 class GraphClassification:
-    """A collection of small graphs for graph classification.
+    """A collection of small graphs, each with a class, or with numbers to learn.
 
     Args:
         graphs: the graphs, in the order of the file.
-        num_tags: number of node types.
-        num_classes: number of graph classes.
+        num_tags: number of node types; those of each column if nodes have several.
+        num_classes: number of graph classes; 0 if there are numbers to learn.
     """
 
     graphs: tuple[SmallGraph, ...]
-    num_tags: int
+    num_tags: int | tuple[int, ...]
     num_classes: int
+
+    @property
+    def targets(self) -> Tensor:
+        """The classes of the graphs, int64 `[G]`, or their numbers, float32 `[G, C]`."""
+        labels = [graph.label for graph in self.graphs]
+        return torch.stack([torch.as_tensor(label) for label in labels])
+
+    def one_hot(self, tags: Tensor) -> Tensor:
+        """Types of nodes as ones and zeros, float32 `[N, F]`; those of several columns stand beside one another, so
+        that a linear map adds a vector for each."""
+        sizes = (self.num_tags,) if isinstance(self.num_tags, int) else self.num_tags
+        columns = tags.reshape(len(tags), -1).unbind(1)
+        parts = [functional.one_hot(column, size) for column, size in zip(columns, sizes, strict=True)]
+        return torch.cat(parts, 1).float()
 
     @classmethod
     def from_pyg(cls, dataset: Any) -> "GraphClassification":
-        """From PyTorch Geometric: a dataset or list of `Data`, each with one class `y`. Edges stay as they are there.
+        """From PyTorch Geometric: a dataset or list of `Data`, each with one class `y`, or with numbers. Edges stay as
+        they are there.
 
-        The tags are the columns of ones in one-hot `x` (TUDataset), the integers in `x` [N, 1] (ZINC, OGB's first
-        column: pass `x[:, :1]`), or 0 if there is no `x`.
+        The tags are the columns of ones in one-hot `x` (TUDataset), the integers in `x` [N, 1] (ZINC) or in all columns
+        of `x` [N, F] (OGB), or 0 if there is no `x`.
 
         Raises:
-            TypeError, ValueError: if `y` is not one class, or `x` holds no types of nodes.
+            TypeError, ValueError: if `y` is neither one class nor numbers, or `x` holds no types of nodes.
         """
+        items = list(dataset)
+        one_hot = all(map(is_one_hot, items))  # one graph of integers may look so by chance
         graphs = tuple(
-            SmallGraph(tensors(data, "edge_index")[0], node_types(data), int(one_class(data))) for data in dataset
+            SmallGraph(edges(data), node_types(data, one_hot), target(data), getattr(data, "edge_attr", None))
+            for data in items
         )
         if not graphs:
             raise ValueError("the dataset has no graphs")
-        num_tags = int(torch.cat([graph.tags for graph in graphs]).max()) + 1
-        return cls(graphs, num_tags, max(graph.label for graph in graphs) + 1)
+        kinds = {type(graph.label) if isinstance(graph.label, int) else graph.label.shape for graph in graphs}
+        if len(kinds) > 1:
+            raise ValueError(f"y must be of one kind for all graphs; got {' and '.join(sorted(map(str, kinds)))}")
+        count = torch.cat([graph.tags for graph in graphs]).amax(0) + 1
+        num_tags = int(count) if count.dim() == 0 else tuple(count.tolist())
+        classes = max(int(graph.label) + 1 if isinstance(graph.label, int) else 0 for graph in graphs)
+        return cls(graphs, num_tags, classes)
 
 
 def tu(name: str) -> GraphClassification:

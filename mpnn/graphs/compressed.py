@@ -179,10 +179,11 @@ def compressed(graph: Graph) -> CompressedGraph:
 
 
 def sums_of_weights(weight: Tensor | None, edge_ids: NDArray[np.int64] | slice | None) -> Tensor | None:
-    """The sums of the first edges' weights [E] or [E, 1] in this order, float64 [E + 1]; None for other data."""
+    """The sums of the sizes of the first edges' weights [E] or [E, 1] in this order, float64 [E + 1]; None for other
+    data."""
     if weight is None or weight.shape[1:].numel() != 1:
         return None
-    return F.pad(weight.detach().cpu().reshape(-1).double()[edge_ids].cumsum(0), (1, 0))
+    return F.pad(weight.detach().cpu().reshape(-1).double().abs()[edge_ids].cumsum(0), (1, 0))
 
 
 def check_nodes(nodes: NDArray[np.int64], num_nodes: int, *, distinct: bool = True) -> None:

@@ -105,7 +105,8 @@ def to_networkx(graph: Graph) -> Any:
 
 def from_pyg(data: Any) -> Any:
     """From a PyTorch Geometric `Data`: `edge_index`, and if present `edge_type` and `edge_attr` or `edge_weight`, which
-    become the types and attributes of the edges. Other attributes of the data are not taken.
+    become the types and attributes of the edges. Or `adj_t`, a matrix that ToSparseTensor makes of them; values that
+    are all 1 are no attributes. Other attributes of the data are not taken.
 
     A `HeteroData` becomes a `HeteroGraph`, with the `time` of its nodes, and one relation of it,
     `data["author", "writes", "paper"]`, a graph from its sources to its destinations. A `TemporalData` becomes a
@@ -127,8 +128,9 @@ def from_pyg(data: Any) -> Any:
     if hasattr(data, "src") and hasattr(data, "t"):
         ends = torch.stack([data.src, data.dst])
         return TemporalGraph(from_edges(ends, num_nodes=data.num_nodes, edge_attr=data.get("msg")), data.t)
-    if getattr(data, "edge_index", None) is None:
-        raise ValueError(f"from_pyg needs data with an edge_index; got {data!r}")
+    edge_index, values = edges_of_pyg(data)
+    if edge_index is None:
+        raise ValueError(f"from_pyg needs data with an edge_index or an adj_t; got {data!r}")
     attributes = [name for name in ("edge_attr", "edge_weight") if getattr(data, name, None) is not None]
     if len(attributes) > 1:
         raise ValueError(
@@ -141,11 +143,24 @@ def from_pyg(data: Any) -> Any:
         num_src, num_dst = data.size()
         sizes = {"num_src": num_src, "num_dst": num_dst}
     return from_edges(
-        data.edge_index,
+        edge_index,
         **sizes,
-        edge_attr=getattr(data, attributes[0]) if attributes else None,
+        edge_attr=getattr(data, attributes[0]) if attributes else values,
         edge_type=getattr(data, "edge_type", None),
     )
+
+
+def edges_of_pyg(data: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The `edge_index` of a `Data`, and the values of the matrix `adj_t` if it has that instead; None where there is
+    neither."""
+    if getattr(data, "edge_index", None) is not None:
+        return data.edge_index, None
+    matrix = getattr(data, "adj_t", None)
+    if matrix is None:
+        return None, None
+    graph = from_torch_sparse(matrix) if isinstance(matrix, Tensor) else from_sparse_tensor(matrix)
+    values = graph.edge_attr
+    return graph.edge_index, None if values is None or bool((values == 1).all()) else values
 
 
 def from_dgl(g: Any, *, edge_attr: str | None = None, edge_type: str | None = None) -> Graph:

@@ -156,7 +156,7 @@ def test_pyg_data_has_one_set_of_nodes(graph: Graph) -> None:
     Data = pytest.importorskip("torch_geometric.data").Data
     with pytest.raises(ValueError, match="one set of nodes; the graph is 3 x 5"):
         graphs.to_pyg(graph)
-    with pytest.raises(ValueError, match=r"needs data with an edge_index; got Data\(x=\[2, 2\]\)"):
+    with pytest.raises(ValueError, match=r"needs data with an edge_index or an adj_t; got Data\(x=\[2, 2\]\)"):
         graphs.from_pyg(Data(x=torch.zeros(2, 2)))
 
 

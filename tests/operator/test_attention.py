@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import AdditiveV2, Degree, DotProduct, Typed, degree_weights
+from mpnn.data import neighbor_batches
 from mpnn.graph import Graph
 from mpnn.graph.relations import Offset
 from mpnn.position import T5, ALiBi, EdgeBias, Rotary, Shaw, Table
@@ -198,6 +199,24 @@ def test_degree_weights_by_hand() -> None:
     torch.testing.assert_close(degree_weights(graph), torch.tensor([half, half, half, half]))
     weighted = degree_weights(graph, torch.tensor([4.0, 1.0, 0.5, 0.5]))
     torch.testing.assert_close(weighted, torch.tensor([2.0, 1.0, 0.25, 0.25]))
+
+
+def test_degrees_of_signed_weights_sum_their_sizes() -> None:
+    """Also those that a sampled graph carries; a weight of 0 has the derivative that it has beside positive ones."""
+    edges, weight = torch.randint(9, (2, 40)), torch.randn(40, dtype=torch.float64)
+    degree = torch.zeros(9, dtype=torch.float64).index_add(0, edges[1], weight.abs())
+    expected = weight * (degree[edges[1]] * degree[edges[0]]) ** -0.5
+    expected[(degree[edges[1]] == 0) | (degree[edges[0]] == 0)] = 0
+    graph = graphs.from_edges(edges, 9, edge_attr=weight)
+    torch.testing.assert_close(degree_weights(graph, weight), expected)
+    (batch,) = neighbor_batches(graph, torch.arange(9), [-1], batch_size=9, shuffle=False)
+    torch.testing.assert_close(batch.graphs[0].degrees[0], degree[batch.nodes])
+    pair = graphs.from_edges([[0, 1, 1], [1, 0, 0]], 2)
+    of = [
+        torch.autograd.functional.jacobian(lambda w: degree_weights(pair, w), torch.tensor([1.0, 1.0, z]))
+        for z in (0.0, 1e-6)
+    ]
+    torch.testing.assert_close(*of, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mpnn import Graph, MessagePassing, Topology
+from mpnn.attention import EdgeMessage
 from mpnn.models.layers.blocks import BatchNorm
 from mpnn.models.layers.readout import pooled
 from mpnn.models.layers.stack import Stack
@@ -28,6 +29,8 @@ class GIN(Stack):
         hidden: width of each layer.
         layers: number of message passing layers (the paper also counts the input, hence its five).
         learn_eps: whether eps is learned (GIN-eps) or fixed to 0 (GIN-0, the paper's best).
+        edge_dim: width of edge attributes; a message is then relu(h_j + W e_ij) (GINE, Hu et al. 2020,
+            arXiv:1905.12265, section 5.1). None if there are none.
         dropout: dropout probability of each layer's term of the logits, in training.
         graph: topology or graph of every layer; None if each call passes one.
     """
@@ -40,11 +43,20 @@ class GIN(Stack):
         layers: int = 4,
         *,
         learn_eps: bool = False,
+        edge_dim: int | None = None,
         dropout: float = 0.5,
         graph: Topology | Graph | None = None,
     ) -> None:
         widths = [in_dim] + [hidden] * layers
-        super().__init__(MessagePassing(graph, "sum", Add(_mlp(d, hidden), learn_eps=learn_eps)) for d in widths[:-1])
+        super().__init__(
+            MessagePassing(
+                graph,
+                "sum",
+                Add(_mlp(d, hidden), learn_eps=learn_eps),
+                None if edge_dim is None else EdgeMessage(WithEdge(edge_dim, d)),
+            )
+            for d in widths[:-1]
+        )
         self.heads = nn.ModuleList(Linear(d, classes) for d in widths)
         self.head_dropout = Dropout(dropout)
 
@@ -67,6 +79,21 @@ class GIN(Stack):
     def optimizer(self, lr: float = 0.01) -> Adam:
         """Adam as published (section 7). The paper halves the learning rate every 50 epochs."""
         return Adam(self.parameters(), lr=lr)
+
+
+class WithEdge(nn.Module):
+    """The message of GINE, `relu( h_j + W e_ij )`."""
+
+    def __init__(self, edge_dim: int, dim: int) -> None:
+        super().__init__()
+        self.edge = Linear(edge_dim, dim)
+
+    def forward(self, dst: Tensor, src: Tensor, edge_attr: Tensor | None) -> Tensor:
+        """src [..., E, dim], edge_attr [E, edge_dim], or [E] if edge_dim is 1 -> messages [..., E, dim]."""
+        edge_attr = validation.edge_features("GIN with edge_dim", edge_attr)
+        edge_attr = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
+        validation.fits("GIN", "edge_attr", edge_attr, validation.takes(self.edge))
+        return (src + self.edge(edge_attr)).relu()
 
 
 def _mlp(in_dim: int, hidden: int) -> nn.Sequential:

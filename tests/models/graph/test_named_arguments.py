@@ -34,6 +34,7 @@ WITH_EDGES: dict[str, Callable[[], Any]] = {
     "GAT": lambda: GAT(3, 2, edge_dim=1),
     "GATv2": lambda: GATv2(3, 2, edge_dim=1),
     "GraphTransformer": lambda: GraphTransformer(3, 2, edge_dim=1),
+    "GIN": lambda: GIN(3, 2, edge_dim=1),
     "PNA": lambda: PNA(3, 2, edge_dim=1),
     "EdgeFilter": lambda: MessagePassing(None, "sum", None, EdgeFilter(nn.Linear(1, 3))),
 }

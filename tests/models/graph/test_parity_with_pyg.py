@@ -112,6 +112,16 @@ def gin(model: Any, w: World) -> Tensor:
     return logits
 
 
+def gine(model: Any, w: World) -> Tensor:
+    h, logits = w.x, model.heads[0](w.x)
+    for layer, head in zip(model.layers, model.heads[1:], strict=True):
+        conv = pyg.GINEConv(layer.update.f, edge_dim=EDGE).to(h.dtype)
+        conv.lin.load_state_dict(layer.attention.function.edge.state_dict())
+        h = copied(conv, eps=layer.update.eps)(h, w.edges, w.attr)
+        logits = logits + head(h)
+    return logits
+
+
 def gnn(model: Any, w: World, aggr: str = "sum") -> Tensor:
     h = w.x
     for k, layer in enumerate(model.layers):
@@ -233,6 +243,10 @@ def of_features(model: Any, w: World) -> Tensor:
     return model(w.x, w.plain, w.attr)
 
 
+def of_attributes(model: Any, w: World) -> Tensor:
+    return model(w.x, graphs.from_edges(w.edges, N, edge_attr=w.attr))
+
+
 ROWS = {
     "GCN": Row(SUMS, "GCNConv", lambda: GCN(IN, CLASSES), gcn, with_loops),
     "GAT": Row(WEIGHTED, "GATConv", lambda: GAT(IN, CLASSES, 4, 3), gat, with_loops),
@@ -242,6 +256,7 @@ ROWS = {
     "SAGE, max": Row(SUMS, "SAGEConv", lambda: GraphSAGE(IN, CLASSES, DIM, aggregate="max"), partial(sage, aggr="max")),
     "GIN": Row(SUMS, "GINConv", lambda: GIN(IN, CLASSES, DIM, 3), gin),
     "GIN, eps": Row(SUMS, "GINConv", lambda: GIN(IN, CLASSES, DIM, 3, learn_eps=True), gin),
+    "GINE": Row(SUMS, "GINEConv", lambda: GIN(IN, CLASSES, DIM, 3, edge_dim=EDGE), gine, of_attributes),
     "GNN": Row(SUMS, "GraphConv", lambda: GNN(IN, CLASSES, DIM, 3), gnn),
     "GNN, max": Row(SUMS, "GraphConv", lambda: GNN(IN, CLASSES, DIM, 3, aggregate="max"), partial(gnn, aggr="max")),
     "GNN, mean": Row(SUMS, "GraphConv", lambda: GNN(IN, CLASSES, DIM, 3, aggregate="mean"), partial(gnn, aggr="mean")),
