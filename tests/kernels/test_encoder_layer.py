@@ -224,6 +224,130 @@ def test_weights_that_change_are_read_again() -> None:
     torch.testing.assert_close(after.double(), expected, rtol=0, atol=tolerance(shape, expected))
 
 
+LAYOUTS = {
+    "rows": lambda map: map,
+    "columns": lambda map: map.T.contiguous().T,
+    "part of a larger one": lambda map: torch.cat([map, map], 1)[:, : map.shape[1]],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_bits_of_a_row_depend_neither_on_the_number_of_rows_nor_on_the_layout(name: str, layout: str) -> None:
+    """Each number of rows has tiles of its own: few rows, one vector of rows, two, and what is left of them."""
+    shape, kernel = DECODERS[name], EncoderLayer(DECODERS[name])
+    contiguous = weights(shape)
+    w = contiguous._replace(maps=tuple(map(LAYOUTS[layout], contiguous.maps)))
+    x = torch.randn(101, shape.width)
+    turns = turns_of([1] * 101, shape.head_width or shape.width // shape.heads) if shape.gated else None
+    expected = kernel(x, contiguous, Documents([1] * 101), turns)
+    for rows in (*range(1, 50), 64, 65, 96, 97, 101):
+        part = None if turns is None else (turns[0][:rows], turns[1][:rows])
+        documents = Documents([1] * rows)
+        assert same_bits(lambda part=part, rows=rows, documents=documents: [kernel(x[:rows], w, documents, part)], 1, 2)
+        assert kernel(x[:rows], w, documents, part).equal(expected[:rows]), rows
+
+
+def test_mixed_layouts() -> None:
+    for number in range(7):
+        shape = DECODERS["grouped"]
+        w = weights(shape)
+        maps = tuple(map if i == number else map.T.contiguous().T for i, map in enumerate(w.maps))
+        x, documents, turns = torch.randn(37, shape.width), Documents([37]), turns_of([37], 64)
+        expected = EncoderLayer(shape)(x, w, documents, turns)
+        assert EncoderLayer(shape)(x, w._replace(maps=maps), documents, turns).equal(expected)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e9])
+def test_large_logits(size: float) -> None:
+    """A row attends to its largest logit alone, however large it is."""
+    shape = form()
+    w, x = weights(shape, with_biases=False), size * torch.randn(9, 64)
+    expected = reference(shape, w, x, [9], [0], [9])
+    out = EncoderLayer(shape)(x, w, Documents([9]))
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-4)
+
+
+def test_rows_whose_logits_are_all_minus_infinity() -> None:
+    shape = form(pre_norm=True)
+    w, x = weights(shape), torch.randn(9, 64)
+    for i, size in ((0, 1e25), (1, -1e25)):
+        w.maps[i].zero_()
+        bias = w.biases[i]
+        assert bias is not None
+        bias.fill_(size)
+    out = EncoderLayer(shape)(x, w, Documents([9]))
+    for part in (w.maps[:3], w.biases[:3]):
+        for tensor in part:
+            assert tensor is not None
+            tensor.zero_()
+    assert out.equal(EncoderLayer(shape)(x, w, Documents([9]))), "such a row gets nothing"
+
+
+def test_another_default_dtype() -> None:
+    shape = form()
+    w, x = weights(shape), torch.randn(40, 64)
+    expected = EncoderLayer(shape)(x, w, Documents([40]))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        out = EncoderLayer(shape)(x, w, Documents([40]))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert out.dtype is torch.float32
+    assert out.equal(expected)
+
+
+def test_a_profiler_sees_a_layer() -> None:
+    shape = form()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        EncoderLayer(shape)(torch.randn(9, 64), weights(shape), Documents([9]))
+    assert "mpnn::layer" in {event.key for event in profile.key_averages()}
+
+
+UNREADABLE = {
+    "bfloat16": (lambda t: t.bfloat16(), TypeError, "must be float32; got torch.bfloat16"),
+    "float64": (lambda t: t.double(), TypeError, "must be float32; got torch.float64"),
+    "a wrapper": (lambda t: t.as_subclass(Wrapped), TypeError, "must be a plain tensor; got a Wrapped"),
+    "meta": (lambda t: t.to("meta"), TypeError, "meta"),
+    "sparse": (lambda t: t.to_sparse(), TypeError, "layout"),
+    "negated": (lambda t: t._neg_view(), ValueError, "resolve_neg"),
+    "with gaps": (lambda t: t.repeat_interleave(2, -1)[..., ::2], ValueError, "must be contiguous"),
+}
+
+
+class Wrapped(Tensor):
+    pass
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_the_kernel_cannot_read_is_refused(name: str) -> None:
+    change, error, sentence = UNREADABLE[name]
+    shape = form()
+    layer, w, x, documents = EncoderLayer(shape), weights(shape), torch.randn(9, 64), Documents([9])
+    with pytest.raises(error, match=sentence):
+        layer(change(x), w, documents)
+    for number in range(6):
+        maps = tuple(change(map) if i == number else map for i, map in enumerate(w.maps))
+        with pytest.raises(error, match=sentence):
+            layer(x, w._replace(maps=maps), documents)
+    with pytest.raises(error, match=sentence):
+        layer(x, w._replace(norm_biases=(w.norm_biases[0], change(w.norm_biases[1]))), documents)
+
+
+def test_weights_of_other_sizes_are_refused() -> None:
+    shape = form()
+    layer, w, x = EncoderLayer(shape), weights(shape), torch.randn(9, 64)
+    maps = (*w.maps[:4], w.maps[4][:128], w.maps[5])
+    with pytest.raises(ValueError, match=r"the weight of the map hidden columns must be \[192, 64\]; got \[128, 64\]"):
+        layer(x, w._replace(maps=maps), Documents([9]))
+    with pytest.raises(ValueError, match=r"the bias of the map values must be \[64\]; got \[63\]"):
+        layer(x, w._replace(biases=(*w.biases[:2], torch.ones(63), *w.biases[3:])), Documents([9]))
+    freed = torch.randn(64, 64)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match="was freed"):
+        layer(x, w._replace(maps=(freed, *w.maps[1:])), Documents([9]))
+
+
 def test_errors() -> None:
     shape = form()
     layer = partial(run, EncoderLayer(shape), weights(shape))
