@@ -6,13 +6,14 @@ this module.
 """
 
 import sys
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from mpnn.integrations.callers import calling
 from mpnn.update import maps
 
 
@@ -25,9 +26,10 @@ class Forward:
         self.module = module
 
     def __call__(self, input: Tensor) -> Any:
-        module = self.module
-        out = maps.by_onednn(input, module.weight, module.bias, _is_transposed(type(module)))
-        return type(module).forward(module, input) if out is None else out
+        module: Any = self.module if torch.compiler.is_compiling() else calling(self.module)
+        kind: Any = type(module)
+        out = maps.by_onednn(input, module.weight, module.bias, _is_transposed(kind))
+        return kind.forward(module, input) if out is None else out
 
 
 def use(model: nn.Module) -> list[partial[None]]:
@@ -67,6 +69,7 @@ def _is_map(kind: type) -> bool:
     return kind is nn.Linear or _is_transposed(kind) or kind is _imported("torch_geometric.nn.dense.linear", "Linear")
 
 
+@cache
 def _is_transposed(kind: type) -> bool:
     """Whether the weight is [in, out]: GPT-2's maps."""
     return kind is _imported("transformers.pytorch_utils", "Conv1D")

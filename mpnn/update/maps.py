@@ -30,25 +30,13 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-def is_candidate(x: Tensor, depth: int, width: int) -> bool:
-    """Whether `by_onednn` may compute a map `depth -> width` of x: what can be told in a fraction of a microsecond, so
-    that decoding is as quick as with torch alone."""
-    return (
-        not torch.compiler.is_compiling()
-        and type(x) is Tensor
-        and x.numel() >= depth * least_rows(depth, width, torch.get_num_threads())
-        and batches.STATE.padding is None
-    )
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` by the quicker product: x [..., K], weight [N, K], bias [N] -> [..., N]. Narrow maps
     are padded where the bits of torch's product depend on the number of rows, or on where they lie in memory."""
     is_matrix = isinstance(weight, Tensor) and weight.dim() == 2  # torch has the sentence for anything else
-    if is_matrix and is_candidate(x, weight.shape[1], weight.shape[0]):
-        out = by_onednn(x, weight, bias)
-        if out is not None:
-            return out
+    out = by_onednn(x, weight, bias)
+    if out is not None:
+        return out
     is_narrow = is_matrix and not torch.compiler.is_compiling() and len(weight) <= batches.NARROW
     if is_narrow and batches.needs_padding(x, weight):
         return batches.linear(x, weight, bias, least=0)
@@ -56,7 +44,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool = False) -> Tensor | None:
-    """`F.linear(x, weight, bias)` of a candidate by oneDNN where this is quicker, or None where torch is to compute it.
+    """`F.linear(x, weight, bias)` by oneDNN where this is quicker, or None where torch is to compute it.
 
     Torch computes maps in other dtypes than float32 and on other devices, maps of few rows, of subclasses of tensors,
     under autocast, in forward-mode derivatives and `torch.func`, and in programs that are traced or compiled. It
@@ -65,10 +53,13 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool =
     Args:
         transposed: the weight is [K, N].
     """
-    if type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2 or not weight.numel():
+    if torch.compiler.is_compiling() or type(x) is not Tensor or type(weight) not in (Tensor, nn.Parameter):
+        return None
+    if weight.dim() != 2 or not weight.numel():
         return None
     depth, width = weight.shape if transposed else weight.shape[::-1]
-    if not is_candidate(x, depth, width):
+    # This tells most calls in a fraction of a microsecond, so that decoding is as quick as with torch alone.
+    if x.numel() < depth * least_rows(depth, width, torch.get_num_threads()) or batches.STATE.padding is not None:
         return None
     matrix = weight.t() if transposed else weight
     if not _is_plain(x, matrix, bias):

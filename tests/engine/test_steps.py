@@ -1,17 +1,15 @@
 """Steps: how few calls of this library a warm call takes, and what a step must not outlive."""
 
 import copy
-import os
 import pickle
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from frames import frames
 from torch import Tensor
 
-import mpnn
 from mpnn import MessagePassing, engine, graphs, ops
 from mpnn.attention import Additive, DotProduct
 from mpnn.engine import dispatch, steps
@@ -19,27 +17,7 @@ from mpnn.graph import guard as guards
 from mpnn.round import Round
 from mpnn.update import Activate, FeedForward, PreNorm
 
-ROOT = os.path.dirname(mpnn.__file__)
 NODES = 20
-
-
-def frames(call: Callable[[], Any]) -> list[str]:
-    """The calls of functions of this library in a warm call."""
-    for _ in range(3):
-        call()
-    found: list[str] = []
-
-    def count(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(ROOT):
-            found.append(f"{frame.f_code.co_filename[len(ROOT) + 1 :]}:{frame.f_code.co_qualname}")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return found
 
 
 def _edges() -> Tensor:
