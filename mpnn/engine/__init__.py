@@ -1,6 +1,7 @@
 """The engine: plans each round once, and runs it on the chosen backend, eagerly or in a traced program."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from mpnn.engine import dispatch
 
 T = TypeVar("T")
+_listeners: list[Callable[[Round, str], None]] = []
+
+
+@contextmanager
+def listening(listener: Callable[[Round, str], None]) -> Iterator[None]:
+    """Calls `listener(round, backend)` before each round that `run` runs in the block, in any thread."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
@@ -38,6 +50,8 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
         from mpnn.engine.compile.operator import run as traced  # imports torch's compiler, which takes a second
 
         return traced(round, backend)
+    for listener in _listeners:
+        listener(round, backend)
     if "dispatch" not in globals():
         # It imports all backends, a third of this library, and becomes an attribute of this package.
         import_module("mpnn.engine.dispatch")

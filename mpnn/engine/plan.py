@@ -3,9 +3,15 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from inspect import signature
+from functools import partial
+from inspect import isroutine, signature
+from threading import get_ident
 from typing import Any
 
+import torch
+from torch import nn
+
+from mpnn import engine
 from mpnn.backends import Backend, registered
 from mpnn.engine import slowness
 from mpnn.engine.choice import Choice, Refused as Refused, choose as choose, refusal as refusal
@@ -112,45 +118,115 @@ def _candidate(choice: Choice) -> Candidate:
     return Candidate(choice.name, *choice.estimate, None, str(choice) if choice.steps else "")
 
 
-def explain(op: Any, *features: Any, **call: Any) -> Plan:
+def explain(op: Any, *features: Any, **call: Any) -> Any:
     """Prints and returns the plan for `op(x, ...)`: the chosen backend with its estimated time and memory, and for
     each other backend its estimate or the reason why it cannot run.
 
     Args:
-        op: a `MessagePassing`, called as `explain(op, x, graph)`, or a `Round` without further arguments.
+        op: a `MessagePassing`, called as `explain(op, x, graph)`, or a `Round` without further arguments. Or a function
+            or a model, such as `explain(ops.attend, graph, query, key, value)` and `explain(model, x, graph)`, which
+            runs once; it changes neither buffers nor torch's generator.
+
+    Returns:
+        A `Plan`. Of a model, or of a function that runs several rounds, a tuple of plans in the order of the calls;
+        plans that are equal are printed once.
 
     Raises:
         TypeError: if `op` has another type, or the arguments do not match the signature of `op`.
+        ValueError: a function or a model runs no round.
     """
-    described = ""
-    is_whole_layer = False
-    refusal_of_layer: str | None = ""
     if isinstance(op, Round):
         if features or call:
             raise TypeError("explain(round) takes no further arguments")
-        round = op
-    elif not hasattr(op, "rounds"):
-        raise TypeError(
-            f"op must be a MessagePassing or a Round; got {type(op).__name__}: write explain(op, x, graph), with one "
-            "layer of a model as op; for a layer of another library, the command mpnn explain takes its graph and sizes"
-        )
+        found = _plan_of_round(op, "auto")
+    elif hasattr(op, "rounds"):
+        found = _plan_of_operator(op, features, call)
+    elif isinstance(op, nn.Module) or isroutine(op) or isinstance(op, partial):
+        return _explain_call(op, features, call)
     else:
-        try:
-            bound = signature(op.rounds).bind(*features, **call)
-        except TypeError as error:
-            raise TypeError(f"explain(op, x, graph, ...) takes what op(...) takes: {error}") from None
-        bound.apply_defaults()
-        arguments = {**bound.arguments, "cache": deepcopy(bound.arguments["cache"])}  # a call appends to it
-        round = op.rounds(**arguments)[0]
-        refusal_of_layer = op.refusal_of_whole_layer(*arguments.values())
-        is_whole_layer = refusal_of_layer is None
-        described = "" if is_whole_layer else maps.described(op.modules(), arguments["x"].shape[:-1].numel())
-    backend = getattr(op, "backend", "auto")
+        raise TypeError(
+            f"op must be a MessagePassing, a function, a model or a Round; got {type(op).__name__}: write "
+            "explain(op, x, graph)"
+        )
+    print(found)
+    return found
+
+
+def _plan_of_round(round: Round, backend: str) -> Plan:
     validation.round(lower_score(round, backend))
-    layer = _WHOLE if is_whole_layer else f"round by round: {refusal_of_layer}" if refusal_of_layer else ""
-    result = replace(plan(round, backend), maps=described, layer=layer, is_whole_layer=is_whole_layer)
-    print(result)
-    return result
+    return plan(round, backend)
+
+
+def _plan_of_operator(op: Any, features: tuple[Any, ...], call: dict[str, Any]) -> Plan:
+    """The plan of a `MessagePassing` with these arguments."""
+    try:
+        bound = signature(op.rounds).bind(*features, **call)
+    except TypeError as error:
+        raise TypeError(f"explain(op, x, graph, ...) takes what op(...) takes: {error}") from None
+    bound.apply_defaults()
+    arguments = {**bound.arguments, "cache": deepcopy(bound.arguments["cache"])}  # a call appends to it
+    round = op.rounds(**arguments)[0]
+    refusal = op.refusal_of_whole_layer(*arguments.values())
+    is_whole_layer = refusal is None
+    described = "" if is_whole_layer else maps.described(op.modules(), arguments["x"].shape[:-1].numel())
+    layer = _WHOLE if is_whole_layer else f"round by round: {refusal}" if refusal else ""
+    found = _plan_of_round(round, getattr(op, "backend", "auto"))
+    return replace(found, maps=described, layer=layer, is_whole_layer=is_whole_layer)
+
+
+def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]) -> Any:
+    """Prints and returns the plans of the rounds that run in `function(*features, **call)`."""
+    found: list[tuple[str, Plan]] = []
+    running: list[str] = []  # the operators whose forward pass runs, which explain their rounds themselves
+    thread = get_ident()
+
+    def begin(name: str, op: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        running.append(name)
+        if len(running) == 1:
+            options = {key: value for key, value in keywords.items() if key in signature(op.rounds).parameters}
+            found.append((name, _plan_of_operator(op, args, options)))
+
+    def end(*_: Any) -> None:
+        running.pop()
+
+    def heard(round: Round, backend: str) -> None:
+        if not running and get_ident() == thread:
+            running.append("")
+            found.append(("", _plan_of_round(round, backend)))
+            running.pop()
+
+    module = function if isinstance(function, nn.Module) else nn.Module()
+    operators = [(name, one) for name, one in module.named_modules() if hasattr(one, "rounds")]
+    handles: list[Any] = []
+    for name, one in operators:
+        handles.append(one.register_forward_pre_hook(partial(begin, name), with_kwargs=True))
+        handles.append(one.register_forward_hook(end, always_call=True))
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        with engine.listening(heard), torch.random.fork_rng(devices=[]):
+            function(*features, **call)
+    finally:
+        for handle in handles:
+            handle.remove()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    if not found:
+        raise ValueError(f"{getattr(function, '__name__', type(function).__name__)} ran no round of message passing")
+    _print_plans(found)
+    plans = tuple(one for _, one in found)
+    return plans[0] if len(plans) == 1 and not isinstance(function, nn.Module) else plans
+
+
+def _print_plans(found: list[tuple[str, Plan]]) -> None:
+    """Prints plans under the names of the layers that have them."""
+    names: dict[Plan, list[str]] = {}
+    for name, one in found:
+        names.setdefault(one, []).append(name or "a round outside of layers")
+    for one, of in names.items():
+        if len(found) > 1 or found[0][0]:
+            print(f"{', '.join(of)}:")
+        print(one)
 
 
 def _describe_graph(round: Round) -> str:

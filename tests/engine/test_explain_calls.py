@@ -1,0 +1,75 @@
+"""Plans of functions and of whole models: the rounds that run in a call, which changes nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import mpnn
+from mpnn import MessagePassing, graphs, ops
+from mpnn.attention import DotProduct
+from mpnn.models import GAT, GCN, GIN, GraphPredictor
+
+GRAPH = graphs.window(2).bind(50)
+
+
+def test_functions_of_one_round(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(50, 2, 8)
+    plan = mpnn.explain(ops.attend, GRAPH, x, x, x, bias=torch.randn(GRAPH.num_edges, 2))
+    assert plan.backend in {one.name for one in plan.candidates if one.reason is None}
+    assert "dot-product attention, softmax" in str(plan)
+    assert str(plan) in capsys.readouterr().out
+    named = mpnn.explain(ops.attend, GRAPH, x, x, x, backend="edge_list")
+    assert named.backend == "edge_list"
+    assert "aggregation" in mpnn.explain(ops.aggregate, GRAPH, x[:, 0], "max").work
+
+
+def test_a_function_of_several_rounds() -> None:
+    x = torch.randn(50, 8)
+
+    def twice(x: Tensor) -> Tensor:
+        return ops.aggregate(GRAPH, ops.aggregate(GRAPH, x, "mean"), "max")
+
+    plans = mpnn.explain(twice, x)
+    assert len(plans) == 2
+    assert plans[1] == mpnn.explain(ops.aggregate, GRAPH, x, "max")
+    with pytest.raises(ValueError, match="<lambda> ran no round of message passing"):
+        mpnn.explain(lambda x: x + 1, x)
+
+
+def test_a_model_shows_each_layer_once_and_stays_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    """Batch normalization counts no batch, dropout draws no number, and hooks are gone."""
+    x, graph = torch.randn(50, 6), GRAPH
+    model = GIN(6, 3, 8, 3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    plans = mpnn.explain(model, x, graph)
+    assert torch.get_rng_state().equal(state)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in model.layers)
+    assert len(plans) == 3
+    out = capsys.readouterr().out
+    assert "layers.0:" in out
+    assert "layers.1, layers.2:" in out
+    pool = graphs.from_edges([[*range(50)], [0] * 50], num_src=50, num_dst=1)
+    of_graph = mpnn.explain(GraphPredictor(GCN(6, 8), 8, 1), x, graph, pool)
+    assert len(of_graph) == 3
+    assert "a round outside of layers:" in capsys.readouterr().out
+
+
+def test_what_a_layer_says_alone_it_says_in_a_model() -> None:
+    x, graph = torch.randn(50, 6), graphs.from_edges(torch.randint(50, (2, 300)), 50)
+    model = GAT(6, 3).eval()
+    plans = mpnn.explain(model, x, graph)
+    assert plans[0] == mpnn.explain(model.layers[0], x, graph)
+    layer = MessagePassing(GRAPH, "sum", None, DotProduct(6, 2))
+    assert mpnn.explain(torch.nn.Sequential(layer), x)[0] == mpnn.explain(layer, x)
+
+
+def test_an_error_in_a_model_leaves_nothing_behind() -> None:
+    model = GCN(6, 3)
+    with pytest.raises(ValueError, match="x is 5 wide"):
+        mpnn.explain(model, torch.randn(50, 5), GRAPH)
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in model.layers)
+    assert mpnn.engine._listeners == []
