@@ -215,26 +215,31 @@ def farthest(positions: Tensor, n: int, labels: Tensor | None = None) -> Tensor:
     if not 0 <= at_least("n", n, 0) <= sizes.min(initial=len(at)):
         of = "" if label is None else " of each label"
         raise ValueError(f"n must be at most the number of points{of}, {sizes.min(initial=len(at))}; got {n}")
-    if not n or not len(at):
-        return torch.zeros(0, dtype=torch.int64, device=positions.device)
-    chosen = np.zeros((len(sizes), n), np.int64)
+    counts = np.full(len(sizes), n)
+    return torch.from_numpy(far_apart(at, label, counts, np.zeros_like(counts))).to(positions.device)
+
+
+def far_apart(at: np.ndarray, label: Ints | None, counts: Ints, first: Ints) -> Ints:
+    """`farthest` of each label, label by label: `counts[g]` points of label g, beginning with its point `first[g]`."""
+    chosen = np.zeros((len(counts), int(counts.max(initial=0))), np.int64)
+    if not chosen.size:
+        return chosen.ravel()
     for nodes, cloud in _clouds(at, label, torch.float64):
         rows = np.arange(len(nodes))
         places = cloud.numpy()
-        last = np.zeros(len(nodes), np.int64)
+        of_label = np.zeros(1, np.int64) if label is None else label[nodes[:, 0]]
+        last = first[of_label]
         along = [np.ascontiguousarray(places[..., axis]) for axis in range(at.shape[1])]
         distance = np.where(nodes < 0, -1.0, np.inf)
-        found = np.empty((len(nodes), n), np.int64)
-        for k in range(n):
-            found[:, k] = nodes[rows, last]
+        for k in range(int(counts[of_label].max())):
+            chosen[of_label, k] = nodes[rows, last]
             square = np.zeros_like(distance)
             for x in along:
                 square += np.square(x - x[rows, last][:, None])
             np.minimum(distance, square, out=distance)
             distance[rows, last] = -1.0  # also where all others lie upon it
             last = distance.argmax(1)
-        chosen[0 if label is None else label[nodes[:, 0]]] = found
-    return torch.from_numpy(chosen.ravel()).to(positions.device)
+    return chosen[np.arange(chosen.shape[1]) < counts[:, None]]
 
 
 def nearest(positions: Tensor, k: int, labels: Tensor | None) -> Ints:
@@ -249,6 +254,68 @@ def nearest(positions: Tensor, k: int, labels: Tensor | None) -> Ints:
     if at.shape[1] <= _FEW_DIMENSIONS and not _has_small_clouds(label):
         return _nearest_by_tree(at, k, label)
     return _nearest_of_all(at, k, label)
+
+
+def nearest_of(points: np.ndarray, queries: np.ndarray, k: int, labels: tuple[Ints, Ints] | None) -> tuple[Ints, Ints]:
+    """The numbers of queries, and of the k nearest points of each, nearest first; all points of its label if they are
+    fewer. Equally near points come in any order. `labels` are those of the points and of the queries."""
+    if not k or not len(points) or not len(queries):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if points.shape[1] <= _FEW_DIMENSIONS:
+        return _nearest_of_tree(points, queries, k, labels)
+    if labels is None:
+        return _nearest_by_products(points, queries, k)
+    found = []
+    for label in np.unique(labels[1]):
+        own, asking = ((x == label).nonzero()[0] for x in labels)
+        row, column = _nearest_by_products(points[own], queries[asking], k)
+        found.append((asking[row], own[column]))
+    row, column = (np.concatenate(part) for part in zip(*found, strict=True))
+    order = np.argsort(row, kind="stable")
+    return row[order], column[order]
+
+
+def _nearest_of_tree(
+    points: np.ndarray, queries: np.ndarray, k: int, labels: tuple[Ints, Ints] | None
+) -> tuple[Ints, Ints]:
+    from scipy.spatial import cKDTree
+
+    of_points, of_queries = (None, None) if labels is None else labels
+    both = np.concatenate([points, queries])
+    apart = 2 * float(np.ptp(both, axis=0).max()) * points.shape[1] ** 0.5 + 1
+    tree = cKDTree(_apart(points, of_points, apart))
+    _, index = tree.query(_apart(queries, of_queries, apart), range(1, min(k, len(points)) + 1))
+    if of_points is None or of_queries is None:
+        row = np.arange(len(queries)).repeat(index.shape[1])
+        return row, index.ravel()
+    row, place = (of_points[index] == of_queries[:, None]).nonzero()
+    return row, index[row, place]
+
+
+def _nearest_by_products(points: np.ndarray, queries: np.ndarray, k: int) -> tuple[Ints, Ints]:
+    """`nearest_of` from squared distances by a product, around the mean of the points."""
+    middle = points.mean(0) if len(points) else 0.0
+    of_points, of_queries = (torch.from_numpy(x - middle) for x in (points, queries))
+    squares = of_points.square().sum(1)
+    k = min(k, len(points))
+    found = [
+        torch.addmm(squares, part, of_points.mT, alpha=-2).topk(k, largest=False).indices
+        for part in of_queries.split(max(1, _PAIRS_AT_ONCE // max(len(points), 1)))
+    ]
+    return np.arange(len(queries)).repeat(k), torch.cat(found).numpy().ravel()
+
+
+def nearer_than(
+    points: np.ndarray, queries: np.ndarray, r: float, labels: tuple[Ints, Ints] | None
+) -> tuple[Ints, Ints]:
+    """The numbers of queries and of all points that are nearer than r and have the same label, in order. If `queries`
+    is `points`, no pair of a point and itself."""
+    if not r > 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    of_points, of_queries = (None, None) if labels is None else labels
+    row, column = _pairs(queries, points, float(np.nextafter(r, 0.0)), of_queries, of_points)
+    order = np.argsort(row * np.int64(len(points)) + column)
+    return row[order], column[order]
 
 
 def _nearest_by_tree(at: np.ndarray, k: int, label: Ints | None) -> Ints:

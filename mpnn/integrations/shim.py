@@ -6,10 +6,13 @@
     import mpnn.shim                                               or two lines, before the code is imported
     mpnn.shim.provide("flash_attn")
 
-    name         modules                                               functions in `mpnn.` and `mpnn.integrations.`
-    flash_attn   flash_attn, .flash_attn_interface, .bert_padding      `varlen`, `bert_padding`
-    natten       natten, .functional                                   `natten`
-    xformers     xformers, .ops, .ops.fmha, .ops.fmha.attn_bias        `xformers`
+    name           modules                                             functions in `mpnn.` and `mpnn.integrations.`
+    flash_attn     flash_attn, .flash_attn_interface, .bert_padding    `varlen`, `bert_padding`
+    natten         natten, .functional                                 `natten`
+    xformers       xformers, .ops, .ops.fmha, .ops.fmha.attn_bias      `xformers`
+    torch_scatter  torch_scatter, .composite, .utils and others        `torch_scatter`
+    torch_cluster  torch_cluster, .knn, .radius and others             `torch_cluster`
+    pyg_lib        pyg_lib, .ops, .sampler, torch.ops.pyg              `pyg_lib`
 
 Nothing is provided unless one of these is called: importing mpnn changes no import.
 """
@@ -34,8 +37,24 @@ MODULES: dict[str, dict[str, str]] = {
         "xformers.ops.fmha": "mpnn.integrations.xformers",
         "xformers.ops.fmha.attn_bias": "mpnn.integrations.xformers",
     },
+    "torch_scatter": dict.fromkeys(
+        [f"torch_scatter{part}" for part in ("", ".scatter", ".segment_csr", ".segment_coo", ".composite", ".utils")],
+        "mpnn.integrations.torch_scatter",
+    ),
+    "torch_cluster": dict.fromkeys(
+        [f"torch_cluster{part}" for part in ("", ".knn", ".radius", ".fps", ".grid", ".graclus", ".nearest", ".rw")],
+        "mpnn.integrations.torch_cluster",
+    ),
+    "pyg_lib": dict.fromkeys(["pyg_lib", "pyg_lib.ops", "pyg_lib.sampler"], "mpnn.integrations.pyg_lib"),
 }
-VERSIONS = {"flash_attn": "2.8.4", "natten": "0.21.7", "xformers": "0.0.32"}
+VERSIONS = {
+    "flash_attn": "2.8.4",
+    "natten": "0.21.7",
+    "xformers": "0.0.32",
+    "torch_scatter": "2.1.2",
+    "torch_cluster": "1.6.3",
+    "pyg_lib": "0.6.0",
+}
 """The version whose signatures each name has; `__version__` of the module."""
 
 
@@ -70,7 +89,7 @@ def _modules(name: str) -> dict[str, ModuleType]:
         module.__dict__.update({key: x for key, x in vars(source).items() if not key.startswith("_")})
         module.__dict__.update(__version__=VERSIONS[name], __mpnn__=home)
         parent, _, last = path.rpartition(".")
-        if parent:
+        if parent and last not in vars(made[parent]):  # torch_scatter.scatter is a function and a module
             setattr(made[parent], last, module)
     return made
 

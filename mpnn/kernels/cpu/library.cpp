@@ -10,6 +10,7 @@
 #include "row_reduce.cpp"
 #include "sample_neighbors.cpp"
 #include "scan.cpp"
+#include "scatter.cpp"
 #include "selective_scan.cpp"
 #include "sort_edges.cpp"
 #include "state_update.cpp"

@@ -254,7 +254,7 @@ template <class T, class S, bool BACKWARD> static bool reduce(const RowReduce<T>
 // A sum or mean along edges in the order that the caller has them in, for a graph that is too small to be sorted first.
 // A row adds up its edges in the order that sorted ones have, so the bits are those of `reduce` in one part.
 template <class T> struct EdgeSum {
-  const int64_t *to, *from;  // [E]
+  const int64_t *to, *from;  // [E]; null: edge e comes from node e
   int64_t num_edges, num_rows, size;
   const T *x, *weight;       // [nodes, size], [E]; null weights: ones
   T *out, *share;            // [num_rows, size]; [num_rows]: null for a sum; of a mean, what an edge of a row counts
@@ -263,8 +263,8 @@ template <class T> struct EdgeSum {
 template <class T> static bool edge_sum(const EdgeSum<T> &p) {
   __builtin_memset(p.out, 0, p.num_rows * p.size * sizeof(T));
   for (int64_t e = 0; e < p.num_edges; e++) {
-    if (e + FEATURES_AHEAD < p.num_edges) prefetch(p.x + p.from[e + FEATURES_AHEAD] * p.size, p.size);
-    const T *x = p.x + p.from[e] * p.size, w = p.weight ? p.weight[e] : 1;
+    if (p.from && e + FEATURES_AHEAD < p.num_edges) prefetch(p.x + p.from[e + FEATURES_AHEAD] * p.size, p.size);
+    const T *x = p.x + (p.from ? p.from[e] : e) * p.size, w = p.weight ? p.weight[e] : 1;
     T *out = p.out + p.to[e] * p.size;
     int64_t d = 0;
     for (; d + LANES <= p.size; d += LANES) {

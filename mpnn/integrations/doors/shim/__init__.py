@@ -6,9 +6,21 @@
 
 import sys
 
-from mpnn.integrations import bert_padding as padding, natten as natten, xformers as xformers
+from mpnn.integrations import (
+    bert_padding as padding,
+    natten as natten,
+    torch_cluster as torch_cluster,
+    torch_scatter as torch_scatter,
+    xformers as xformers,
+)
 from mpnn.integrations.shim import MODULES as MODULES, VERSIONS as VERSIONS, main as main, provide as provide
 
 # The same modules under both names, so that a mask of one is a mask of the other.
-for _name, _module in (("padding", padding), ("natten", natten), ("xformers", xformers)):
+for _name, _module in (
+    ("padding", padding),
+    ("natten", natten),
+    ("torch_cluster", torch_cluster),
+    ("torch_scatter", torch_scatter),
+    ("xformers", xformers),
+):
     sys.modules[f"{__name__}.{_name}"] = _module
