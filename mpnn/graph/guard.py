@@ -77,8 +77,10 @@ def is_plain(x: Any) -> bool:
     recorded: a kernel may read it."""
     if type(x) is not Tensor or is_special(x):
         return False
-    # A generator would take as long as the guards.
-    return any([fits(x) for fits in _plain_guards(x.dtype, x.dim())])  # noqa: C419
+    for fits in _plain_guards(x.dtype, x.dim()):  # noqa: SIM110  # a generator takes as long as the guards
+        if fits(x):
+            return True
+    return False
 
 
 @cache

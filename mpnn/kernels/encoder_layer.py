@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,20 +163,15 @@ class Places:
         self._p = p
         self._sources = sources
         pointers = [at or 0 for part in (p.weight, p.bias, p.norm_weight, p.norm_bias) for at in part]
-        starts = _starts(tensors)
+        starts = [0, *map(Tensor.data_ptr, tensors)]  # the zero stands for a tensor that is not there
         self._offsets = [at - starts[k] for at, k in zip(pointers, sources, strict=True)]
 
     def read(self, tensors: Sequence[Tensor]) -> Located | None:
         """Returns the weights in tensors of the same sizes and strides; None if the memory of one was freed."""
-        starts = _starts(tensors)
-        if not all(starts[1:]):
+        starts = [0, *map(Tensor.data_ptr, tensors)]
+        if 0 in starts[1:]:
             return None
-        return Located(self._p, [starts[k] + offset for k, offset in zip(self._sources, self._offsets, strict=True)])
-
-
-def _starts(tensors: Sequence[Tensor]) -> list[int]:
-    """The addresses of tensors, behind a zero that stands for a tensor that is not there."""
-    return [0, *map(Tensor.data_ptr, tensors)]
+        return Located(self._p, list(map(add, map(starts.__getitem__, self._sources), self._offsets)))
 
 
 class Located(NamedTuple):
@@ -359,10 +355,11 @@ def _address_of_rows(name: str, x: Tensor) -> int | None:
     Raises:
         TypeError, ValueError: if the kernel cannot read them.
     """
-    if not (are_plain([x]) and x.is_contiguous()):
-        _refuse_unless_plain(name, x)
-        _refuse_unless_contiguous(name, x)
-    return _address(x)
+    if are_plain([x]) and x.is_contiguous() and (at := x.data_ptr()):
+        return at
+    _refuse_unless_plain(name, x)
+    _refuse_unless_contiguous(name, x)
+    return address(x)
 
 
 def _crew() -> tuple[int | None, bool, int]:

@@ -118,10 +118,12 @@ def collects_attentions() -> bool:
     return "attentions" in (_active_collector.get() or ())
 
 
-def collected() -> set[str]:
-    """What the model that runs collects from its layers, such as "hidden_states"."""
-    outputs = _active_collector.get()
-    return set() if outputs is None else {name for name in outputs if not name.startswith("_")}
+def collects_only(name: str) -> bool:
+    """Whether the model that runs collects nothing from its layers but what has this name."""
+    for other in _active_collector.get() or ():  # noqa: SIM110  # a call fewer for each layer
+        if other != name and not other.startswith("_"):
+            return False
+    return True
 
 
 def has_only_idle_hooks(module: nn.Module) -> bool:

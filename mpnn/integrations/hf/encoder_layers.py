@@ -272,7 +272,7 @@ class Forward(Constant):
             is_read = name in _READ or name == _TURNS
             if value is not None and value is not False and not is_read:
                 return False
-        return compat.collected() <= {"hidden_states"}
+        return compat.collects_only("hidden_states")
 
     def _layer(self) -> _Layer | None:
         """The layer as it is now. None: its class computes it, or it changes all the time, or it has other parameters
@@ -392,7 +392,10 @@ class _Parameters:
             tensors: list[Tensor] = [*map(getitem, self._owners, self._names)]
         except KeyError:
             return None
-        return None if any(owner.get(name) is not None for owner, name in self._absent) else tensors
+        for owner, name in self._absent:
+            if owner.get(name) is not None:
+                return None
+        return tensors
 
 
 class _Form(NamedTuple):
@@ -472,7 +475,13 @@ class _Layer:
         tensors = self._parameters.read()
         if tensors is None or self._is_refused:
             return None
-        form = next((form for form in self._forms if form.fits(*tensors)), None) or self._form_of(tensors)
+        form: _Form | None = None
+        for known in self._forms:
+            if known.fits(*tensors):
+                form = known
+                break
+        if form is None:
+            form = self._form_of(tensors)
         if form is None or self._kernel is None or (form.learns and torch.is_grad_enabled()):
             return None
         weights = form.places.read(tensors)
