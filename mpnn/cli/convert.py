@@ -1,7 +1,7 @@
 """`mpnn graph convert`: an edge list of any size becomes a folder that `graphs.open_csr` maps."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,6 +29,14 @@ def convert(
     first: Annotated[
         int | None, typer.Option("--first", help="The number of the first node in the file: 0 or 1.", min=0, max=1)
     ] = None,
+    names: Annotated[
+        Literal["one", "two"] | None,
+        typer.Option(
+            "--names",
+            help="The ends are names: of one set of nodes, or of two, sources and destinations. They are numbered as "
+            "they first appear, and written beside the graph.",
+        ),
+    ] = None,
     encoding: Annotated[
         str | None, typer.Option("--encoding", help="The encoding of text. Default: UTF-8.", metavar="NAME")
     ] = None,
@@ -40,7 +48,8 @@ def convert(
     """Write a file of edges to a folder for [bold]graphs.open_csr[/bold], in bounded memory.
 
     Text has one edge a line: source and destination, separated by commas, semicolons, tabs or blanks. Comments begin
-    with #, and a line of names may come first. An array in .npy has the shape [2, E] or [E, 2].
+    with #, and a line of names may come first. An array in .npy has the shape [2, E] or [E, 2]. MatrixMarket and the
+    edges of GraphML, GEXF, GML, DOT and JSON are recognized by their content.
 
     Sorting needs 8 bytes of disk an edge (16 with --edge-ids) beside the result, which takes 4 an edge and 8 a node.
 
@@ -48,6 +57,7 @@ def convert(
     \b
       mpnn graph convert edges.csv papers
       mpnn graph convert clicks.parquet clicks --n 50000 --num-src 1000000 --columns user,page
+      mpnn graph convert follows.csv follows --names one
     """
     with exit_on_invalid_input():
         if not edges.is_file():
@@ -63,6 +73,7 @@ def convert(
                 columns=named(columns),
                 first=first,
                 encoding=encoding,
+                names=names,
                 edge_ids=edge_ids,
                 memory=int(memory * 1e9),
             )
@@ -72,4 +83,6 @@ def convert(
     console.print(
         f"{nodes}, {graph.num_edges:,} edges: {graph.nbytes:,} bytes in {folder}", soft_wrap=True, markup=False
     )
+    if names is not None:
+        console.print(f"the names of the nodes are in {folder / 'names.json'}", soft_wrap=True, markup=False)
     console.print(f'mpnn.graphs.open_csr("{folder}") opens it', soft_wrap=True, markup=False)

@@ -318,8 +318,9 @@ class Options:
     def edge_file(self) -> EdgeFile | None:
         """The table of edges, which the file of nodes is if it holds a graph; None if there is none, which --columns,
         --weights, --directed and --repeats need."""
-        is_in_nodes = self.edges is None and self.nodes is not None and is_graph(Path(self.nodes), self.encoding)
-        path = self.nodes if is_in_nodes else self.edges
+        path = self.edges
+        if path is None and self.nodes is not None and Path(self.nodes).is_file():
+            path = self.nodes if is_graph(Path(self.nodes), self.encoding) else None
         if path is None:
             for name in ("columns", "weights", "directed", "first", "edge_features", "repeats"):
                 if getattr(self, name) is not None and getattr(self, name) is not False:

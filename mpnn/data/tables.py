@@ -20,6 +20,7 @@ from mpnn.graphs.tables import (
     Table,
     are_ends,
     counted_from,
+    doubtful_header,
     edge_columns,
     is_graph,
     numbered_ends,
@@ -481,10 +482,7 @@ def edge_table(
         table = read(header=False)
         return table, _end_names(table, edges, of_graphs)
     if not (table.is_sure or is_named or (of_graphs and table.of_graph) or are_ends(",".join(ends))):
-        raise ValueError(
-            f"the first line of {edges.path} may be a header or an edge of {ends[0]!r} and {ends[1]!r}: name the "
-            "columns (--columns) if it is a header, and write a header above it if it is an edge"
-        )
+        raise doubtful_header(edges.path, ends)
     return table, ends
 
 

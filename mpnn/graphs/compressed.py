@@ -4,7 +4,10 @@ A `Graph` holds 8 bytes an edge in the caller's order, and what kernels derive f
 8 a node, so graphs of billions of edges fit on a disk and are sampled from there.
 """
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +46,7 @@ class CompressedGraph:
         num_src: the number of sources.
         edge_ids: int64 [E], the index of each edge in the caller's order, or None if it was not asked for.
         sums: float64 [E + 1], the sums of the first edges' weights, or None without weights.
+        names_file: where `write_csr` wrote the names of nodes, or None.
     """
 
     offsets: NDArray[np.int64]
@@ -50,6 +54,7 @@ class CompressedGraph:
     num_src: int
     edge_ids: NDArray[np.int64] | None = None
     sums: Tensor | None = None
+    names_file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.num_src >= 2**31:
@@ -70,6 +75,14 @@ class CompressedGraph:
     @property
     def num_edges(self) -> int:
         return len(self.columns)
+
+    @cached_property
+    def names(self) -> tuple[list[str], list[str]] | None:
+        """The names of the destinations and of the sources, by number; None if nodes have none."""
+        if self.names_file is None:
+            return None
+        sets = json.loads(self.names_file.read_text(encoding="utf-8"))
+        return sets[-1], sets[0]
 
     @property
     def nbytes(self) -> int:

@@ -4,6 +4,7 @@ header.json    format, version, sizes, and a SHA-256 of each of the other files
 offsets.npy    int64 [num_dst + 1]
 columns.npy    int32 [E]: the sources of each row, ascending
 edge_ids.npy   int64 [E], if asked for: the index of each edge in the input
+names.json     the names of the nodes, [nodes] or [sources, destinations], if the input names them
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ Ints = NDArray[np.int64]
 _FORMAT = "mpnn csr"
 _VERSION = 1
 _DTYPES = {"offsets": np.int64, "columns": np.int32, "edge_ids": np.int64}
+_NAMES = "names.json"
 _SAMPLES = 1 << 14  # keys of each sorted piece that decide where pieces are cut
 
 
@@ -69,7 +71,10 @@ def open_csr(folder: str | os.PathLike[str], *, verify: bool = False) -> Compres
             raise ValueError(
                 f"{folder / name}.npy is damaged: its bytes differ from the header's digest; write it again"
             )
-    return CompressedGraph(offsets, columns, num_src, arrays.get("edge_ids"))
+    names = folder / _NAMES if _NAMES in digests else None
+    if verify and names is not None and _digest(names) != digests[_NAMES]:
+        raise ValueError(f"{names} is damaged: its bytes differ from the header's digest; write it again")
+    return CompressedGraph(offsets, columns, num_src, arrays.get("edge_ids"), names_file=names)
 
 
 def write_csr(
@@ -82,6 +87,7 @@ def write_csr(
     columns: Sequence[str | int] | None = None,
     first: int | None = None,
     encoding: str | None = None,
+    names: Literal["one", "two"] | Sequence[str] | None = None,
     edge_ids: bool = False,
     memory: int = 1 << 30,
 ) -> CompressedGraph:
@@ -108,6 +114,9 @@ def write_csr(
         first: the number of the first node in a file, 0 or 1. Default: 0; a file in which no edge has node 0 is then
             refused, because it may count from 1.
         encoding: of text, such as latin-1. Default: UTF-8.
+        names: the ends of a file's edges are names. "one": of one set of nodes, "two": of sources and of destinations,
+            numbered as they first appear; or the names of one set in the order of their numbers, such as
+            `node_tables(...).ids`. `names` of the result holds them. They are kept in memory.
         edge_ids: also store the index of each edge in the input.
         memory: bytes that sorting may take.
 
@@ -121,34 +130,61 @@ def write_csr(
     if (num_src is None) != (num_dst is None):
         raise ValueError("pass both num_src and num_dst, or neither")
     at_least("memory", memory, 1 << 16)
+    numbering = _numbering(names, edges)
     piece = memory // (96 if edge_ids else 64)  # edges sorted at once: read, joined, turned into keys, sorted
     with atomic_path(folder, folder=True) as temporary:
         if num_nodes is not None:
             num_src = num_dst = num_nodes
-        elif num_src is None and isinstance(edges, (str, os.PathLike)):
+        elif num_src is None and numbering is None and isinstance(edges, (str, os.PathLike)):
             from mpnn.graphs.tables import stated_sizes
 
             num_src, num_dst = stated_sizes(Path(edges), encoding) or (None, None)
-        chunks = chunks_of(edges, piece, columns, first=first, encoding=encoding)
+        elif num_src is None and not (numbering is None or numbering[0].is_open):
+            num_src = num_dst = len(numbering[0])
+        chunks = chunks_of(edges, piece, columns, first=first, encoding=encoding, names=numbering)
         pieces, most = _sorted_pieces(temporary, chunks, num_src, num_dst, edge_ids)
         if num_src is None or num_dst is None:
             num_src = num_dst = max(most) + 1
+            if numbering is not None:
+                num_src, num_dst = map(len, numbering)
         num_edges = sum(len(keys) for keys, _ in pieces)
         _merge(temporary, pieces, num_dst, num_edges, piece, edge_ids)
-        names = [name for name in _DTYPES if name != "edge_ids" or edge_ids]
+        written = [f"{name}.npy" for name in _DTYPES if name != "edge_ids" or edge_ids]
+        if numbering is not None:
+            written.append(_NAMES)
+            _write_names(temporary / _NAMES, numbering)
         header = {
             "format": _FORMAT,
             "version": _VERSION,
             "num_dst": num_dst,
             "num_src": num_src,
             "num_edges": num_edges,
-            "sha256": {name: _digest(temporary / f"{name}.npy") for name in names},
+            "sha256": {name.removesuffix(".npy"): _digest(temporary / name) for name in written},
         }
         del pieces
         for file in temporary.glob("piece*"):
             file.unlink()
         (temporary / "header.json").write_text(json.dumps(header, indent=1))
     return open_csr(folder)
+
+
+def _numbering(names: Any, edges: Any) -> Any:
+    """The `mpnn.graphs.tables.Names` of sources and of destinations; None if ends are numbers."""
+    if names is None:
+        return None
+    from mpnn.graphs.tables import Names
+
+    if not isinstance(edges, (str, os.PathLike)):
+        raise ValueError("names are those in a file of edges, and edges are no path")
+    if isinstance(names, str) and names not in ("one", "two"):
+        raise ValueError(f'names must be "one", "two" or the names of all nodes; got {names!r}')
+    own = Names(None if isinstance(names, str) else [*names])
+    return own, Names() if names == "two" else own
+
+
+def _write_names(path: Path, numbering: Any) -> None:
+    sets = numbering[:1] if numbering[0] is numbering[1] else numbering
+    path.write_text(json.dumps([[*one.number] for one in sets], ensure_ascii=False), encoding="utf-8")
 
 
 def chunks_of(
@@ -158,13 +194,14 @@ def chunks_of(
     *,
     first: int | None = None,
     encoding: str | None = None,
+    names: Any = None,
 ) -> Iterator[Ints]:
     """The edges in chunks of at most `size`, int64 [2, n], in their order. See `write_csr`."""
     parts: Iterable[Any]
     if isinstance(edges, (str, os.PathLike)):
         from mpnn.graphs.tables import edge_chunks
 
-        parts = edge_chunks(Path(edges), size, columns, first=first, encoding=encoding)
+        parts = edge_chunks(Path(edges), size, columns, first=first, encoding=encoding, names=names)
     elif columns is not None:
         raise ValueError("columns= names columns of a file, and edges are no path")
     elif isinstance(edges, (Tensor, np.ndarray, list, tuple)):

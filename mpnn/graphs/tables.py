@@ -10,6 +10,7 @@ may be packed by gzip, bzip2, xz or zip. Lines that begin with `#` or `%` are co
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from mpnn.graphs.text_table import opened, text_tables
 Columns = Sequence[str | int]
 _CHUNK = 1 << 18  # rows
 _HEAD = 1 << 12  # characters that say what kind of text a file is
-_FACTORIZE = "; number the nodes from 0 first, for example with pandas.factorize"
+_FACTORIZE = "; number the nodes from 0 first, or let names number them (--names)"
 _BANNER = re.compile(r"\s*%+\s*MatrixMarket\b[ \t]*", re.IGNORECASE)
 _WORDS = (
     "((from|to|source|target|src|dst|dest|destination|head|tail|start|end|sender|receiver|citing|cited|parent|child|left|"
@@ -158,6 +159,7 @@ def edge_chunks(
     *,
     first: int | None = None,
     encoding: str | None = None,
+    names: "tuple[Names, Names] | None" = None,
 ) -> Iterator[NDArray[np.int64]]:
     """The edges in a file, in chunks [2, n] of at most `size`: sources, then destinations, counted from 0.
 
@@ -168,11 +170,18 @@ def edge_chunks(
         first: the number of the first node. Default: 0, or what the format says; a file in which no edge has node 0 is
             then refused, because it may count from 1.
         encoding: of text. Default: UTF-8.
+        names: those of sources and of destinations, one object twice for one set of nodes. Ends are then text.
 
     Raises:
-        ValueError: the file is not a table of two columns of whole numbers. The message names the line.
+        ValueError: the file is not a table of two columns of whole numbers, or of names. The message names the line.
         ImportError: text and Parquet need pyarrow.
     """
+    if names is not None:
+        if first is not None:
+            raise ValueError(f"first is the number of the first node, and names number the nodes; got first={first}")
+        for table, ends in _end_columns(path, min(size, _CHUNK), columns, encoding, names):
+            yield numbered_names(table, ends, names)
+        return
     least: int | None = None
     for chunk, stated in _stored_edges(path, min(size, _CHUNK), columns, encoding):
         first = _first_node(first, stated, path)
@@ -194,16 +203,100 @@ def _stored_edges(
             raise TypeError(f"edges must be integers; {path} holds {array.dtype}")
         yield from ((array[:, at : at + size], None) for at in range(0, array.shape[1], size))
         return
-    tables = (
-        _parquet_chunks(path, size, columns)
-        if _is_parquet(path)
-        else _tables_of_text(path, True, True, None, encoding, size)
-    )
+    for table, ends in _end_columns(path, size, columns, encoding, None):
+        yield numbered_ends(table, ends), table.first
+
+
+def _end_columns(
+    path: Path, size: int, columns: Columns | None, encoding: str | None, names: "tuple[Names, Names] | None"
+) -> Iterator[tuple[Table, list[str]]]:
+    """The parts of a table, of at most `size` rows, and the names of the columns of the two ends."""
+    if path.suffix == ".npy":
+        raise ValueError(f"names are text, and {path} is an array of numbers")
+    if _is_parquet(path):
+        tables = _parquet_chunks(path, size, columns)
+    else:
+        tables = _tables_of_text(path, True, names is None, _has_header(path, columns, encoding, names), encoding, size)
     for table in tables:
-        names = [table.names[k] for k in edge_columns(table, columns)]
-        if not len(table) and not are_ends(",".join(names)):
+        ends = [table.names[k] for k in edge_columns(table, columns)]
+        if not len(table) and not (columns or table.has_ends or are_ends(",".join(ends))):
             raise ValueError(f"{path} must be a table with at least one row")
-        yield numbered_ends(table, names), table.first
+        yield table, ends
+
+
+def _has_header(
+    path: Path, columns: Columns | None, encoding: str | None, names: "tuple[Names, Names] | None"
+) -> bool | None:
+    """Whether the first row of a text of names is a header; None if its rows say so, or if ends are numbers."""
+    if names is None or any(isinstance(column, str) for column in columns or ()):
+        return None
+    table = next(_tables_of_text(path, True, False, None, encoding, _CHUNK))
+    ends = [table.names[k] for k in edge_columns(table, columns)]
+    first = ends if table.header else [table.text(end)[0] for end in ends] if len(table) else ends
+    if any(word in known.number for word, known in zip(first, names, strict=True)):
+        return False
+    are_words = all(len(word or "") > 1 for word in first) and are_ends(",".join(first)) is not None
+    is_clear = (bool(table.header) or not are_words) if table.is_sure else are_words
+    if not (is_clear or table.has_ends):
+        raise doubtful_header(path, first)
+    return None
+
+
+def doubtful_header(path: Path, ends: Sequence[str]) -> ValueError:
+    """The error about a first row of words that may be a header."""
+    return ValueError(
+        f"the first line of {path} may be a header or an edge of {ends[0]!r} and {ends[1]!r}: name the columns "
+        "(--columns) if it is a header, and write a header above it if it is an edge"
+    )
+
+
+class Names:
+    """The numbers of nodes with names: in the order in which they first appear, or of `known` in its order."""
+
+    def __init__(self, known: Sequence[str] | None = None) -> None:
+        self.is_open = known is None
+        self.number = {name: k for k, name in enumerate(known or ())}
+        if len(self.number) < len(known or ()):
+            twice = next(name for name, count in Counter(known).items() if count > 1)
+            raise ValueError(f"names must be distinct; {twice!r} is there twice")
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def number_of(self, words: Sequence[str]) -> NDArray[np.int64]:
+        """The numbers of words, int64; of unknown ones -1, or new ones."""
+        if self.is_open:
+            for word in words:
+                self.number.setdefault(word, len(self.number))
+        return np.array([self.number.get(word, -1) for word in words], np.int64)
+
+
+def numbered_names(table: Table, ends: Sequence[str], names: tuple[Names, Names]) -> NDArray[np.int64]:
+    """The sources and destinations that two columns name, int64 [2, E]."""
+    import pyarrow
+
+    words = np.stack([table.text(end) for end in ends], 1)
+    table.refuse((words == None).any(1), "has an edge without a source or a destination")  # noqa: E711
+    encoded = pyarrow.array(words.ravel(), pyarrow.string()).dictionary_encode()  # in the order of rows
+    place = np.asarray(encoded.indices).reshape(-1, 2)
+    distinct = encoded.dictionary.to_pylist()
+    if names[0] is names[1]:
+        found = names[0].number_of(distinct)[place]
+    else:
+        found = np.stack([_of_one_end(end, distinct, own) for end, own in zip(place.T, names, strict=True)], 1)
+    if (found < 0).any():
+        row, end = np.argwhere(found < 0)[0]
+        what = f"has a node {words[row, end]!r} in column {ends[end]!r}, which is none of the {len(names[end]):,} names"
+        table.refuse(np.arange(len(table)) == row, what)
+    return found.T
+
+
+def _of_one_end(place: NDArray[Any], distinct: Sequence[str], names: Names) -> NDArray[np.int64]:
+    """The numbers of the names of one end, whose places among distinct words are given."""
+    used = [*dict.fromkeys(place.tolist())]
+    number = np.full(len(distinct), -1)
+    number[used] = names.number_of([distinct[k] for k in used])
+    return number[place]
 
 
 def _first_node(first: int | None, stated: int | None, path: Path) -> int | None:

@@ -154,6 +154,15 @@ def test_graph_cut_writes_parts_that_processes_map(tmp_path: Path) -> None:
     assert "the rank of each of the 6 nodes, below 2" in refusal(*cut, "--owners", owners)
 
 
+def test_graph_convert_numbers_names(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("from,to\nann,bob\nbob,cem\n")
+    result = run("graph", "convert", tmp_path / "e.csv", tmp_path / "graph", "--names", "one")
+    assert "the names of the nodes are in" in result.stdout
+    assert graphs.open_csr(tmp_path / "graph").names[0] == ["ann", "bob", "cem"]
+    said = refusal("graph", "convert", tmp_path / "e.csv", tmp_path / "other")
+    assert "has 'ann' in place of a number in column 'from'; number the nodes from 0 first, or let names" in said
+
+
 def test_graph_convert_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     edges = tmp_path / "edges.csv"
     assert f"there is no file {edges}" in refusal("graph", "convert", edges, tmp_path / "graph")

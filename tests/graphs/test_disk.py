@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mpnn import graphs
+from mpnn.graphs import tables
 from mpnn.graphs.disk import chunks_of
 
 EDGES = torch.tensor([[4, 0, 2, 2, 1], [1, 3, 3, 1, 3]])
@@ -171,3 +172,83 @@ def test_samples_are_the_same_when_the_file_is_not_in_memory(tmp_path):
     assert torch.equal(sampled[0], expected[0])
     assert torch.equal(sampled[1].edge_index, expected[1].edge_index)
     assert torch.equal(sampled[2], expected[2])
+
+
+def test_names_are_numbered_as_they_first_appear(tmp_path: Path) -> None:
+    """Of one set of nodes, of two, and by the numbers of nodes with names; also over several chunks."""
+    path = tmp_path / "e.csv"
+    path.write_text('src,dst,w\nann,bob,1\n"cem\n2",ann,2\nbob,ann,3\n')
+    one = graphs.write_csr(tmp_path / "one", path, columns=("src", "dst"), names="one", edge_ids=True)
+    assert one.names == (["ann", "bob", "cem\n2"],) * 2
+    assert one.graph().edge_index.T.tolist() == [[1, 0], [2, 0], [0, 1]]
+    two = graphs.open_csr(graphs_of(tmp_path, path, "two"), verify=True)
+    assert two.names == (["bob", "ann"], ["ann", "cem\n2", "bob"])
+    assert (two.num_dst, two.num_src) == (2, 3)
+    assert two.graph().edge_index.T.tolist() == [[0, 0], [1, 1], [2, 1]]
+    known = graphs.write_csr(tmp_path / "known", path, columns=("src", "dst"), names=["zoe", "cem\n2", "bob", "ann"])
+    assert known.num_dst == 4
+    assert known.graph().edge_index.T.tolist() == [[3, 2], [1, 3], [2, 3]]
+    assert graphs.write_csr(tmp_path / "plain", np.array([[0], [1]])).names is None
+
+
+def test_a_word_that_stands_again_below_is_a_name(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("a,b\nb,c\na,c\n")
+    graph = graphs.write_csr(tmp_path / "g", tmp_path / "e.csv", names="one")
+    assert (graph.num_edges, graph.names[0]) == (3, ["a", "b", "c"])
+
+
+def graphs_of(folder: Path, path: Path, names: str) -> Path:
+    graphs.write_csr(folder / names, path, columns=("src", "dst"), names=names)
+    return folder / names
+
+
+def test_many_names_in_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_CHUNK", 7)
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 40, (100, 2))
+    (tmp_path / "e.txt").write_text("".join(f"n{a} n{b}\n" for a, b in edges))
+    graph = graphs.write_csr(tmp_path / "g", tmp_path / "e.txt", names="one")
+    first = [*dict.fromkeys(f"n{k}" for k in edges.ravel())]
+    assert graph.names == (first, first)
+    found = sorted((first[a], first[b]) for a, b in graph.graph().edge_index.T.tolist())
+    assert found == sorted((f"n{a}", f"n{b}") for a, b in edges)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("ann,bob\ncem,dan\n", {"names": "one"}, "may be a header or an edge of 'ann' and 'bob'"),
+        ("ann,bob\ncem,dan\n", {"names": "one", "columns": (0, 1)}, "may be a header or an edge of 'ann' and 'bob'"),
+        ("a,b\nc,d\n", {"names": "one"}, "may be a header or an edge of 'a' and 'b'"),
+        ("from,to\nann,to\n", {"names": "one"}, "may be a header or an edge of 'from' and 'to'"),
+        ("from,to\nann,\n", {"names": "one"}, "line 2 of .* has an edge without a source or a destination"),
+        (
+            "from,to\nann,bob\n",
+            {"names": ["ann"]},
+            "line 2 of .* has a node 'bob' in column 'to', which is none of the 1",
+        ),
+        ("from,to\nann,bob\n", {"names": ["ann", "ann"]}, "names must be distinct; 'ann' is there twice"),
+        ("from,to\nann,bob\n", {"names": "three"}, 'names must be "one", "two" or the names of all nodes'),
+        ("from,to\nann,bob\n", {"names": "one", "first": 1}, "names number the nodes; got first=1"),
+        ("from,to\nann,bob\n", {}, r"has 'ann' in place of a number in column 'from'; number .* or let names number"),
+    ],
+)
+def test_names_that_are_refused(tmp_path: Path, text: str, options: dict, message: str) -> None:
+    (tmp_path / "e.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        graphs.write_csr(tmp_path / "g", tmp_path / "e.csv", **options)
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_first_row_of_known_names_is_an_edge(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("ann,bob\ncem,dan\n")
+    graph = graphs.write_csr(tmp_path / "g", tmp_path / "e.csv", names=["ann", "bob", "cem", "dan"])
+    assert graph.num_edges == 2
+    with pytest.raises(ValueError, match="names are those in a file of edges"):
+        graphs.write_csr(tmp_path / "h", np.array([[0], [1]]), names="one")
+    np.save(tmp_path / "e.npy", np.array([[0], [1]]))
+    with pytest.raises(ValueError, match=r"names are text, and .* is an array"):
+        graphs.write_csr(tmp_path / "h", tmp_path / "e.npy", names="one")
+    (tmp_path / "g" / "names.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"names.json is damaged"):
+        graphs.open_csr(tmp_path / "g", verify=True)

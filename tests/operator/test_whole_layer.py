@@ -378,3 +378,17 @@ def test_a_topology_of_ones_own(calls: list[int]) -> None:
     with torch.no_grad():
         torch.testing.assert_close(op(x).double(), by_rounds(op, x), rtol=0, atol=5e-6)
     assert calls == [9]
+
+
+@pytest.mark.parametrize("size", [1e10, 1e18, 1e25])
+@pytest.mark.parametrize("nodes", [9, 40])
+def test_huge_logits_and_rows_of_minus_infinity_are_finite(nodes: int, size: float) -> None:
+    """The products of 1e25 and -1e25 are -inf: such a row has no weights, as for every backend."""
+    op, x = layer(PreNorm), torch.randn(nodes, DIM)
+    with torch.no_grad():
+        for to, bias in ((op.attention.to_query, size), (op.attention.to_key, -size)):
+            to.weight.zero_()
+            to.bias.fill_(bias)
+        found = op(x)
+        op.backend = "edge_list"
+        torch.testing.assert_close(found, op(x), rtol=0, atol=1e-5)

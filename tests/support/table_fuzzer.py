@@ -285,6 +285,8 @@ class Draw:
         if not wrong and self.ids is None:
             of_folder = columns if is_matrix or len(edges[0]) > 2 else None
             wrong = self._check_folder(folder, paths[1], of_folder, first)
+        elif not wrong and paths[1].suffix != ".npy" and "to" not in (self.ids or ()):
+            wrong = self._check_names(folder, paths[1], columns if len(edges[0]) > 2 else None, fault is not None)
         if wrong or (outcome != "read" and fault is None and not self._may_refuse(outcome)):
             kept = "\n".join(f"{path.name}: {path.read_bytes()[:600]!r}" for path in paths)
             return (
@@ -321,6 +323,28 @@ class Draw:
         except (ValueError, IndexError):
             return "" if not [*folder.glob(".csr*"), *folder.glob("csr*")] else "a folder is left"
         return "" if {*map(tuple, graph.edge_index.T.tolist())} == {*self.edges} else "edges on the disk"
+
+    def _check_names(self, folder: Path, path: Path, columns: Any, is_damaged: bool) -> str:
+        """The same edges by `write_csr`, of nodes whose names it knows, or numbers as they appear."""
+        assert self.ids is not None
+        one_of = self.random.choice
+        names = one_of([self.ids, "one", "two"])
+        try:
+            graph = write_csr(folder / "csr", path, columns=columns, names=names, encoding=self.encoding)
+        except (ValueError, IndexError) as error:
+            if [*folder.glob(".csr*"), *folder.glob("csr*")]:
+                return "a folder is left"
+            said = str(error)
+            is_doubt = is_damaged or "may be a header" in said or "as many commas" in said or "at least one row" in said
+            return "" if is_doubt else f"names on the disk are refused: {said}"
+        if is_damaged:
+            return ""  # names of nodes that do not exist are names, too
+        assert graph.names is not None
+        of_dst, of_src = graph.names
+        found = {(of_src[a], of_dst[b]) for a, b in graph.graph().edge_index.T.tolist()}
+        if names == self.ids and of_src != self.ids:
+            return "names on the disk"
+        return "" if found == {(self.ids[a], self.ids[b]) for a, b in self.edges} else "edges of names on the disk"
 
     def _may_refuse(self, outcome: str) -> bool:
         """Files without a fault that may be refused: what they mean is not certain."""

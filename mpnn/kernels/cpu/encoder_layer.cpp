@@ -124,7 +124,8 @@ NOINLINE float weigh(float *row, int64_t keys, float scale) {
     s0 += e0;
     s1 += e1;
   }
-  return 1 / sum<float, LANES>(s0 + s1);
+  const float total = sum<float, LANES>(s0 + s1);
+  return total > 0 ? 1 / total : 0;  // a row of -inf has no weights, as for every backend
 }
 
 // Adds what is left of weighted sums, of keys behind the first `common`, and scales them: row r has `seen + r` keys, at
