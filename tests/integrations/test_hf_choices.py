@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import hf_walk
 import pytest
 import torch
 import transformers as hf
@@ -89,6 +90,15 @@ def test_pairs_are_never_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_graph_of_the_user_is_refused_where_the_mask_is_a_tensor() -> None:
     with pytest.raises(ValueError, match="which a topology cannot replace"):
         mpnn.hf.use(tiny("DeepseekV32ForCausalLM"), "causal() & window(3)").model(IDS)
+
+
+def test_a_graph_of_the_user_is_refused_where_the_choice_is_a_mask() -> None:
+    """GLM5-Next makes a mask of its choice, which other families pass on as indices."""
+    model = hf_walk.tiny(hf.Glm5NextForConditionalGeneration)
+    with pytest.warns(UserWarning, match="Glm5NextVisionAttention cannot"):
+        mpnn.hf.use(model, "causal() & window(3)")
+    with pytest.raises(ValueError, match="which a topology cannot replace"):
+        model(IDS, use_cache=False)
 
 
 def test_a_mask_of_pairs_limits_the_choice() -> None:

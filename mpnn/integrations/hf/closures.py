@@ -38,6 +38,12 @@ class Sizes(NamedTuple):
     first_key: int = 0
 
 
+IRREPLACEABLE = (
+    "this model's mask has a part of its own (blocks of image tokens, a mask function or a 4-D mask that was passed), "
+    "which a topology cannot replace; call mpnn.hf.use(model) without graph"
+)
+
+
 class Rule(NamedTuple):
     """What the tokens of one sequence attend to.
 
@@ -84,10 +90,7 @@ class Rule(NamedTuple):
         """A user's topology instead of this one, with the first token behind the padding. `causal`: it must have no
         edges from later tokens if this one has none."""
         if self.is_special:
-            raise ValueError(
-                "this model's mask has a part of its own (blocks of image tokens, a mask function or a 4-D mask that "
-                "was passed), which a topology cannot replace; call mpnn.hf.use(model) without graph"
-            )
+            raise ValueError(IRREPLACEABLE)
         if self.parents:
             return tree(self.parents, placed(topology, 0, 0, causal))
         if self.positions:

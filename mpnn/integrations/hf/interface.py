@@ -22,7 +22,7 @@ from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.stacked import StackedGraph
 from mpnn.integrations.hf import compat, direct, masks, packing, ranks, traced
-from mpnn.integrations.hf.closures import Sizes, parse
+from mpnn.integrations.hf.closures import IRREPLACEABLE, Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
 
@@ -406,6 +406,8 @@ def _mask_and_bias(
         return mask, bias
     _, queries, keys = sizes
     if isinstance(mask, Tensor):
+        if _has_indexer(module) and text_of(module) is not None:  # the mask is its choice, as in GLM5-Next
+            raise ValueError(IRREPLACEABLE)
         if mask.dim() != 4:
             raise ValueError(f"a mask must be of the shape [B, 1, queries, keys]; got {list(mask.shape)}")
         mask = mask[..., :keys]
@@ -560,13 +562,18 @@ def _of_blocks(module: nn.Module, chosen: Tensor, mask: Mask, instead: Instead |
 
 def refusal(module: nn.Module, chooses: bool = False) -> str:
     """Why a layer would compute numbers from the whole row of packed texts, or an empty string."""
-    # `hasattr` makes an exception of each module that is missing.
-    does = "chooses sources" if chooses or "indexer" in module._modules else ""
+    does = "chooses sources" if chooses or _has_indexer(module) else ""
     if _setting(module, "log_scaling_n_floor") is not None and not getattr(module, "is_sliding", False):
         does = "scales logits by positions"  # Inkling
     if not does:
         return ""
     return f"{type(module).__name__} {does} in the whole row, so packed sequences would get other numbers than alone"
+
+
+def _has_indexer(module: nn.Module) -> bool:
+    """Whether a layer chooses its sources, by an indexer of its own or of a layer before it, where its own is None."""
+    # `hasattr` makes an exception of each module that is missing.
+    return "indexer" in module._modules or "indexer" in vars(module)
 
 
 def _check_slots(module: nn.Module, mask: Mask, positions: Tensor | None) -> None:

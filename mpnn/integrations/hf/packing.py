@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -314,13 +314,18 @@ class Divided:
     @torch.compiler.disable
     def _positions(self, packing: Packing, given: Mapping[str, Any]) -> Tensor | None:
         """The `position_ids` [B, N] of a call that takes them and has none; else None."""
-        ids = given.get("input_ids")
         if given.get("position_ids") is not None or "position_ids" not in self._names:
             return None
-        positions = torch.from_numpy(packing.positions)
-        if ids is None:
-            return positions.to(given["inputs_embeds"].device)
-        return default_positions(self.model, ids).gather(1, positions.to(ids.device))
+        ids = given.get("input_ids")
+        device = given["inputs_embeds"].device if ids is None else ids.device
+        positions = torch.from_numpy(packing.positions).to(device)
+        numbers = next(filter(None, map(_numbers, self.model.modules())), None)
+        if numbers is None:
+            return positions
+        if ids is None:  # no token is padding
+            return numbers(torch.full_like(positions, -1)).gather(1, positions)
+        texts = ids.flatten().split(packing.lengths)
+        return torch.cat([numbers(text[None])[0] for text in texts]).view(packing.shape)
 
 
 def divide(model: PreTrainedModel, reads_positions: bool, refusal: str, has_states: bool) -> Callable[[], None] | None:
@@ -369,14 +374,19 @@ def replace(model: nn.Module, forward: Any) -> Callable[[], None]:
 
 def default_positions(model: Any, input_ids: Tensor) -> Tensor:
     """The positions int64 [B, N] that the model gives tokens [B, N] if it gets none: RoBERTa's depend on padding."""
-    model = model.base_model
-    embeddings = getattr(model, "embeddings", None)
-    make = getattr(embeddings, "create_position_ids_from_input_ids", None)
-    make = make or getattr(sys.modules[type(model).__module__], "create_position_ids_from_input_ids", None)
-    padding_idx = getattr(embeddings, "padding_idx", None)
-    if make is not None and padding_idx is not None:
-        return make(input_ids, padding_idx)
+    numbers = _numbers(getattr(model.base_model, "embeddings", None))
+    if numbers is not None:
+        return numbers(input_ids)
     return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+
+
+def _numbers(embeddings: Any) -> Callable[[Tensor], Tensor] | None:
+    """The function by which embeddings of a family number tokens [B, N], behind their padding; None if they have
+    none."""
+    name = "create_position_ids_from_input_ids"
+    make = getattr(embeddings, name, None) or getattr(sys.modules[type(embeddings).__module__], name, None)
+    padding_idx = getattr(embeddings, "padding_idx", None)
+    return None if make is None or padding_idx is None else partial(make, padding_idx=padding_idx)
 
 
 # ---------------------------------------------------------------------------------------------- layers computed again

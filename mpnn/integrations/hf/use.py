@@ -242,7 +242,7 @@ def _divide(part: PreTrainedModel) -> list[Callable[[], None]]:
         keeps_states = any(map(recurrences.keeps_texts_apart, model.modules()))
         numbers = _own_positions(model)
         reads_positions = keeps_states or is_causal(model) or bool(numbers)
-        reasons = [recurrences.refusal(model), numbers, *map(refusal, _layers(model))]
+        reasons = [recurrences.refusal(model), numbers, _trigrams(model), *map(refusal, _layers(model))]
         reason = next(filter(None, reasons), "")
         undo.append(packing.divide(model, reads_positions, reason, keeps_states))
     return [restore for restore in undo if restore is not None]
@@ -255,6 +255,12 @@ def _own_positions(model: PreTrainedModel) -> str:
     if takes or not kinds:
         return ""
     return f"{type(model).__name__} takes no position_ids, and {min(kinds)} numbers the tokens of the whole row"
+
+
+def _trigrams(model: PreTrainedModel) -> str:
+    """Why embeddings of packed texts would contain tokens of others, or an empty string."""
+    mixing = {type(module).__name__ for module in model.modules() if getattr(module, "trigram_input", False)}
+    return f"{min(mixing)} adds to each token those before and behind it in the row" if mixing else ""
 
 
 def _has_recurrences_only(model: PreTrainedModel) -> bool:
