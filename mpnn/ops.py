@@ -17,6 +17,7 @@ from mpnn.graph.modes import uncompiled
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
 from mpnn.graphs import jagged
+from mpnn.graphs.explicit import edges_into
 from mpnn.round import NodeBias as NodeBias, Round, validation
 from mpnn.scores import Dot, check_scale
 
@@ -43,6 +44,7 @@ def attend(
     reduce: str | Any | Callable[..., Tensor] = "sum",
     mix_logits: Tensor | None = None,
     mix_weights: Tensor | None = None,
+    edge_value: PerEdge | None = None,
 ) -> Any:
     """Dot-product attention along the edges of a graph (Vaswani et al. 2017, eq. 1, over any graph).
 
@@ -80,6 +82,8 @@ def attend(
             `reduce(messages, index)`, or a function of (messages, index). Messages are [E, ..., H, D_v].
         mix_logits, mix_weights: [H, H], maps of the heads of each edge: of its logits, biases included, before they are
             normalized, and of its weights (talking heads, Shazeer et al. 2020, arXiv:2003.02436).
+        edge_value: [E, H, D_v] in the caller's edge order, or an `EmbeddingTable`: added to the value of an edge's
+            source. With values of zeros it is the value of the edge alone.
 
     Within `mpnn.distributed.sharded`, the graph is the whole graph, and query, key and value are those of this
     process's nodes; or the graph is a part, `partition(graph).shard()`.
@@ -93,9 +97,16 @@ def attend(
             nodes are divided over processes and the options are not served there.
     """
     if validation.types(graph, query, key, value):
-        keywords = {"bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "normalize": normalize}
+        keywords: dict[str, Any] = {
+            "bias": bias,
+            "scale": scale,
+            "softcap": softcap,
+            "sinks": sinks,
+            "normalize": normalize,
+        }
         keywords |= {"dropout": dropout, "backend": backend, "log_gate": log_gate, "beta": beta, "state": state}
         keywords |= {"return_weights": return_weights, "return_lse": return_lse, "return_state": return_state}
+        keywords |= {"reduce": reduce, "mix_logits": mix_logits, "mix_weights": mix_weights, "edge_value": edge_value}
         return _over_sequences(graph, (query, key, value), keywords)
     if TYPE_CHECKING:
         assert isinstance(graph, Graph)
@@ -104,8 +115,8 @@ def attend(
     else:
         check_scale(scale)
     of_recurrence = (log_gate, beta, state, return_state)
-    of_heads = (mix_logits, mix_weights)
-    options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence, reduce, *of_heads)
+    of_edges = (mix_logits, mix_weights, edge_value)
+    options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence, reduce, *of_edges)
     divides = not torch.compiler.is_compiling() and (active() is not None or graph.exchange is not LOCAL)
     if options == _NO_OPTIONS and not divides:
         return engine.run(Round(_traced(graph, value), value, Dot(query, key, float(scale))), backend)[0]
@@ -134,11 +145,20 @@ def attend(
             return_state=return_state,
             mix_logits=mix_logits,
             mix_weights=mix_weights,
+            edge_value=edge_value,
         )
 
     if divides:
-        unserved = (return_weights, return_lse, *of_recurrence, aggregate is not SUM, mix_logits, mix_weights)
-        if unserved != (False, False, None, None, None, False, False, None, None) or type(bias) not in (
+        unserved = (
+            return_weights,
+            return_lse,
+            *of_recurrence,
+            aggregate is not SUM,
+            mix_logits,
+            mix_weights,
+            edge_value,
+        )
+        if unserved != (False, False, None, None, None, False, False, None, None, None) or type(bias) not in (
             type(None),
             BiasTable,
         ):
@@ -211,6 +231,7 @@ def aggregate(
     reduce: str | Any | Callable[..., Tensor] = "sum",
     *,
     weight: Tensor | None = None,
+    normalized: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """Aggregates features over in-neighbors: `out_i = reduce_j( weight_ij * x_j )`.
@@ -223,13 +244,16 @@ def aggregate(
             aggregators that rank messages.
         weight: in the caller's edge order: [E] or [E, 1], one for each edge; or [E, F] or [..., E, F], one for each
             edge and feature, for "sum", "mean", "max", "min" and "var". `csr` writes no tensor of E x F products.
+        normalized: divides the sum of a destination by that of its weights, each feature by its own: the weighted mean,
+            as of the gates of GatedGCN (Bresson & Laurent 2018, arXiv:1711.07553). A sum of 0 divides nothing. For
+            reduce="sum" with weights.
 
     Returns:
         [..., N_dst, F]; F is wider if the aggregator returns several numbers per feature. Destinations without
         in-neighbors get zeros. It can be differentiated any number of times, by x and weight.
     """
     if jagged.is_jagged(x):
-        return _aggregate_sequences(graph, x, reduce, weight, backend)
+        return _aggregate_sequences(graph, x, reduce, weight, normalized, backend)
     validation.graph(graph)
     if TYPE_CHECKING:
         assert isinstance(graph, Graph)
@@ -247,23 +271,33 @@ def aggregate(
                 'of them; the aggregators for such weights are "sum", "mean", "max", "min" and "var"'
             )
         bias = (weight if weight.dim() > 1 else weight.view(-1, 1),)
+    if normalized and (weight is None or type(aggregate) is not Sum):
+        raise ValueError(f'normalized divides by the sums of weights: pass weight, and reduce="sum"; got {reduce!r}')
     dim = -1 if width > 1 else -2  # with a weight for each feature, each is a head of width 1
     round = Round.of_messages(graph, x.unsqueeze(dim))
     round.bias = bias
     round.reduce = aggregate
-    return engine.run(round, backend)[0].squeeze(dim)
+    out = engine.run(round, backend)[0].squeeze(dim)
+    return out / _sums_of_weights(graph, bias[0], backend) if normalized else out
 
 
 @uncompiled
 def _aggregate_sequences(
-    graph: Graph | Topology, x: Tensor, reduce: Any, weight: Tensor | None, backend: str
+    graph: Graph | Topology, x: Tensor, reduce: Any, weight: Tensor | None, normalized: bool, backend: str
 ) -> Tensor:
     """`aggregate` over jagged features."""
     values = jagged.values_of("x", x)
     graph = jagged.graph_of(graph, x, x)
     if isinstance(graph, Topology):
         graph = graph.bind(len(values)).to(values.device)
-    return jagged.like(aggregate(graph, values, reduce, weight=weight, backend=backend), x)
+    return jagged.like(aggregate(graph, values, reduce, weight=weight, normalized=normalized, backend=backend), x)
+
+
+def _sums_of_weights(graph: Graph, weight: Any, backend: str) -> Tensor:
+    """The sums of weights [..., E, F] at each destination, [..., N_dst, F]; 1 where they are 0."""
+    into = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
+    sums = aggregate(into, weight, "sum", backend=backend)
+    return torch.where(sums == 0, torch.ones_like(sums), sums)
 
 
 def _weight_width(weight: Tensor, num_edges: int, x: Tensor) -> int:
