@@ -75,7 +75,7 @@ def cora() -> NodeClassification:
 def citeseer() -> NodeClassification:
     """Citeseer: 3,327 papers, 3,703 words (0 or 1 each), 6 topics, 4,552 links, split 120 / 500 / 1000.
 
-    15 papers have neither words nor a topic nor links: they have features of zeros and class 0, and are in no part of
+    15 papers have neither words nor a topic nor links: they have features of zeros and class -1, and are in no part of
     the split. Duplicates and 124 self-loops are dropped, which leaves 9,104 directed edges.
 
     Raises:
@@ -89,7 +89,7 @@ def read_planetoid(folder: Path, source: Source) -> NodeClassification:
 
     The training nodes come first, then 500 validation nodes (fewer if the test nodes begin before). The test nodes come
     last; in the files they are in the shuffled order of `ind.<name>.test.index`. Nodes among them that this file does
-    not list have features of zeros and class 0, and are in no mask.
+    not list have features of zeros and class -1, and are in no mask.
 
     Raises:
         DatasetNotFound, DamagedFile: if a file is missing or has another digest than `source` says. Nothing else is
@@ -108,7 +108,7 @@ def read_planetoid(folder: Path, source: Source) -> NodeClassification:
     num_known, num_train = len(known_y), len(train_y)
     num_nodes = int(max(num_known, test.max() + 1))
     x = np.zeros((num_nodes, known_x.shape[1]), dtype=np.float32)
-    y = np.zeros(num_nodes, dtype=np.int64)
+    y = np.full(num_nodes, -1)
     x[:num_known], x[test] = known_x.toarray(), test_x.toarray()
     y[:num_known], y[test] = known_y.argmax(axis=1), test_y.argmax(axis=1)
     node = torch.arange(num_nodes)

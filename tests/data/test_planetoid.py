@@ -35,7 +35,7 @@ def test_nodes_that_the_split_leaves_out_have_no_features_and_no_mask(small_plan
     (small_planetoid / "ind.small.test.index").write_text("6\n4\n")
     data = read_planetoid(small_planetoid, source(small_planetoid))
     assert data.x.tolist() == [[1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 0], [1, 1]]
-    assert data.y.tolist() == [0, 1, 0, 1, 1, 0, 0]
+    assert data.y.tolist() == [0, 1, 0, 1, 1, -1, 0]
     assert data.test_mask.tolist() == [False] * 4 + [True, False, True]
     assert not (data.train_mask | data.val_mask)[5]
 
@@ -124,6 +124,7 @@ def test_citeseer_is_that_of_the_papers():
     assert (data.y[src] == data.y[dst]).float().mean() > 0.7
     empty = data.x.sum(1) == 0
     assert empty.sum() == 15
+    assert data.y[empty].eq(-1).all()
     assert not (empty & (data.train_mask | data.val_mask | data.test_mask)).any()
 
 
