@@ -5,12 +5,15 @@ Our times include building the graph of a choice, which is new in each call; the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import flex_attention as of_torch
 
 from benchmarks import peers
 from benchmarks.contest import BOTH, FORWARD, OURS, Bar, Case, Contest, Entry
@@ -19,6 +22,7 @@ from benchmarks.truth import Agreement, Sampled
 from benchmarks.whole_models import torch_products
 from mpnn import graphs, ops
 from mpnn.flex import create_block_mask, flex_attention
+from mpnn.graph.blocks import BlockMask
 
 CAUSAL, MASKED, FLEX = "torch SDPA, causal", "torch SDPA, masked", "FlexAttention"
 BARS = {"each query": (6.0, 3.5), "each block": (14.0, 8.0)}
@@ -39,6 +43,9 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     n = 256 if small else sizes.nodes
     for name in ("window", "documents"):
         yield Case("chosen", f"mpnn.flex, {name}, N {n:,}", partial(_flex, n, name), (FORWARD,))
+    n = 512 if small else 16384
+    for name in MASKS:
+        yield Case("chosen", f"create_block_mask, {name}, N {n:,}", partial(_block_mask, n, name), (FORWARD,))
 
 
 def _leaves(*shape: int) -> tuple[Tensor, ...]:
@@ -136,3 +143,42 @@ def _flex(n: int, name: str) -> Contest:
     entries = [Entry(OURS, lambda: peers.nodes_first(call())), peers.flex(given, mask)]
     bars = [_faster(1.6, FLEX, FORWARD)]
     return Contest(entries, Agreement(), Agreement.description, bars, {"nodes": n})
+
+
+MASKS = ("causal documents", "sums of bits")
+"""A rule that bounds of blocks decide, and one that is computed for all pairs."""
+
+
+def _rule(n: int, name: str) -> Callable[..., Tensor]:
+    """A mask_mod over n tokens."""
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.randperm(n, generator=generator)[: n // 512].sort().values
+    document = torch.bucketize(torch.arange(n), ends)
+    return {
+        "causal documents": lambda b, h, i, j: (i >= j) & (document[i] == document[j]),
+        "sums of bits": lambda b, h, i, j: (i ^ j) & 64 == 0,
+    }[name]
+
+
+def _block_mask(n: int, name: str) -> Contest:
+    """The block mask of a rule, here and in torch. Compared are the blocks that hold pairs, and those that hold all."""
+    size = 64 if n < 1024 else 128
+    rule = _rule(n, name)
+    ours = partial(create_block_mask, rule, None, None, n, n)
+    theirs = partial(of_torch.create_block_mask, rule, None, None, n, n, device="cpu", BLOCK_SIZE=size)
+
+    def our_blocks() -> Tensor:
+        blocks = BlockMask.of(ours().graphs[0][0].runs, size, size)
+        table = torch.zeros(n // size, n // size)
+        row = np.repeat(np.arange(n // size), np.diff(blocks.ptr))
+        table[row, blocks.column] = 1.0 + torch.from_numpy(blocks.full)
+        return table
+
+    def their_blocks() -> Tensor:
+        mask = theirs()
+        full = of_torch.BlockMask.from_kv_blocks(mask.full_kv_num_blocks, mask.full_kv_indices).to_dense()
+        return (mask.to_dense() + full)[0, 0].float()
+
+    calls: Any = ours, theirs  # which return masks
+    entries = [Entry(OURS, calls[0], answer=our_blocks), Entry(FLEX, calls[1], answer=their_blocks)]
+    return Contest(entries, Agreement(), Agreement.description, [_faster(4.0, FLEX, FORWARD)], {"nodes": n})

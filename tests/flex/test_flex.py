@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as of_torch
 
 from mpnn import flex, ops
+from mpnn.flex import masks, scores
+from mpnn.flex.programs import record
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.ops import NodeBias
 
@@ -148,28 +150,10 @@ def test_numbers_of_a_score_mod_become_the_smallest_bias(monkeypatch: pytest.Mon
     assert kinds("ALiBi") == kinds("relative") == [BiasTable]
     assert kinds("scale of nodes") == [NodeBias, NodeBias]
     assert kinds("product of ends") == [Tensor]
-    table = flex._bias(
-        flex._trace(lambda b, h, q, kv: q - kv), mask.graphs[0][0], torch.arange(1), torch.arange(1), q.dtype
+    table = scores._bias(
+        record(lambda b, h, q, kv: q - kv), mask.graphs[0][0], torch.arange(1), torch.arange(1), q.dtype
     )
     assert len(table.table) == 41, "offsets of the window, not of all pairs"
-
-
-def test_masks_are_evaluated_in_blocks_of_rows_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "_PAIRS", 7 * N)
-    rows = []
-    mapped = flex._mapped
-
-    def spied(function: Any, *levels: Any) -> Any:
-        run = mapped(function, *levels)
-        return lambda *at: (rows.append(len(at[2])), run(*at))[1]
-
-    monkeypatch.setattr(flex, "_mapped", spied)
-    mask = flex.create_block_mask(MASKS["documents"], B, H, N, N)
-    assert rows == [7] * 12 + [6], "once for all entries and heads, 7 rows at a time"
-    assert mask.shape == (1, 1, N, N)
-    at = torch.arange(N)
-    assert mask.graphs[0][0].dense().equal(MASKS["documents"](at, at, at[:, None], at))
-    assert flex.create_block_mask(MASKS["prefix LM"], B, H, N, N).shape == (B, 1, N, N)
 
 
 def test_blocks_of_torch_that_no_mask_mod_describes_count() -> None:
@@ -180,7 +164,7 @@ def test_blocks_of_torch_that_no_mask_mod_describes_count() -> None:
     mask = of_torch.BlockMask.from_kv_blocks(counts[None, None], indices[None, None], BLOCK_SIZE=32)
     right = by_pairs(q, k, v, None, lambda b, h, i, j: blocks[i // 32, j // 32])
     torch.testing.assert_close(flex.flex_attention(q, k, v, block_mask=mask), right)
-    assert mask in flex._OF_TORCH
+    assert mask in masks._OF_TORCH
     gone = weakref.ref(mask)
     del mask
     assert gone() is None

@@ -1,0 +1,212 @@
+"""Block masks: conditions on indices as graphs, this library's and torch's.
+
+The graphs of a mask are those of its function as it is in a call: a tensor that the function reads may change, in
+place too. The function is recorded in each call (`programs.py`), and its graphs are made again if it differs.
+"""
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from mpnn import graphs
+from mpnn.flex.pairs import allowed
+from mpnn.flex.programs import B, H, Mod, Node, Program, Witness, check_constant, record
+from mpnn.graph import Graph, capacity
+from mpnn.graph.arguments import at_least
+
+Sizes = tuple[int, int, int, int]
+"""The batch, the heads, and the lengths of queries and of keys."""
+
+
+class _Made(NamedTuple):
+    """The graphs of a function, as `BlockMask.graphs` and `BlockMask.depends_on` return them."""
+
+    witness: Witness
+    graphs: list[list[Graph]]
+    depends_on: frozenset[int]
+
+
+def _current(known: _Made | None, mod: Mod, sizes: Sizes) -> _Made:
+    """The graphs of a function as it is now: those that are known, if it computes what it did."""
+    program = record(mod)
+    if known is not None and known.witness.agrees(program):
+        return known
+    check_constant(program, mod, sizes)
+    return _Made(Witness.of(program), graphs_of(program, *sizes), frozenset(program.depends_on() & {B, H}))
+
+
+class BlockMask:
+    """A mask_mod as graphs, made by `create_block_mask`. A mask_mod that reads tensors has other graphs when these
+    change; another function may be assigned to `mask_mod`.
+
+    Attributes:
+        mask_mod: the function.
+        shape: (B, H, Q_LEN, KV_LEN); B and H are 1 where the mask does not depend on them.
+    """
+
+    def __init__(self, mask_mod: Mod, sizes: Sizes) -> None:
+        self.mask_mod = mask_mod
+        self._sizes = sizes
+        self._made: _Made | None = None
+        self._current()
+
+    @property
+    def graphs(self) -> list[list[Graph]]:
+        """`graphs[b][h]`, with one entry where the mask does not depend on the batch or the head."""
+        return self._current().graphs
+
+    @property
+    def depends_on(self) -> frozenset[int]:
+        """Holds 0 if the mask depends on b, and 1 if it depends on h."""
+        return self._current().depends_on
+
+    @property
+    def shape(self) -> Sizes:
+        made = self._current().graphs
+        return len(made), len(made[0]), *self._sizes[2:]
+
+    def _current(self) -> _Made:
+        # One assignment, so that other threads see either of both.
+        made = self._made = _current(self._made, self.mask_mod, self._sizes)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The function and the sizes; a copy makes its graphs again."""
+        return {**vars(self), "_made": None}
+
+
+def create_block_mask(
+    mask_mod: Mod,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: Any = None,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    _compile: bool = False,
+) -> BlockMask:
+    """The graph of a mask_mod, as `torch.nn.attention.flex_attention.create_block_mask`.
+
+    Blocks of pairs are decided by bounds of the mask_mod: of `document_id[q_idx] == document_id[kv_idx]`,
+    `q_idx >= kv_idx`, `q_idx - kv_idx < w`, tables of blocks, and what `&`, `|`, `~` and `where` make of them, few
+    pairs are computed. Other functions are computed for all pairs.
+
+    Args:
+        mask_mod: a function of (b, h, q_idx, kv_idx), int64 scalars, that returns whether q_idx attends to kv_idx. It
+            is evaluated for each batch entry and each head if it depends on them, for one if not. Tensors that it
+            captures may change between calls.
+        B, H: size of the batch and number of heads; None is 1.
+        device: None or "cpu". BLOCK_SIZE, _compile: no effect, because tiles follow from runs, for any length.
+
+    Raises:
+        ValueError: mask_mod is not such a function, or `device` is another one.
+        TypeError: a size is not an integer.
+    """
+    check_device(device)
+    batch, heads = at_least("B", 1 if B is None else B, 0), at_least("H", 1 if H is None else H, 0)
+    num_dst, num_src = at_least("Q_LEN", Q_LEN, 0), at_least("KV_LEN", KV_LEN, 0)
+    return BlockMask(mask_mod, (batch or 1, heads or 1, num_dst, num_src))
+
+
+def check_device(device: Any) -> None:
+    """Raises ValueError unless a device is None or a CPU."""
+    if device is not None and torch.device(device).type != "cpu":
+        raise ValueError(f'mpnn.flex runs on a CPU; got {device}: pass device="cpu", or use torch\'s on a GPU')
+
+
+def graphs_of(program: Program, batch: int, heads: int, num_dst: int, num_src: int) -> list[list[Graph]]:
+    """The graph of a condition for each entry of the batch and each head, or for one if it does not depend on it.
+
+    Raises:
+        ValueError: the program returns no condition.
+    """
+    returned = program.node.result if isinstance(program.node, Node) else program.node
+    if not isinstance(returned, Tensor) or returned.dtype is not torch.bool or returned.dim():
+        kind = f"{returned.dtype} {list(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
+        raise ValueError(f"a mask_mod must return a boolean scalar; got {kind}")
+    of = program.depends_on()
+    capacity.require(16 * (num_dst + num_src), f"a mask of Q_LEN={num_dst} and KV_LEN={num_src}", "use fewer nodes")
+    entries = range(batch if B in of else 1)
+    return [
+        [Graph.from_runs(allowed(program, b, h, num_dst, num_src)) for h in range(heads if H in of else 1)]
+        for b in entries
+    ]
+
+
+# ---------------------------------------------------------------------------------------- masks of a call
+
+
+def of_mask(mask: Any, batch: int, heads: int, num_dst: int, num_src: int) -> list[list[Graph]]:
+    """The graphs of a block mask, this module's or torch's, as it is now."""
+    if mask is None:
+        return [[graphs.complete().bind(num_dst, num_src)]]
+    if isinstance(mask, BlockMask):
+        made = mask._current()
+        sizes = mask._sizes
+    elif hasattr(mask, "mask_mod") and hasattr(mask, "kv_num_blocks"):
+        made, sizes = _of_torch(mask)
+    else:
+        raise TypeError(f"block_mask must be of create_block_mask; got {type(mask).__name__}")
+    shape = len(made.graphs), len(made.graphs[0]), *sizes[2:]
+    expected = (batch, heads, num_dst, num_src)
+    shared = [shape[axis] == 1 and axis not in made.depends_on for axis in (B, H)]
+    if shape[2:] != expected[2:] or any(shape[x] != expected[x] and not shared[x] for x in (B, H)):
+        hint = ": its mask_mod depends on b or h, so create_block_mask needs B and H" if made.depends_on else ""
+        raise ValueError(f"block_mask has the shape {shape}; expected {expected}{hint}")
+    return made.graphs
+
+
+_OF_TORCH: "WeakKeyDictionary[Any, _Made]" = WeakKeyDictionary()
+
+
+def _of_torch(mask: Any) -> tuple[_Made, Sizes]:
+    """The graphs of torch's block mask, and its sizes. As in torch's kernel, its blocks are those that it lists: all
+    pairs of full blocks, the pairs of partial blocks that mask_mod allows, and no others."""
+    *leading, num_dst, num_src = mask.shape
+    sizes = (*[1] * (2 - len(leading)), *leading, num_dst, num_src)
+    known = _OF_TORCH.get(mask)
+    made = _current(known, _within(mask, sizes), sizes)
+    if made is not known:
+        _OF_TORCH[mask] = made
+    return made, sizes
+
+
+def _within(mask: Any, sizes: Sizes) -> Mod:
+    """The condition that torch's block mask computes."""
+    check_device(mask.kv_num_blocks.device)
+    rows, columns = mask.BLOCK_SIZE
+    partial = _listed(mask.kv_num_blocks, mask.kv_indices)
+    has_full = mask.full_kv_num_blocks is not None
+    full = _listed(mask.full_kv_num_blocks, mask.full_kv_indices) if has_full else torch.zeros_like(partial)
+    if partial.shape[-2] * rows < sizes[2] or partial.shape[-1] * columns < sizes[3]:
+        raise ValueError(
+            f"block_mask has {partial.shape[-2]} x {partial.shape[-1]} blocks of {rows} x {columns} pairs, too few for "
+            f"{sizes[2]} queries and {sizes[3]} keys"
+        )
+    mask_mod = mask.mask_mod
+    # A table that is the same for all entries and heads does not depend on them.
+    tables = [x[0, 0] if bool((x == x[:1, :1]).all()) else x for x in (full, partial)]
+
+    def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        row = q // rows
+        column = kv // columns
+        is_full, is_partial = (x[row, column] if x.dim() == 2 else x[b, h, row, column] for x in tables)
+        return is_full | (is_partial & mask_mod(b, h, q, kv))
+
+    return within
+
+
+def _listed(count: Tensor, indices: Tensor) -> Tensor:
+    """Whether each block is listed, bool [B, H, rows, columns], from the numbers of each row [..., rows] and its
+    columns [..., rows, columns], of which those beyond the number mean nothing."""
+    leading = (1,) * (4 - indices.dim())
+    indices = indices.reshape(*leading, *indices.shape)
+    count = count.reshape(*leading, *count.shape)
+    columns = indices.shape[-1]
+    is_listed = torch.arange(columns) < count[..., None]
+    # The others are written to one more column, which is left out.
+    at = torch.where(is_listed, indices, columns).long()
+    table = torch.zeros(*indices.shape[:-1], columns + 1, dtype=torch.bool)
+    return table.scatter_(-1, at, True)[..., :-1]
