@@ -28,6 +28,7 @@ from benchmarks import (
     report as reports,
     sampling as sampled,
     scaling as weak_scaling,
+    scatter as of_scatter,
     series,
     sizes,
     workloads as workload_cases,
@@ -48,7 +49,9 @@ SAMPLING_RESULTS = HERE / "results" / "sampling.json"
 DISK_RESULTS = HERE / "results" / "disk.json"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
 REAL_RESULTS = HERE / "results" / "real.json"
+SCATTER_RESULTS = HERE / "results" / "scatter.json"
 PAGE = HERE.parent / "docs" / "performance.md"
+SCATTER_PAGE = HERE.parent / "docs" / "howto" / "scatter.md"
 GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "README.md"
 
 console = Console(highlight=False)
@@ -258,6 +261,26 @@ def real(
         _measure(_chosen(real_graphs.cases(small), only), seconds, lead, out, False)
 
 
+@app.command()
+def scatter(
+    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
+    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 1.0,
+    out: Annotated[Path, typer.Option(help="The file of results.")] = SCATTER_RESULTS,
+    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+) -> None:
+    """Times torch_scatter's and torch_cluster's functions beside these libraries and torch's own operations.
+
+    On one thread, in the processor's time: the least of rounds in turns; some three minutes. Libraries that are not
+    compiled are left out: the extra scatter. Exit code 1: a result of ours was wrong.
+    """
+    with _processor_time():
+        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
+        command = " ".join(["python -m benchmarks scatter", *options])
+        lead = {"command": command, "note": note, **about(["torch-cluster"])}
+        _measure(_chosen(of_scatter.cases(small), only), seconds, lead, out, False)
+
+
 @app.command("encoders")
 def of_encoders(
     only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
@@ -310,7 +333,8 @@ def report(
     reasons: Annotated[Path, typer.Option(help="Why goals were missed: Markdown, written by hand.")] = REASONS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
-    """Writes the page of a run, with its tables, goals and pictures, and a GPU's tables in docs/gpu.md and README."""
+    """Writes the page of a run, with its tables, goals and pictures; a GPU's tables in docs/gpu.md and README; and the
+    table of docs/howto/scatter.md."""
     if not results.is_file():
         raise typer.BadParameter(f"there is no {results}; python -m benchmarks cpu writes it", param_hint="--results")
     others = {"Whole workloads": json.loads(workloads.read_text())} if workloads.is_file() else {}
@@ -321,6 +345,8 @@ def report(
     lines = encoders.section([json.loads(file.read_text()) for file in of_processors]) if of_processors else []
     lines += ["", *real_graphs.section(json.loads(real.read_text()))] if real.is_file() else []
     console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets, why, lines)}")
+    if page == PAGE and SCATTER_RESULTS.is_file():
+        SCATTER_PAGE.write_text(of_scatter.fill(SCATTER_PAGE.read_text(), json.loads(SCATTER_RESULTS.read_text())))
     for other in GPU_PAGES if on_card and page == PAGE else ():
         other.write_text(gpu_report.fill(other.read_text(), on_card))
         console.print(f"wrote the tables of {other}")

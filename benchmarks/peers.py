@@ -23,6 +23,7 @@ PACKAGES = {
     "torch_geometric": "torch-geometric",
     "torch_scatter": "torch-scatter",
     "torch_sparse": "torch-sparse",
+    "torch_cluster": "torch-cluster",
     "natten": "natten",
     "dgl": "dgl",
     "fla": "flash-linear-attention",

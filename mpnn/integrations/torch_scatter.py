@@ -19,13 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mpnn import ops
 from mpnn.aggregate import Root
-from mpnn.graph import Graph
-from mpnn.kernels.scatter import row_extremes, row_sums, rows_at, serves
+from mpnn.kernels.scatter import row_extremes, row_sums, rows_at
 
 _NARROW = (torch.float16, torch.bfloat16)
-_WIDE = 32  # numbers of a row, from which sorted rows, of which nothing is written out, are quicker
 
 
 # ------------------------------------------------------------------------------------------------ scatter
@@ -494,13 +491,10 @@ def _divided(total: Tensor, count: Tensor, rounding: str = "") -> Tensor:
 
 def _squares(x: Tensor, flat: _Flat, count: Tensor) -> Tensor:
     """The sums of the squared distances of rows from the mean of their target, [num_rows, D]."""
-    row = torch.arange(len(x), device=x.device)
-    if x.shape[1] >= _WIDE and serves(x):
-        edges = torch.stack([row, flat.to])
-        return ops.aggregate(Graph.from_edges(edges, flat.num_rows, len(x)), x, "var") * count
     # The mean of equal numbers is rounded, and that of their distances from one of them is 0.
+    row = torch.arange(len(x), device=x.device)
     one = flat.to.new_zeros(flat.num_rows).scatter(0, flat.to, row)
-    apart = x - x.detach().index_select(0, one.index_select(0, flat.to))
+    apart = x - rows_at(x.detach(), one.index_select(0, flat.to))
     mean = row_sums(apart, flat.to, flat.num_rows) / count.clamp(min=1)
     return row_sums((apart - rows_at(mean, flat.to)).square(), flat.to, flat.num_rows)
 

@@ -72,10 +72,10 @@ def row_sums(x: Tensor, to: Tensor, num_rows: int) -> Tensor:
 
 def rows_at(x: Tensor, to: Tensor) -> Tensor:
     """The rows `to` of x [N, D]: [E, D]."""
-    if x.requires_grad and x.shape[1] >= _MIN_WIDTH and serves(x):
-        rows: Tensor = _RowsAt.apply(x, to)
-        return rows
-    return x.index_select(0, to)
+    if x.shape[1] < _MIN_WIDTH or not serves(x):
+        return x.index_select(0, to)
+    rows: Tensor = _RowsAt.apply(x, to)
+    return rows
 
 
 def row_extremes(x: Tensor, to: Tensor, num_rows: int, smallest: bool) -> tuple[Tensor, Tensor]:

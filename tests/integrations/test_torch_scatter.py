@@ -246,7 +246,6 @@ def test_a_factor_of_0_and_equal_numbers_have_the_right_gradient() -> None:
 
 @pytest.mark.parametrize("width", [1, 6, 40])
 def test_deviations(width: int) -> None:
-    """Also as wide as those that sorted rows compute."""
     src = torch.randn(30, width, dtype=torch.float64, requires_grad=True)
     index = torch.randint(0, 4, (30,))
     for unbiased in (False, True):
@@ -259,6 +258,17 @@ def test_deviations(width: int) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
         both = [torch.autograd.grad(y.sum(), src, retain_graph=True)[0] for y in (found, expected)]
         torch.testing.assert_close(*both)
+
+
+def test_the_gradient_of_near_numbers_is_not_lost_to_the_rounding_of_their_mean() -> None:
+    near = 1 + torch.rand(2, 40) * 1e-4
+    upstream = torch.randn(1, 40, dtype=torch.float64)
+    found = []
+    for src in (near.requires_grad_(), near.detach().double().requires_grad_()):
+        out = ours.scatter_std(src, torch.zeros(2, dtype=torch.int64), 0)
+        (gradient,) = torch.autograd.grad(out, src, upstream.to(src.dtype))
+        found.append(gradient.double())
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------- segments
