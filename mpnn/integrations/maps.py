@@ -26,7 +26,9 @@ class Forward:
         self.module = module
 
     def __call__(self, input: Tensor) -> Any:
-        module: Any = self.module if torch.compiler.is_compiling() else calling(self.module)
+        if torch.compiler.is_compiling():
+            return type(self.module).forward(self.module, input)
+        module: Any = calling(self.module)
         kind: Any = type(module)
         out = maps.by_onednn(input, module.weight, module.bias, _is_transposed(kind))
         return kind.forward(module, input) if out is None else out

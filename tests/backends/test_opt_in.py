@@ -259,7 +259,9 @@ def test_the_short_way_of_attend_compares_every_keyword() -> None:
     for name in of_heads:
         assert not ops.attend(GRAPH, Q, K, V, **{name: torch.ones(HEADS, HEADS)}).equal(ops.attend(GRAPH, Q, K, V))
     assert not ops.attend(GRAPH, Q, K, V, reduce="max").equal(ops.attend(GRAPH, Q, K, V))
-    others = {"scale", "backend", "bias", "sinks", "softcap", "normalize", "dropout", "reduce"}
+    vectors = torch.ones(GRAPH.num_edges, HEADS, V.shape[-1])
+    assert not ops.attend(GRAPH, Q, K, V, edge_value=vectors).equal(ops.attend(GRAPH, Q, K, V))
+    others = {"scale", "backend", "bias", "sinks", "softcap", "normalize", "dropout", "reduce", "edge_value"}
     for name in keywords - others - of_heads - recurrent.keys():
         assert isinstance(ops.attend(GRAPH, Q, K, V, **{name: True}), tuple)
     for name, x in recurrent.items():
