@@ -20,8 +20,10 @@ does a witness: it compares the entries of those dictionaries alone whose versio
 """
 
 import gc
+import sys
 import types
 import weakref
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -68,7 +70,8 @@ _HEAP_TYPE = 1 << 9  # of `__flags__`: a class that Python's `class` statement m
 _OWN = __name__.partition(".")[0]
 _MOST = 4096  # objects that a witness reads
 _version = Tensor._version.__get__  # type: ignore[attr-defined]
-_code_of = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_code_of = attrgetter("__code__")
+_defaults_of = attrgetter("__defaults__")
 
 
 def _moves_with_changes(version: Callable[[Any], int] | None) -> bool:
@@ -124,18 +127,21 @@ class Witness(Constant):
         """Tensors that were met, of which the numbers were not read: a witness sees which one is there."""
         self._tables: list[_Table] = []
         self._dicts: list[dict[str, Any]] = []  # those of the tables
-        self._versions: list[int] = []
+        self._versions = array("Q")
         self._empty: list[Any] = []  # dictionaries, lists and sets
         self._lists: list[Any] = []  # lists and sets
         self._lengths: list[int] = []
         self._items: list[Any] = []  # of all of them
         self._objects: list[Any] = []
         self._kinds: list[type] = []
+        self._functions: list[Any] = []
+        self._codes: list[Any] = []
+        self._defaults: list[Any] = []
         self._owners: list[Any] = []  # of attributes
         self._names: list[str] = []
         self._values: list[Any] = []
-        self._functions: list[Any] = []
-        self._codes: list[Any] = []
+        self._known: list[Any] | None = None  # kinds, codes, defaults and values; None: not put together
+        self._others: list[Read] = []  # attributes that hold neither numbers nor texts nor code
         self._tensors: list[Tensor] = []
         self._contents: list[int] = []
         self._seen: dict[tuple[int, ...], Any] = {}  # with the objects, so that their numbers stay their own
@@ -143,29 +149,48 @@ class Witness(Constant):
 
     def holds(self) -> bool:
         """Whether reading everything again gives the same objects. Equal numbers and texts are the same."""
+        # Between two kernels nothing of this is in a cache of the processor. So there are few loops, all of them in C,
+        # and those of `any` and `all` come first: they are so short that they wait for many objects at once.
         try:
             return (
                 not any(self._empty)
-                and ([*map(_version_of, self._dicts)] == self._versions or self._has_same_entries())
-                and [*map(type, self._objects)] == self._kinds
-                and _are_same([*map(getattr, self._owners, self._names)], self._values)
-                and [*map(_code_of, self._functions)] == self._codes
-                and [*map(len, self._lists)] == self._lengths
-                and _are_same([*chain.from_iterable(self._lists)], self._items)
-                and self._contents == self._read_contents()
+                and all(self._dicts)
+                and all(self._functions)
+                and (array("Q", map(_version_of, self._dicts)) == self._versions or self._has_same_entries())
+                and [
+                    *map(type, self._objects),
+                    *map(_code_of, self._functions),
+                    *map(_defaults_of, self._functions),
+                    *map(getattr, self._owners, self._names),
+                ]
+                == (self._known or self._put_together())
+                and (not (self._others or self._lists or self._tensors) or self._has_same_others())
             )
         except (AttributeError, RuntimeError, ValueError):  # it is gone, or is another tensor or array
             return False
 
+    def _put_together(self) -> list[Any]:
+        self._known = [*self._kinds, *self._codes, *self._defaults, *self._values]
+        return self._known
+
     def _has_same_entries(self) -> bool:
         """Compares the dictionaries whose version moved."""
         # Versions are read before entries: a change by another thread in between moves them again.
-        versions = list(map(_version_of, self._dicts))
+        versions = array("Q", map(_version_of, self._dicts))
         moved = [table for table, old, new in zip(self._tables, self._versions, versions, strict=True) if old != new]
         if not all(table.holds() for table in moved):
             return False
         self._versions = versions
         return True
+
+    def _has_same_others(self) -> bool:
+        """Compares what few witnesses have read."""
+        return (
+            all(getattr(read.owner, read.name) is read.value for read in self._others)
+            and [*map(len, self._lists)] == self._lengths
+            and _are_same([*chain.from_iterable(self._lists)], self._items)
+            and self._contents == self._read_contents()
+        )
 
     def reads(self) -> Iterator[Read]:
         """Returns all places that were read."""
@@ -177,7 +202,8 @@ class Witness(Constant):
             yield from map(Read, [container] * length, range(length), items)
         yield from (Read(owner, "__class__", kind) for owner, kind in zip(self._objects, self._kinds, strict=True))
         yield from map(Read, self._owners, self._names, self._values)
-        yield from (Read(f, "__code__", codes[0]) for f, codes in zip(self._functions, self._codes, strict=True))
+        yield from self._others
+        yield from (Read(f, "__code__", code) for f, code in zip(self._functions, self._codes, strict=True))
         for x in self._tensors:
             yield Read(x, None, x)
 
@@ -222,6 +248,7 @@ class Witness(Constant):
             return
         self._objects.append(owner)
         self._kinds.append(type(owner))
+        self._known = None
         self._class(type(owner))
         slots = [name for kind in type(owner).__mro__ for name in _slots(kind) if hasattr(owner, name)]
         for name in slots:
@@ -249,9 +276,13 @@ class Witness(Constant):
     def attribute(self, owner: Any, name: str) -> Any:
         """Reads an attribute, and returns it."""
         value = getattr(owner, name)
-        self._owners.append(owner)
-        self._names.append(name)
-        self._values.append(value)
+        if isinstance(value, _CONSTANTS):
+            self._owners.append(owner)
+            self._names.append(name)
+            self._values.append(value)
+            self._known = None
+        else:
+            self._others.append(Read(owner, name, value))
         self._check_size()
         return value
 
@@ -287,8 +318,10 @@ class Witness(Constant):
             return
         self._functions.append(function)
         self._codes.append(_code_of(function))
-        if function.__kwdefaults__:
-            self._container(function.__kwdefaults__)
+        self._defaults.append(_defaults_of(function))
+        self._known = None
+        if function.__code__.co_kwonlyargcount:
+            self._value(self.attribute(function, "__kwdefaults__"))
         for cell in function.__closure__ or ():
             self._follow(function, self.attribute(cell, "cell_contents"), owners)
         names = frozenset(names_in(function.__code__))
@@ -324,9 +357,9 @@ class Witness(Constant):
             self._value(value)
 
     def _class(self, kind: type) -> None:
-        """Reads all attributes of a class and of its bases, but for those of C, which do not change."""
+        """Reads all attributes of a class and of its bases, but for those of Python itself."""
         for base in kind.__mro__:
-            if base.__flags__ & _HEAP_TYPE and self._is_new(base):
+            if _package(base) not in sys.stdlib_module_names and base.__flags__ & _HEAP_TYPE and self._is_new(base):
                 # The attributes of a class are a view of a dictionary, and the view has no version.
                 (entries,) = gc.get_referents(vars(base))
                 self._table(entries, base).keep_all()

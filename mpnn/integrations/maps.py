@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from mpnn.graph.witness import Constant
 from mpnn.integrations.callers import calling
 from mpnn.update import maps
 
 
-class Forward:
+class Forward(Constant):
     """`forward` of one map: oneDNN's product, or what its class computes."""
 
     computes_the_same = True
