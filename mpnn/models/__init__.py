@@ -26,12 +26,15 @@ from mpnn.models.graph.graph_predictor import GraphPredictor as GraphPredictor
 from mpnn.models.graph.graph_transformer import GraphTransformer as GraphTransformer
 from mpnn.models.graph.graphormer import Graphormer as Graphormer
 from mpnn.models.graph.hgt import HGT as HGT
+from mpnn.models.graph.light_gcn import LightGCN as LightGCN
 from mpnn.models.graph.link_prediction import (
+    ComplEx as ComplEx,
     DistMult as DistMult,
     Inner as Inner,
     LinkPredictor as LinkPredictor,
     PairMLP as PairMLP,
 )
+from mpnn.models.graph.link_ranker import LinkRanker as LinkRanker
 from mpnn.models.graph.magna import MAGNA as MAGNA
 from mpnn.models.graph.mesh_graph_net import MeshGraphNet as MeshGraphNet
 from mpnn.models.graph.monet import MoNet as MoNet

@@ -32,7 +32,19 @@ CASES = [0, *(pytest.param(case, marks=pytest.mark.slow) for case in range(1, 3)
 
 OF_NODES_ONLY = {
     *("ArrivalTimes", "GPS", "GraphBert", "GraphPredictor", "Graphormer", "PinSage"),
-    *("Inner", "LinkPredictor", "DistMult", "PairMLP", "EGNN", "PaiNN", "SchNet", "DimeNet", "TGNMemory"),
+    *(
+        "Inner",
+        "LinkPredictor",
+        "LinkRanker",
+        "ComplEx",
+        "DistMult",
+        "PairMLP",
+        "EGNN",
+        "PaiNN",
+        "SchNet",
+        "DimeNet",
+        "TGNMemory",
+    ),
 }
 """Models whose features are [N, in_dim], without a batch."""
 

@@ -208,6 +208,7 @@ def events(model: Any, w: World) -> Outputs:
 GRAPHS: dict[str, OnGraphs] = {
     "ArrivalTimes": OnGraphs(lambda: models.ArrivalTimes(IN, EDGE, 8), arrival_times),
     "DimeNet": OnGraphs(lambda: models.DimeNet(8, 2, 6, 3, 2, 6.0, 2, CLASSES), without_loops),
+    "ComplEx": links(lambda: models.ComplEx(8, TYPES), typed=True),
     "DistMult": links(lambda: models.DistMult(8, TYPES), typed=True),
     "EGNN": OnGraphs(lambda: models.EGNN(IN, CLASSES, 8, 2), moving),
     "GAT": nodes("GAT"),
@@ -243,7 +244,12 @@ GRAPHS: dict[str, OnGraphs] = {
         lambda: models.Hetero({("node", "to", "node"): MessagePassing(None, "sum", Add(MLP(IN, IN)))}), of_kinds
     ),
     "Inner": links(models.Inner),
+    "LightGCN": OnGraphs(lambda: models.LightGCN(2), lambda m, w: {"nodes": m(w.x, w.plain())}),
     "LinkPredictor": links(models.Inner),
+    "LinkRanker": OnGraphs(
+        lambda: models.LinkRanker("directed", models.Inner(), models.LightGCN(2), dim=8, in_dim=IN),
+        lambda m, w: {"edges": m(w.x, w.edges, m.graph(w.edges, num_nodes=len(w.x)))},
+    ),
     "MAGNA": nodes("MAGNA", DIM, 2, 2, relations=TYPES, over=World.classed),
     "MeshGraphNet": OnGraphs(
         lambda: models.MeshGraphNet(IN, EDGE, CLASSES, 8, 2), lambda m, w: {"nodes": m(w.x, w.featured())}

@@ -14,7 +14,10 @@ from mpnn import models
 
 Make, Call = Callable[[], models.Model], Callable[[Any], Tensor]
 
-PARTS = {"GPSLayer", "GraphBlock", "GraphPredictor", "Hetero", "Linformer", "LinkPredictor", "Reformer", "Swin"}
+PARTS = {
+    *("GPSLayer", "GraphBlock", "GraphPredictor", "Hetero", "LightGCN", "Linformer", "LinkPredictor", "LinkRanker"),
+    *("Reformer", "Swin"),
+}
 """Parts of other models, or layers."""
 POOLED = {"Bert", "BigBird", "LinformerEncoder", "Longformer", "PerformerEncoder", "ViT"}
 """Models whose pooled output depends on all of their parameters."""

@@ -17,7 +17,7 @@ class LinkPredictor(Model):
 
     Args:
         encoder: any graph network of this library that maps [N, in_dim] to [N, d].
-        decoder: `Inner()`, `DistMult(d, relations)` or `PairMLP(d)`.
+        decoder: `Inner()`, `DistMult(d, relations)`, `ComplEx(d, relations)` or `PairMLP(d)`.
     """
 
     def __init__(self, encoder: Model, decoder: Model) -> None:
@@ -82,6 +82,10 @@ class Inner(Model):
     def forward(self, src: Tensor, dst: Tensor) -> Tensor:
         return (src * dst).sum(-1)
 
+    def query(self, given: Tensor, relation: Tensor | None = None, *, of_src: bool = False) -> Tensor:
+        """The vectors [Q, d] whose inner products with the nodes at the other end are the scores; see `DistMult`."""
+        return given
+
 
 class DistMult(Model):
     """`<z_j, r, z_i>` with a vector r for each edge type (Yang et al. 2015)."""
@@ -92,9 +96,46 @@ class DistMult(Model):
         nn.init.xavier_uniform_(self.relation)
 
     def forward(self, src: Tensor, dst: Tensor, relation: Tensor | None = None) -> Tensor:
-        if relation is None:
-            raise ValueError(f"DistMult scores {len(self.relation)} edge types: pass relation, int64 [P]")
-        return (src * self.relation.index_select(0, relation) * dst).sum(-1)
+        return (self.query(src, relation) * dst).sum(-1)
+
+    def query(self, given: Tensor, relation: Tensor | None = None, *, of_src: bool = False) -> Tensor:
+        """The vectors [Q, d] whose inner products with the nodes at the other end are the scores.
+
+        Args:
+            given: [Q, d], the sources; with `of_src`, the destinations, whose sources are asked for.
+            relation: int64 [Q].
+        """
+        return given * _of_types(self, self.relation, relation)
+
+
+class ComplEx(Model):
+    """`Re <z_j, r, conj(z_i)>` with a complex vector r for each edge type (Trouillon et al. 2016). The first half of a
+    vector holds real parts, the second imaginary ones. A link and its reverse can have different scores."""
+
+    def __init__(self, dim: int, relations: int) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"ComplEx divides a width into real and imaginary parts, so it is even; got {dim}")
+        self.relation = nn.Parameter(torch.empty(relations, dim))
+        nn.init.xavier_uniform_(self.relation)
+
+    def forward(self, src: Tensor, dst: Tensor, relation: Tensor | None = None) -> Tensor:
+        return (self.query(src, relation) * dst).sum(-1)
+
+    def query(self, given: Tensor, relation: Tensor | None = None, *, of_src: bool = False) -> Tensor:
+        """As of `DistMult`."""
+        a, b = given.chunk(2, -1)
+        c, d = _of_types(self, self.relation, relation).chunk(2, -1)
+        if of_src:
+            d = -d
+        return torch.cat([a * c - b * d, a * d + b * c], -1)
+
+
+def _of_types(decoder: Model, vectors: Tensor, relation: Tensor | None) -> Tensor:
+    """The vectors [Q, d] of edge types [Q]."""
+    if relation is None:
+        raise ValueError(f"{type(decoder).__name__} scores {len(vectors)} edge types: pass relation, int64 [P]")
+    return vectors.index_select(0, relation)
 
 
 class PairMLP(Model):

@@ -9,7 +9,7 @@ import torch
 from error_bound import error_bound
 
 from mpnn import Graph, graphs
-from mpnn.models import GCN, RGCN, DistMult, Inner, LinkPredictor, PairMLP
+from mpnn.models import GCN, RGCN, ComplEx, DistMult, Inner, LightGCN, LinkPredictor, PairMLP
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -47,6 +47,43 @@ def test_distmult_scores_are_those_of_pyg(graph: Graph, measured: Callable[..., 
         theirs.rel_emb.weight.copy_(model.decoder.relation)
     expected = theirs(pairs[0], kind, pairs[1])
     measured(SYSTEM, "PyTorch Geometric DistMult", (model(x, pairs, graph, kind) - expected).abs().max().item(), BOUND)
+
+
+def test_complex_scores_are_those_of_pyg(graph: Graph, measured: Callable[..., None]) -> None:
+    model = LinkPredictor(RGCN(IN, 2 * DIM, RELATIONS), ComplEx(2 * DIM, RELATIONS))
+    theirs = pyg.ComplEx(N, RELATIONS, DIM)
+    x, pairs, kind = torch.randn(N, IN), torch.randint(0, N, (2, 20)), torch.randint(0, RELATIONS, (20,))
+    z = model.encoder(x, graph)
+    with torch.no_grad():
+        for table, values in (
+            ((theirs.node_emb, theirs.node_emb_im), z),
+            ((theirs.rel_emb, theirs.rel_emb_im), model.decoder.relation),
+        ):
+            for half, part in zip(table, values.chunk(2, 1), strict=True):
+                half.weight.copy_(part)
+    expected = theirs(pairs[0], kind, pairs[1])
+    error = (model(x, pairs, graph, kind) - expected).abs().max().item()
+    measured(SYSTEM, "PyTorch Geometric ComplEx", error, BOUND)
+    with pytest.raises(ValueError, match="a width into real and imaginary parts, so it is even; got 5"):
+        ComplEx(5, RELATIONS)
+
+
+@pytest.mark.parametrize("decoder", [Inner(), DistMult(6, RELATIONS), ComplEx(6, RELATIONS)])
+def test_a_query_scores_all_other_ends(decoder: Inner | DistMult | ComplEx) -> None:
+    """Of sources, and of destinations whose sources are asked for."""
+    src, dst, kind = torch.randn(7, 6), torch.randn(7, 6), torch.randint(0, RELATIONS, (7,))
+    scores = decoder(src, dst) if isinstance(decoder, Inner) else decoder(src, dst, kind)
+    torch.testing.assert_close((decoder.query(src, kind) @ dst.T).diagonal(), scores)
+    torch.testing.assert_close((decoder.query(dst, kind, of_src=True) @ src.T).diagonal(), scores)
+
+
+def test_light_gcn_is_that_of_pyg(measured: Callable[..., None]) -> None:
+    links = torch.randint(0, N, (2, 30))
+    graph = graphs.from_edges(links, N).undirected()
+    theirs = pyg.LightGCN(N, DIM, 3)
+    expected = theirs.get_embedding(graph.edge_index)
+    found = LightGCN(3)(theirs.embedding.weight, graph)
+    measured(SYSTEM, "PyTorch Geometric LightGCN", (found - expected).abs().max().item(), BOUND)
 
 
 def test_a_pair_and_its_reverse_may_differ_to_an_mlp(graph: Graph) -> None:
