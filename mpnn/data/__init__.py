@@ -5,6 +5,7 @@
 | `cora()`, `citeseer()` | citation graphs for node classification |
 | `node_tables(nodes, labels, edges)` | files of your own: nodes with classes, labels or numbers, and edges |
 | `graph_tables(graphs, nodes, edges)` | files of your own: many graphs with classes, labels or numbers |
+| `link_tables(edges)` | files of your own: links, of relations and in time, with their split |
 | `tu("MUTAG")`, `tu("PROTEINS")` | small graphs for graph classification |
 | `digits()` | points for classification (scikit-learn) |
 | `tinyshakespeare()`, `pydoc_topics()` | text for character models |
@@ -19,6 +20,7 @@
 from mpnn.data.digits import PointClassification as PointClassification, digits as digits
 from mpnn.data.errors import DamagedFile as DamagedFile, DatasetNotFound as DatasetNotFound
 from mpnn.data.graph_tables import graph_tables as graph_tables
+from mpnn.data.link_tables import LinkTables as LinkTables, link_tables as link_tables
 from mpnn.data.links import LinkSplit as LinkSplit, split_links as split_links, split_relation as split_relation
 from mpnn.data.locate import locate as locate
 from mpnn.data.neighbors import (

@@ -89,10 +89,24 @@ def split_links(
     Raises:
         ValueError: a part would have no link, the graph has too few pairs without a link, or times do not fit.
     """
+    generator = torch.Generator().manual_seed(as_integer("seed", seed))
+    split = divided_links(graph, val, test, generator, directed=directed, times=times)
+    return with_absent_pairs(split, graph, generator)
+
+
+def divided_links(
+    graph: Graph,
+    val: float,
+    test: float,
+    generator: torch.Generator,
+    *,
+    directed: bool = False,
+    times: Tensor | None = None,
+) -> LinkSplit:
+    """`split_links` without absent pairs."""
     for name, share in (("val", val), ("test", test)):
         if isinstance(share, (bool, str)) or not hasattr(share, "__float__") or not 0 <= share <= 1:
             raise ValueError(f"{name} must be a share of the links, from 0 to 1; got {share!r}")
-    generator = torch.Generator().manual_seed(as_integer("seed", seed))
     links = _links(graph, directed)
     if times is None:
         edge_time = None
@@ -103,7 +117,6 @@ def split_links(
         proper = links.of_edge >= 0
         first = torch.full((links.ends.shape[1],), len(edge_time))
         group = first.scatter_reduce(0, links.of_edge[proper], edge_time[proper], "amin")
-    ends = links.ends
     order = torch.randperm(len(group), generator=generator)
     order = order[group[order].argsort(stable=True)]
     first_test = _first_of_group(group[order], len(group) - int(test * len(group)))
@@ -115,22 +128,115 @@ def split_links(
     keep = torch.where(links.of_edge < 0, True, is_train[links.of_edge])
     if edge_time is not None:
         keep &= edge_time < group[val_links].min()
-    known = keep_edges(graph, keep)
+    return _split(keep_edges(graph, keep), links, (train, val_links, test_links))
+
+
+def stated_links(graph: Graph, part: Tensor, *, directed: bool = False) -> LinkSplit:
+    """The links of a graph in the parts that are stated for its edges, without absent pairs.
+
+    Args:
+        graph: of one set of nodes, or of two, with edge types or without.
+        part: int64 [E], 0 for training, 1 for validation, 2 for test. The edges of a link are in one part.
+        directed: whether a link and its reverse are two links.
+
+    Raises:
+        ValueError: a part has no link.
+    """
+    links = _links(graph, directed)
+    proper = links.of_edge >= 0
+    of_link = torch.zeros(links.ends.shape[1], dtype=torch.int64)
+    of_link[links.of_edge[proper]] = part[proper]
+    train, val, test = ((of_link == k).nonzero().squeeze(1) for k in range(3))
+    if not (len(train) and len(val) and len(test)):
+        raise ValueError(f"training, validation and test have {len(train)}, {len(val)} and {len(test)} links")
+    return _split(keep_edges(graph, part == 0), links, (train, val, test))
+
+
+def with_absent_pairs(split: LinkSplit, graph: Graph, generator: torch.Generator) -> LinkSplit:
+    """The split with absent pairs, drawn from all pairs that are no links of the whole graph.
+
+    Raises:
+        ValueError: there are too few.
+    """
+    count = split.val.shape[1], split.test.shape[1]
     absent = absent_edges(
-        _without_absent_pairs(graph, ends[:, train], links.directed),
-        len(val_links) + len(test_links),
+        _without_absent_pairs(graph, split.train, split.directed),
+        sum(count),
         generator,
         distinct=True,
-        undirected=not links.directed,
+        undirected=not split.directed,
     )
-    val_absent, test_absent = absent.cpu().split([len(val_links), len(test_links)], 1)
-    parts = (ends[:, train], ends[:, val_links], ends[:, test_links])
-    split = LinkSplit(known, *parts, val_absent, test_absent, links.directed)
-    if links.type is None:
-        return split
-    return replace(
-        split, train_type=links.type[train], val_type=links.type[val_links], test_type=links.type[test_links]
-    )
+    val_absent, test_absent = absent.cpu().split(count, 1)
+    return replace(split, val_absent=val_absent, test_absent=test_absent)
+
+
+def with_absent_destinations(split: LinkSplit, *, one_set: bool, grouped: bool, seed: int = 0) -> LinkSplit:
+    """The split with absent pairs that keep the source and the type of the held-out link at their place: only the
+    destination is another one, drawn from all that the source has no link of this type with.
+
+    Uniform absent pairs tell something else, too: in a split in time, whether a user was ever active.
+
+    Args:
+        split: of directed links, or of two sets of nodes.
+        one_set: whether sources and destinations are the same nodes.
+        grouped: whether all links between two nodes are in one part. Then no absent pair has a link for training of
+            another type, or in the other direction, because such a pair is no link for sure; unless a source has no
+            other pairs.
+
+    Raises:
+        ValueError: nearly every pair is linked.
+    """
+    generator = torch.Generator().manual_seed(as_integer("seed", seed))
+    num_src, num_dst = split.graph.num_src, split.graph.num_dst
+    pairs = torch.cat([split.train, split.val, split.test], 1)
+    types = torch.zeros_like(pairs[0])
+    if split.train_type is not None and split.val_type is not None and split.test_type is not None:
+        types = torch.cat([split.train_type, split.val_type, split.test_type])
+    relations = int(types.max()) + 1
+    linked = _triple(pairs, types, relations, num_dst).sort().values
+    either = split.train[:, :0]
+    if grouped:
+        either = torch.cat([split.train, split.train.flip(0)], 1) if one_set else split.train
+    either = _triple(either, torch.zeros_like(either[0]), 1, num_dst).sort().values
+
+    def is_absent(pair: Tensor, of_type: Tensor) -> Tensor:
+        absent = ~_holds_key(linked, _triple(pair, of_type, relations, num_dst))
+        return absent & (pair[0] != pair[1]) if one_set else absent
+
+    def drawn(held: Tensor, of_type: Tensor) -> Tensor:
+        pair = held.clone()
+        missing = torch.arange(pair.shape[1])
+        for attempt in range(3 * _ATTEMPTS):
+            pair[1, missing] = torch.randint(num_dst, (len(missing),), generator=generator)
+            if attempt >= 2 * _ATTEMPTS:  # the source is linked to nearly all
+                pair[0, missing] = torch.randint(num_src, (len(missing),), generator=generator)
+            found = is_absent(pair[:, missing], of_type[missing])
+            if attempt < _ATTEMPTS:
+                found &= ~_holds_key(either, _triple(pair[:, missing], torch.zeros_like(missing), 1, num_dst))
+            missing = missing[~found]
+            if not len(missing):
+                return pair
+        raise ValueError(
+            f"nearly every pair of {split.graph} is linked; there are too few absent pairs to compare with"
+        )
+
+    of_val, of_test = types[split.train.shape[1] :].split([split.val.shape[1], split.test.shape[1]])
+    return replace(split, val_absent=drawn(split.val, of_val), test_absent=drawn(split.test, of_test))
+
+
+_ATTEMPTS = 100
+
+
+def _triple(pairs: Tensor, types: Tensor, relations: int, num_dst: int) -> Tensor:
+    """A number for each source, type and destination."""
+    return (pairs[0] * relations + types) * num_dst + pairs[1]
+
+
+def _holds_key(keys: Tensor, key: Tensor) -> Tensor:
+    """Whether ascending `keys` hold each of `key`."""
+    if not len(keys):
+        return torch.zeros_like(key, dtype=torch.bool)
+    return keys[torch.searchsorted(keys, key).clamp(max=len(keys) - 1)] == key
 
 
 def split_relation(
@@ -188,6 +294,17 @@ def _are_among(edges: Tensor, pairs: Tensor, num_src: int) -> Tensor:
     """Which columns of `edges` [2, E] are columns of `pairs` [2, P]."""
     edge, pair = (ends[1] * num_src + ends[0] for ends in (edges, pairs.cpu()))
     return torch.isin(edge, pair)
+
+
+def _split(known: Graph, links: "_Links", parts: tuple[Tensor, Tensor, Tensor]) -> LinkSplit:
+    """The links whose numbers are in each part, without absent pairs."""
+    train, val, test = parts
+    ends = links.ends
+    none = ends[:, :0]
+    split = LinkSplit(known, ends[:, train], ends[:, val], ends[:, test], none, none, links.directed)
+    if links.type is None:
+        return split
+    return replace(split, train_type=links.type[train], val_type=links.type[val], test_type=links.type[test])
 
 
 class _Links(NamedTuple):
