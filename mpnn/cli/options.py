@@ -5,11 +5,11 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import typer
@@ -17,8 +17,10 @@ import typer
 from mpnn import data
 from mpnn.cli import tasks
 from mpnn.cli.graph_run import OWN, Collection, GraphRun, GraphSettings
-from mpnn.cli.tasks import Corpus, NodeRun, Nodes, NodeSettings, Run, TextRun, TextSettings
+from mpnn.cli.link_run import LinkRun, LinkSettings
+from mpnn.cli.tasks import Corpus, NodeRun, Nodes, NodeSettings, Run, TextRun, TextSettings, digest_of
 from mpnn.data.columns import Missing
+from mpnn.data.link_tables import Sets, link_tables
 from mpnn.data.tables import EdgeFile, Problem, Repeats
 from mpnn.graphs.tables import is_graph, named
 
@@ -35,6 +37,11 @@ FILES = dict.fromkeys(
     )
 )
 GRAPH_STEPS = 1000
+LINK_STEPS = 200
+_LINK_FILES = (
+    *("edges", "columns", "relation", "time", "sets", "directed"),
+    *("nodes", "ignore", "categories", "missing", "scale", "encoding"),
+)
 DEFAULTS: Defaults = {
     "text": {**asdict(TextSettings()), **_SHARED, "text": "pydoc", "file": None},
     "cora": _NODES,
@@ -48,17 +55,24 @@ DEFAULTS: Defaults = {
         "steps": GRAPH_STEPS,
         "graph_table": None,
     },
+    "links": {
+        **asdict(LinkSettings()),
+        **{name: value for name, value in _SHARED.items() if name != "graph"},
+        **dict.fromkeys(_LINK_FILES),
+        "steps": LINK_STEPS,
+    },
 }
-_OF_TASK = {"text": "text", "graphs": "graphs"}
+_OF_TASK = {"text": "text", "graphs": "graphs", "links": "links"}
 # The options whose name is another than that of the field.
 _NAMES = {"text": "data", "graph_table": "graph-table", "edge_features": "edge-features"}
 
 
-Task = Literal["text", "cora", "digits"]
+Task = Literal["text", "cora", "digits", "links"]
 TextName = Literal["pydoc", "tinyshakespeare"]
 Arithmetic = Literal["float32", "bf16", "fp16"]
 Readout = Literal["sum", "mean", "max"]
-NodeModel = Literal["gat", "gatv2", "gcn", "sage", "gin", "transformer", "gnn"]
+NodeModel = Literal["gat", "gatv2", "gcn", "sage", "gin", "transformer", "gnn", "lightgcn", "rgcn", "embeddings"]
+Decoder = Literal["inner", "distmult", "complex"]
 
 
 def _option(kind: Any, help: str, panel: str | None = None, metavar: str | None = None, **more: Any) -> Any:
@@ -69,6 +83,7 @@ def _option(kind: Any, help: str, panel: str | None = None, metavar: str | None 
 _TEXT = "Text only"
 _NODE = "Nodes and graphs only"
 _OWN = "Graphs of your own"
+_LINKS = "Links only"
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,8 @@ class Options:
 
     task: str | None = _option(
         Task,
-        "A GPT on characters (text), or a GAT on nodes (cora, digits). Default: text, unless --nodes are given.",
+        "A GPT on characters (text), a GAT on nodes (cora, digits), or which links of --edges are missing (links). "
+        "Default: text, unless --nodes are given.",
     )
     graph: str | None = _option(
         str,
@@ -85,14 +101,19 @@ class Options:
         "both with self-loops. Default: causal for text, cora for cora, knn(8) for digits.",
         metavar="EXPR",
     )
-    steps: int | None = _option(int, "Training steps (text, graphs) or epochs (nodes).")
+    steps: int | None = _option(int, "Training steps (text, graphs, links) or epochs (nodes).")
     attention: str | None = _option(
         str,
         "dot, additive or linear; over causal alone retention, gated, state_space or delta.",
         _TEXT,
         metavar="NAME",
     )
-    model: str | None = _option(NodeModel, "The network of nodes.", _NODE)
+    model: str | None = _option(
+        NodeModel,
+        "The network of nodes; of links lightgcn, rgcn (the default with --relation) or embeddings, which pass no "
+        "messages.",
+        _NODE,
+    )
     readout: str | None = _option(
         Readout,
         "How the states of nodes become those of a graph, with --graph-table. Default: sum for gin, else mean.",
@@ -114,9 +135,31 @@ class Options:
     dim: int | None = _option(int, "Width of the model. Without it, nodes have that of the model's paper.")
     heads: int | None = _option(int, "Attention heads; must divide --dim.")
     layers: int | None = _option(int, "Number of layers.")
-    batch: int | None = _option(int, "Crops of text, or graphs, per step.")
+    batch: int | None = _option(int, "Crops of text, graphs, or links, per step.")
     lr: float | None = _option(float, "Maximum learning rate; mpnn compare tries half and twice of it, too.")
     dropout: float | None = _option(float, "Share of features and attention weights dropped in training.", _NODE)
+    relation: str | None = _option(
+        str, "The column of --edges with the types of links, as in a knowledge graph.", _LINKS, metavar="COLUMN"
+    )
+    time: str | None = _option(
+        str,
+        "The column of --edges with times, numbers or dates such as 2026-11-28: training has the earliest links, the "
+        "test the last tenth. Without it, a column split (train, val, test) of --edges decides, or chance.",
+        _LINKS,
+        metavar="COLUMN",
+    )
+    sets: str | None = _option(
+        Sets,
+        "Whether the columns of --edges name nodes of one set, or of two, such as users and items. Default: two, if no "
+        "name is in both columns, or if names are numbers and the columns are called otherwise (user_id, item_id).",
+        _LINKS,
+    )
+    decoder: str | None = _option(
+        Decoder,
+        "What scores a pair: inner (an inner product), distmult or complex (with a vector for each relation). Default: "
+        "inner; complex for --relation and --directed; distmult for relations between two sets.",
+        _LINKS,
+    )
     nodes: str | None = _option(
         Path,
         "Your own nodes: a row of features for each (.npy, Parquet, or text such as CSV and TSV). A column id names "
@@ -217,6 +260,8 @@ class Options:
         """The options with the defaults of their task, or of `task`."""
         given = {name: value for name, value in asdict(self).items() if value is not None}
         known = {"task"} if task is None else set()
+        if self.task is not None and self.task not in defaults:
+            raise ValueError(f"--task {self.task} is one of mpnn train; mpnn compare has {_those(defaults)}")
         own = "graphs" if "graph_table" in given else "edges" if given.keys() & FILES.keys() else "text"
         task = task or self.task or own
         for name in (name for name in given if name not in known | defaults[task].keys()):
@@ -250,6 +295,8 @@ class Options:
             raise ValueError("--precision fp16 needs a GPU: torch computes it on GPUs only; use bf16, or --device cuda")
         if options.task == "text":
             return TextRun(options.graph or "causal", options.corpus(), options.sizes(), options.seed, options.device)
+        if options.task == "links":
+            return options.link_run()
         if options.task == "graphs":
             if self.edges is None and options.graph is None:
                 raise ValueError("graphs of your own need --edges, or --graph such as complete for every pair of nodes")
@@ -281,7 +328,7 @@ class Options:
         """The options of a model of nodes, of resolved options."""
         return NodeSettings(**self._values(NodeSettings))
 
-    def _values(self, settings: type[TextSettings | NodeSettings | GraphSettings]) -> dict[str, Any]:
+    def _values(self, settings: type[TextSettings | NodeSettings | GraphSettings | LinkSettings]) -> dict[str, Any]:
         values = {one.name: getattr(self, one.name) for one in fields(settings)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -301,6 +348,30 @@ class Options:
             raise ValueError("graphs of your own need --graph-table, --nodes, and --target or --labels")
         paths = Path(self.graph_table), Path(self.nodes)
         return Collection.of_files(*paths, self.edge_file(), self.seed or 0, **self._tables())
+
+    def link_run(self) -> LinkRun:
+        """The run on links, of resolved options. Raises ValueError or OSError if the files cannot be read."""
+        if self.edges is None:
+            raise ValueError("links need --edges, a table with a row for each link")
+        edges = Path(self.edges)
+        nodes = None if self.nodes is None else Path(self.nodes)
+        file = EdgeFile(edges, named(self.columns), directed=bool(self.directed))
+        read: dict[str, Any] = {name: getattr(self, name) for name in ("relation", "time", "sets", "encoding")}
+        read |= {"missing": self.missing or "refuse", "scale": bool(self.scale)}
+        read |= {name: _listed(getattr(self, name)) or () for name in ("ignore", "categories")}
+        options: Any = self
+        tables = link_tables(
+            edges, columns=file.columns, directed=file.directed, nodes=nodes, seed=options.seed, **read
+        )
+        return LinkRun(
+            tables,
+            options.steps,
+            options.seed,
+            LinkSettings(**self._values(LinkSettings)),
+            digest=digest_of([] if nodes is None else [nodes], file, read),
+            device=options.device,
+            precision=options.precision,
+        )
 
     def _tables(self) -> dict[str, Any]:
         return {
@@ -382,6 +453,10 @@ def _typed(one: Field[Any], defaults: Defaults) -> Any:
 def _plain(value: Any) -> Any:
     """Numbers and text, as JSON can hold them. Files are named from the root."""
     return str(value.absolute()) if isinstance(value, Path) else value
+
+
+def _those(tasks: Iterable[str]) -> str:
+    return ", ".join(task for task in tasks if task in get_args(Task))
 
 
 def _described(task: str) -> str:

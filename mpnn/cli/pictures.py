@@ -43,18 +43,17 @@ def step_times(lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], p
 
 
 def losses(results: Sequence[Run], path: Path) -> None:
-    """Validation loss (text, graphs) or accuracy (nodes) over the steps. The name of a single result is the title."""
+    """Validation loss (text, graphs), accuracy (nodes) or MRR (links) over the steps. The name of a single result is
+    the title."""
     figure = Figure(figsize=(5.8, 3.5), layout="constrained")
     ax = figure.add_subplot()
-    of_nodes = bool(results[0].history.val_accuracy)
+    first = results[0].history.val
+    measure = next((name for name in ("accuracy", "loss") if name in first), next(iter(first)))
+    of_nodes = measure == "accuracy"
     single = len(results) == 1
-    history = {
-        "" if single else r.expression: (r.history.val_step, r.history.val_accuracy if of_nodes else r.history.val_loss)
-        for r in results
-    }
-    of_text = results[0].history.test_accuracy is None
-    loss = f"validation loss{' (nats a character)' if of_text else ''}"
-    ylabel = "validation accuracy" if of_nodes else loss
+    history = {"" if single else r.expression: (r.history.val_step, r.history.val[measure]) for r in results}
+    of_text = measure == "loss" and results[0].history.test_accuracy is None
+    ylabel = f"validation {measure}{' (nats a character)' if of_text else ''}"
     title = results[0].expression if single else ""
     plot.curves(history, ax, ylabel=ylabel, xlabel="epoch" if of_nodes else "step", title=title)
     _save(figure, path)

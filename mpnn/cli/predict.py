@@ -1,8 +1,8 @@
-"""`mpnn predict`: what a model that `mpnn train` saved says about each node, or each graph, as a table."""
+"""`mpnn predict`: what a model that `mpnn train` saved says about nodes, graphs or pairs of nodes, as a table."""
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +13,17 @@ from torch import Tensor
 
 from mpnn.cli.console import Force, check_file, console, exit_on_failure, exit_on_invalid_input
 from mpnn.cli.graph_run import OWN, Collection, GraphRun, has_loops, predictions
+from mpnn.cli.link_run import LinkRun, scored_pairs
 from mpnn.cli.options import Options
 from mpnn.cli.tasks import NODE_MODELS, NODES, NodeRun, graph_over, say_how_read
 from mpnn.cli.train import saved_options, saved_run
 from mpnn.data.columns import Column
 from mpnn.data.graph_tables import graph_inputs
+from mpnn.data.link_tables import read_pairs
 from mpnn.data.tables import Outputs, node_inputs
 from mpnn.graph.files import write_atomically
 from mpnn.graphs.tables import is_graph
-from mpnn.models import GIN, GraphPredictor
+from mpnn.models import GIN, GraphPredictor, LinkRanker
 
 _NAME_EDGES = "name the edges of its nodes with --edges, a file with a header alone if they have none"
 
@@ -40,36 +42,73 @@ def predict(
         Path | None,
         typer.Option(help="Other graphs, of a run with --graph-table; also name their --nodes and --edges."),
     ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(help="Pairs to score, of a run with --task links: the columns of its --edges, without times."),
+    ] = None,
     encoding: Annotated[
         str | None, typer.Option(help="The encoding of these files. Default: that of the run's.", metavar="NAME")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write what a model of nodes or graphs that mpnn train saved says about each of them.
+    """Write what a model of nodes, graphs or links that mpnn train saved says about each of them.
 
     The table has a row for each node, or graph: its id (or its number from 0), then the
     most likely class and the probability of each class; for several labels, 0
     or 1 for each and their probabilities; for regression, the numbers.
+
+    For links, it has a row for each of --pairs: its nodes (and relation), the
+    score, the probability p of a link rather than of an absent pair, were both
+    as frequent, the rank of the second node among all that have no known link
+    with the first (1: the best), and known: the part of the run's links that
+    the pair is in (train, val, test), or nothing. Messages pass along the
+    links for training only, as mpnn eval measures it.
     \b
     Examples:
       mpnn predict runs/train -o predictions.csv
       mpnn predict runs/train --nodes new.csv --edges new_edges.csv -o new_predictions.csv
       mpnn predict runs/train --graph-table new.csv --nodes new_atoms.csv --edges new_bonds.csv
+      mpnn predict runs/films --pairs pairs.csv -o scores.csv
     """
     with exit_on_invalid_input():
         check_file(out, (".csv",), "predictions are a table of text", force)
-        ids, outputs, values = _predicted(folder, nodes, edges, graph_table, encoding)
+        options, settings = saved_options(folder)
+        encoding = encoding or options.encoding
+        if (options.task == "links") != (pairs is not None):
+            raise ValueError(
+                f"{folder} has a model of links: name the --pairs to score"
+                if pairs is None
+                else f"{folder} was trained without --task links; --pairs are for links"
+            )
+        if pairs is None:
+            rows = [*_rows(*_predicted(folder, options, settings, nodes, edges, graph_table, encoding))]
+        elif nodes is not None or edges is not None or graph_table is not None:
+            raise ValueError(f"{folder} scores --pairs of its own nodes; leave --nodes, --edges and --graph-table out")
+        else:
+            rows = [*_of_links(folder, options, pairs, encoding)]
     with exit_on_failure():
-        write_atomically(out, lambda path: _write(path, _rows(ids, outputs, values)))
-    console.print(f"{len(values):,} predictions in {out}", soft_wrap=True)
+        write_atomically(out, lambda path: _write(path, rows))
+    console.print(f"{len(rows) - 1:,} predictions in {out}", soft_wrap=True)
+
+
+def _of_links(folder: Path, options: Options, pairs: Path, encoding: str | None) -> Iterator[list[str]]:
+    """The header and the rows of a table of scored pairs."""
+    run, model = saved_run(folder)
+    assert isinstance(run, LinkRun)
+    assert isinstance(model, LinkRanker)
+    return scored_pairs(run, model, read_pairs(pairs, run.tables, Path(str(options.edges)), encoding))
 
 
 def _predicted(
-    folder: Path, nodes: Path | None, edges: Path | None, graph_table: Path | None, encoding: str | None
+    folder: Path,
+    options: Options,
+    settings: dict[str, Any],
+    nodes: Path | None,
+    edges: Path | None,
+    graph_table: Path | None,
+    encoding: str | None,
 ) -> tuple[Sequence[str], Outputs, Tensor]:
     """The names of the nodes, what outputs mean, and the outputs [N, C]."""
-    options, settings = saved_options(folder)
-    encoding = encoding or options.encoding
     if options.task == "text":
         raise ValueError(f"{folder} has a model of text; mpnn generate continues text")
     saved = _saved_names(folder)
@@ -174,6 +213,6 @@ def _written(numbers: Tensor, digits: int = 6) -> list[str]:
     return [f"{number:.{digits}g}" for number in numbers.tolist()]
 
 
-def _write(path: Path, rows: Iterator[list[Any]]) -> None:
+def _write(path: Path, rows: Iterable[list[Any]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)

@@ -1,4 +1,4 @@
-"""The two kinds of training runs of the command line, and the table of their results."""
+"""Training runs of the command line on text and on nodes, and the table of their results."""
 
 import inspect
 import json
@@ -59,6 +59,8 @@ _MEASURED = {
     "F1": "of the labels of test nodes or graphs",
     "R2": "of the numbers of test nodes or graphs",
     "recall": "of the asked letter, in the second half of texts",
+    "AUC": "how often a test link scores higher than an absent pair",
+    "MRR": "mean of 1 / rank of the nodes at the other end of test links",
 }
 
 
@@ -278,9 +280,16 @@ class Run(ABC):
         settings: all settings that determine the trained weights, by name.
         history, backend, saved_bytes: what the training measured.
         understood: how each file of the user's own was read.
+        measured: what the model and its baselines reached, by name and measure; empty if the result says all.
+        report: the same for people, or nothing.
     """
 
     understood: tuple[tuple[str, str], ...] = ()
+    measured: Mapping[str, Mapping[str, float]] = {}
+
+    @property
+    def report(self) -> str:
+        return ""
 
     task: str
     measure: str

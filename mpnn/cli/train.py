@@ -67,9 +67,9 @@ def train(
 
     The command writes the model (config.json and model.safetensors, as
     save_pretrained does), for text also characters.txt (the vocabulary in the
-    order of its numbers), for nodes nodes.json (their ids, the features, and
-    what outputs mean), graph.png, curves.png and run.json (the settings and
-    the result). Only --force overwrites a finished run.
+    order of its numbers), for nodes and links nodes.json (their ids, the
+    features, and what outputs mean), graph.png, curves.png and run.json (the
+    settings and the result). Only --force overwrites a finished run.
 
     Ctrl-C stops a run after the current step, and saves a checkpoint and, in
     the folder "stopped", the model of the best validation so far. After a
@@ -91,6 +91,8 @@ def train(
       mpnn train --edges links.csv --features x.npy --labels y.csv --model gnn --aggregate max
       mpnn train --graph-table molecules.csv --target solubility --problem regression \\
           --nodes atoms.csv --edges bonds.csv
+      mpnn train --task links --edges ratings.csv --columns user,item --time when
+      mpnn train --task links --edges facts.csv --relation relation --out runs/facts
     """
     with exit_on_invalid_input():
         require_accelerate()
@@ -192,11 +194,13 @@ def _finish(run: Run, checkpoint: Checkpoint, out: Path, options: Options) -> No
     except (OSError, SafetensorError) as error:
         fail(f"the model could not be saved: {sentence(error)}; {_checkpoint_note(checkpoint)}")
     console.print("", tasks.table([run]), "", tasks.legend([run]), "", sep="\n")
+    if run.report:
+        console.print(run.report, "", sep="\n", soft_wrap=True, markup=False)
     console.print(f"saved the model in {out}; load it in Python with:", soft_wrap=True)
     for file in imported:
         console.print(f"  import {file.stem}", soft_wrap=True)
     console.print(f"  mpnn.models.{type(run.model).__name__}.from_pretrained({str(out)!r})", soft_wrap=True)
-    content = {"settings": run.settings, "result": run.result, "options": asdict(options)}
+    content = {"settings": run.settings, "result": run.result, "measured": run.measured, "options": asdict(options)}
     result = json.dumps(content, indent=2) + "\n"
     try:
         pictures.topology(run, out / GRAPH)
