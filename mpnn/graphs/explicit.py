@@ -3,7 +3,7 @@ edges."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from mpnn.graph.modes import outside_modes
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import GridOffset, Offset
 from mpnn.graph.runs import Runs, require_room
+from mpnn.graphs.kinds import HeteroGraph, batch_of_kinds
 
 
 def from_edges(
@@ -121,8 +122,15 @@ def from_blocks(
     return Graph.from_edges(edges, pairs.num_dst * size, pairs.num_src * size, edge_type=edge_type)
 
 
-def batch(graphs: Sequence[Graph]) -> Graph:
+@overload
+def batch(graphs: Sequence[Graph]) -> Graph: ...
+@overload
+def batch(graphs: Sequence[HeteroGraph]) -> HeteroGraph: ...
+def batch(graphs: Sequence[Graph] | Sequence[HeteroGraph]) -> Graph | HeteroGraph:
     """Disjoint union: nodes are numbered graph by graph, and no edges connect different graphs.
+
+    Of graphs of several kinds, each relation is the union of that of the graphs, and nodes are numbered graph by graph
+    within their kind. A graph may lack kinds and relations of the others.
 
     Structured graphs stay structured if one edge type rule, or none, holds for the whole batch; a batch of packed
     sentences then costs only their runs. Otherwise the edges are materialized, graph by graph. Edge attributes and
@@ -138,12 +146,21 @@ def batch(graphs: Sequence[Graph]) -> Graph:
     """
     if isinstance(graphs, (Graph, str)) or not isinstance(graphs, Iterable):
         raise TypeError(f"graphs must be a list of graphs; got {type(graphs).__name__}")
-    graphs = list(graphs)
-    if not graphs:
+    members = list(graphs)
+    if not members:
         raise ValueError("a batch needs at least one graph")
-    for k, g in enumerate(graphs):
+    of_kinds = [g for g in members if isinstance(g, HeteroGraph)]
+    if len(of_kinds) == len(members):
+        return batch_of_kinds(of_kinds, _union)
+    for k, g in enumerate(members):
+        if isinstance(g, HeteroGraph):
+            raise TypeError(f"graph {k} of the batch is of several kinds of nodes, and others are not: {g!r}")
         if not isinstance(g, Graph):
             raise TypeError(f"graph {k} of the batch is {g!r}; a batch needs graphs, as returned by topology.bind(n)")
+    return _union([g for g in members if isinstance(g, Graph)])
+
+
+def _union(graphs: list[Graph]) -> Graph:
     if len(graphs) == 1:
         return graphs[0]
     if any(g.shift for g in graphs):

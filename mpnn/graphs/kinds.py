@@ -1,6 +1,6 @@
 """Graphs of several kinds of nodes: a graph for each relation, and all relations as one graph."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -27,6 +27,7 @@ class HeteroGraph(Mapping[EdgeKind, Graph]):
 
     Attributes:
         num_nodes: {kind: number of nodes}, in the order in which kinds are first mentioned.
+        batch_sizes: of a batch, {kind: its number of nodes in each graph}; else empty.
         times: as passed.
 
     Raises:
@@ -55,6 +56,7 @@ class HeteroGraph(Mapping[EdgeKind, Graph]):
                         f"{relation} has {n} nodes of kind {kind!r}; before it were {self.num_nodes[kind]}"
                     )
         self._relations = dict(relations)
+        self.batch_sizes: dict[str, tuple[int, ...]] = {}
         if len({graph.device for graph in self.values()}) > 1:
             raise ValueError("the graphs of a HeteroGraph must be on one device; use to(device)")
         self.times = dict(times or {})
@@ -81,7 +83,9 @@ class HeteroGraph(Mapping[EdgeKind, Graph]):
 
     def to(self, device: torch.device | str) -> "HeteroGraph":
         times = {kind: time.to(device) for kind, time in self.times.items()}
-        return HeteroGraph({name: graph.to(device) for name, graph in self.items()}, self.num_nodes, times)
+        moved = HeteroGraph({name: graph.to(device) for name, graph in self.items()}, self.num_nodes, times)
+        moved.batch_sizes = self.batch_sizes
+        return moved
 
     @cached_property
     def stacked(self) -> Graph:
@@ -101,3 +105,49 @@ class HeteroGraph(Mapping[EdgeKind, Graph]):
         which = torch.arange(len(edges)).repeat_interleave(counts).to(edges[0].device)
         sizes = sum(self.num_nodes.values()), num_src
         return Graph.from_edges(torch.cat(edges, 1), *sizes, edge_type=which, name="stacked relations")
+
+
+def batch_of_kinds(graphs: Sequence[HeteroGraph], union: Callable[[list[Graph]], Graph]) -> HeteroGraph:
+    """The union of graphs of several kinds, from the `union` of those of a relation; see `graphs.batch`.
+
+    Raises:
+        ValueError: a kind has times in some graphs only, or relations do not fit.
+    """
+    if len(graphs) == 1:
+        return graphs[0]
+    kinds = dict.fromkeys(kind for graph in graphs for kind in graph.num_nodes)
+    sizes = {kind: tuple(graph.num_nodes.get(kind, 0) for graph in graphs) for kind in kinds}
+    relations = {}
+    for relation in dict.fromkeys(name for graph in graphs for name in graph):
+        try:
+            relations[relation] = union(_of_each(graphs, relation))
+        except ValueError as error:
+            raise ValueError(f"{relation}: {error}") from None
+    times = {}
+    for kind in kinds:
+        parts = [graph.times.get(kind) for graph in graphs if graph.num_nodes.get(kind, 0)]
+        found = [part for part in parts if part is not None]
+        if found and len(found) < len(parts):
+            raise ValueError(f"some graphs of the batch have times of kind {kind!r}, and others have none")
+        if found:
+            times[kind] = torch.cat(found)
+    batch = HeteroGraph(relations, {kind: sum(counts) for kind, counts in sizes.items()}, times)
+    batch.batch_sizes = sizes
+    return batch
+
+
+def _of_each(graphs: Sequence[HeteroGraph], relation: EdgeKind) -> list[Graph]:
+    """A relation in each graph: without an edge in those that lack it."""
+    like = next(graph[relation] for graph in graphs if relation in graph)
+    none = torch.zeros(like.num_edges, dtype=torch.bool, device=like.device)
+    data = {"edge_attr": like.edge_attr, "edge_type": like.types}
+    empty = {name: values[none] for name, values in data.items() if values is not None}
+    found = []
+    for graph in graphs:
+        if relation in graph:
+            found.append(graph[relation])
+            continue
+        num_src, num_dst = (graph.num_nodes.get(kind, 0) for kind in (relation[0], relation[2]))
+        nothing = torch.zeros(2, 0, dtype=torch.int64, device=like.device)
+        found.append(Graph.from_edges(nothing, num_dst, num_src, **empty))
+    return found

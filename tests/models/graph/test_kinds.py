@@ -244,3 +244,48 @@ def test_mistakes_are_named() -> None:
             graphs.to_pyg(graph, x=wrong)
     with pytest.raises(ValueError, match="3 heads do not divide a width of 8"):
         models.HGT({"paper": DIM}, 2, RELATIONS, DIM, 3)
+
+
+def test_a_batch_of_graphs_of_kinds_is_each_graph_alone() -> None:
+    """Also of a graph that lacks a relation, and of one that lacks a kind."""
+    first, second = graph_of(edge_lists()), graph_of(edge_lists())
+    second = HeteroGraph({name: graph for name, graph in second.items() if name[1] != "cites"}, SIZES)
+    third = HeteroGraph({("author", "knows", "author"): graphs.from_edges([[0, 1], [1, 2]], 3)})
+    model = models.HGT(dict.fromkeys(SIZES, DIM), 4, [*RELATIONS, ("author", "knows", "author")], DIM, HEADS).eval()
+    members = [first, second, third]
+    x = [{kind: torch.randn(n, DIM) for kind, n in one.num_nodes.items()} for one in members]
+    whole = {**{kind: torch.zeros(0, DIM) for kind in SIZES}, **x[2]}
+    both = graphs.batch(members)
+    assert both.num_nodes == {"author": 13, "paper": 14, "venue": 4}
+    assert both.batch_sizes == {"author": (5, 5, 3), "paper": (7, 7, 0), "venue": (2, 2, 0)}
+    assert both.to("cpu").batch_sizes == both.batch_sizes
+    together = model({kind: torch.cat([x[0][kind], x[1][kind], whole[kind]]) for kind in SIZES}, both)
+    for k, one in enumerate(members[:2]):
+        for kind, found in model(x[k], one).items():
+            start = sum(both.batch_sizes[kind][:k])
+            torch.testing.assert_close(together[kind][start : start + len(found)], found)
+    assert graphs.batch([first]) is first
+
+
+def test_batches_of_kinds_keep_edges_data_and_times() -> None:
+    one = graphs.from_edges(
+        [[0, 1], [0, 0]], num_src=2, num_dst=1, edge_attr=torch.tensor([[1.0], [2.0]]), edge_type=[0, 1]
+    )
+    relation = ("user", "buys", "item")
+    a = HeteroGraph({relation: one}, times={"item": torch.tensor([5])})
+    b = HeteroGraph(
+        {("item", "near", "item"): graphs.from_edges([[0, 1], [1, 0]], 2)}, times={"item": torch.tensor([6, 7])}
+    )
+    both = graphs.batch([b, a])
+    assert both.times["item"].tolist() == [6, 7, 5]
+    assert both[relation].edge_index.tolist() == [[0, 1], [2, 2]]
+    assert both[relation].edge_attr.tolist() == [[1.0], [2.0]]
+    assert both[relation].edge_type.tolist() == [0, 1]
+    assert both["item", "near", "item"].edge_index.tolist() == [[0, 1], [1, 0]]
+    with pytest.raises(ValueError, match="some graphs of the batch have times of kind 'item', and others have none"):
+        graphs.batch([a, HeteroGraph({relation: one})])
+    plain = graphs.from_edges([[0, 1], [0, 0]], num_src=2, num_dst=1)
+    with pytest.raises(ValueError, match=r"\('user', 'buys', 'item'\): graph 0 has edge_attr and graph 1 has none"):
+        graphs.batch([HeteroGraph({relation: one}), HeteroGraph({relation: plain})])
+    with pytest.raises(TypeError, match="graph 1 of the batch is of several kinds of nodes, and others are not"):
+        graphs.batch([plain, a])
