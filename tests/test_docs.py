@@ -192,9 +192,9 @@ def test_every_public_name_has_its_page(module: str) -> None:
 WITHOUT_EXAMPLE = """
     Aggregator Attention AttentionBias Backend BlockDiagonalMask BlockMask CheckpointError Chunks Composed
     CompressedGraph DamagedFile DatasetNotFound DividedGraph EdgeFile EmbeddingTable GraphClassification GraphTables
-    HeteroBatch HeteroSample KeyValue LinkSplit LinkTables Mask NeighborBatch NodeInputs NodeTables Outputs Owners
-    Part Partition Position Recurrent Reformer ReformerConfig ReformerLM Report Role Rollouts Score StackedGraph
-    TrainingDiverged TreeMask Update deterministic_batches"""
+    HeteroBatch HeteroSample KeyValue LinkBatch LinkSplit LinkTables Mask NeighborBatch NodeInputs NodeTables
+    Outputs Owners Part Partition Position Recurrent Reformer ReformerConfig ReformerLM Report Role Rollouts Score
+    StackedGraph TrainingDiverged TreeMask Update deterministic_batches"""
 
 
 @pytest.mark.slow

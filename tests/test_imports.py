@@ -52,7 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "view": {"graph", "graphs", "scores", "round", "engine"},
     "hf": {"integrations"},
     "pyg": {"integrations"},
-    "train": {"graph", "message_passing", "data"},
+    "train": {"graph", "graphs", "message_passing", "data"},
     "mpnn": {
         *("graph", "graphs", "aggregate", "update", "position", "attention", "backends", "engine", "ops"),
         *("message_passing", "models", "view", "kernels"),

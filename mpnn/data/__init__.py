@@ -12,6 +12,7 @@
 | `multi30k(split)` | English-German sentence pairs |
 | `neighbor_batches(graph, nodes, fanouts, features)` | sampled batches for training on graphs of any size |
 | `hetero_batches(graph, (kind, nodes), fanouts, features)` | the same for graphs of several kinds, with times |
+| `link_batches(graph, links, fanouts)` | the same around links, without the links themselves |
 | `split_links(graph)` | links for training, validation and test, and pairs without a link |
 | `split_relation(graph, relation)` | the same for a relation of a graph of several kinds |
 | `sentences()` | sentences for semantic search |
@@ -20,6 +21,7 @@
 from mpnn.data.digits import PointClassification as PointClassification, digits as digits
 from mpnn.data.errors import DamagedFile as DamagedFile, DatasetNotFound as DatasetNotFound
 from mpnn.data.graph_tables import graph_tables as graph_tables
+from mpnn.data.link_batches import LinkBatch as LinkBatch, link_batches as link_batches
 from mpnn.data.link_tables import LinkTables as LinkTables, link_tables as link_tables
 from mpnn.data.links import LinkSplit as LinkSplit, split_links as split_links, split_relation as split_relation
 from mpnn.data.locate import locate as locate

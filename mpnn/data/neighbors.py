@@ -292,6 +292,11 @@ def sampled_batch(
     return NeighborBatch(nodes, sources, graphs, x, times, ages)
 
 
+def whole_of(graph: Graph | Sampled) -> _Whole:
+    """What `sampled_batch` reads of a graph."""
+    return _Whole.of(graph)
+
+
 def in_advance(values: Iterator[T], count: int) -> Iterator[T]:
     """Yields `values`, which a thread computes up to `count` in advance. Its exceptions are raised here, in their turn.
     The thread ends with the iterator: at its end, when it is closed, and after an exception such as Ctrl-C."""

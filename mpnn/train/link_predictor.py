@@ -1,5 +1,6 @@
 """Link prediction on one graph: all training links in each step, and the usual measures."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,16 +9,17 @@ from torch.optim import Optimizer
 
 from mpnn import Graph
 from mpnn.data.links import LinkSplit
+from mpnn.graphs import HeteroGraph
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History, Progress, Settings, fit
 
 
 def fit_link_predictor(
     model: Any,
-    x: Tensor,
+    x: Tensor | Mapping[str, Tensor],
     links: LinkSplit,
     optimizer: Optimizer,
-    graph: Graph | None = None,
+    graph: Graph | HeteroGraph | None = None,
     *,
     epochs: int = 200,
     validate_every: int = 5,
@@ -29,21 +31,25 @@ def fit_link_predictor(
     The model gets the weights of the validation with the highest `auc`.
 
     Args:
-        x: features of the nodes, [N, in_dim].
+        x: features of the nodes, [N, in_dim]; of several kinds, {kind: [N_kind, in_dim]}.
         links: see `mpnn.data.split_links`.
         graph: the graph that the encoder computes on. Default: `links.graph`. Pass
-            `links.graph.with_self_loops()` for encoders such as GCN.
+            `links.graph.with_self_loops()` for encoders such as GCN, and the graph that `split_relation` returns for
+            links between two kinds.
 
     Raises:
         TrainingDiverged, CheckpointError, OSError: as `mpnn.train.loop.fit`.
     """
     known = links.graph if graph is None else graph
+    features = [x] if isinstance(x, Tensor) else [*x.values()]
     if checkpoint is not None:
-        checkpoint.describe(graph=repr(known), nodes=len(x), optimizer=" ".join(repr(optimizer).split()))
+        nodes = sum(map(len, features))
+        checkpoint.describe(graph=repr(known), nodes=nodes, optimizer=" ".join(repr(optimizer).split()))
+    device = features[0].device
     return fit(
         model,
         optimizer,
-        lambda k: model.loss(x, known, links.train, links.draw_absent(links.train.shape[1]).to(x.device)),
+        lambda k: model.loss(x, known, links.train, links.draw_absent(links.train.shape[1]).to(device)),
         Settings(epochs, keep="best", validate_every=validate_every),
         validate=lambda: {"AUC": auc(*link_scores(model, x, known, links.val, links.val_absent))},
         progress=progress,
@@ -52,7 +58,9 @@ def fit_link_predictor(
 
 
 @torch.no_grad()
-def link_scores(model: Any, x: Tensor, graph: Graph, *pairs: Tensor) -> tuple[Tensor, ...]:
+def link_scores(
+    model: Any, x: Tensor | Mapping[str, Tensor], graph: Graph | HeteroGraph, *pairs: Tensor
+) -> tuple[Tensor, ...]:
     """The logits [L] of each set of pairs [2, L], in evaluation mode."""
     model.eval()
     z = model.encoder(x, graph)

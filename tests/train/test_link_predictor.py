@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mpnn import graphs
-from mpnn.data import split_links
-from mpnn.models import GCN, LinkPredictor
+from mpnn.data import split_links, split_relation
+from mpnn.models import GCN, HGT, LinkPredictor
 from mpnn.models.graph.link_prediction import Inner
 from mpnn.train.link_predictor import auc, fit_link_predictor, hits, link_scores
 
@@ -36,6 +36,21 @@ def test_the_best_weights_are_kept() -> None:
     history = fit_link_predictor(model, x, split, torch.optim.Adam(model.parameters(), lr=0.3), graph, epochs=20)
     measured = auc(*link_scores(model, x, graph, split.val, split.val_absent))
     assert measured == max(history.val["AUC"]) != history.val["AUC"][-1]
+
+
+def test_links_between_two_kinds_are_learned() -> None:
+    torch.manual_seed(0)
+    users, items = torch.arange(40) % 2, torch.arange(30) % 2
+    pairs = (users[:, None] == items).nonzero().T
+    pairs = pairs[:, torch.rand(pairs.shape[1]) < 0.8]
+    buys = graphs.from_edges(pairs, num_src=40, num_dst=30)
+    relation = ("user", "buys", "item")
+    whole = graphs.HeteroGraph({relation: buys, ("item", "bought by", "user"): buys.reverse()})
+    known, split = split_relation(whole, relation, 0.1, 0.1)
+    x = {"user": torch.eye(2)[users], "item": torch.eye(2)[items]}
+    model = LinkPredictor(HGT({"user": 2, "item": 2}, 8, [*whole], 8, 2), Inner(), kinds=("user", "item"))
+    fit_link_predictor(model, x, split, torch.optim.Adam(model.parameters(), lr=0.02), known, epochs=30)
+    assert auc(*link_scores(model, x, known, split.test, split.test_absent)) > 0.9
 
 
 def test_auc_counts_pairs_and_ties_half() -> None:

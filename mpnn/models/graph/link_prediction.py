@@ -1,13 +1,17 @@
 """Link prediction: an encoder of nodes and a decoder that scores pairs of them."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import Graph, Topology
-from mpnn.graphs import absent_edges
+from mpnn.graphs import HeteroGraph, absent_edges
 from mpnn.models.saving import Model
 from mpnn.update.maps import Linear
+
+Features = Tensor | Mapping[str, Tensor]
 
 
 class LinkPredictor(Model):
@@ -16,39 +20,71 @@ class LinkPredictor(Model):
         z = encoder(x, graph),   p(j -> i) = sigmoid( decoder(z_j, z_i) )
 
     Args:
-        encoder: any graph network of this library that maps [N, in_dim] to [N, d].
+        encoder: any graph network of this library that maps [N, in_dim] to [N, d]. With `kinds`, one over a
+            `HeteroGraph` that maps {kind: [N_kind, in_dim]} to {kind: [N_kind, d]}, such as HGT.
         decoder: `Inner()`, `DistMult(d, relations)`, `ComplEx(d, relations)` or `PairMLP(d)`.
+        kinds: of the sources and the destinations of links, such as ("user", "item"); None: links of one set of nodes.
     """
 
-    def __init__(self, encoder: Model, decoder: Model) -> None:
+    def __init__(self, encoder: Model, decoder: Model, kinds: tuple[str, str] | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
+        self.kinds = None if kinds is None else (kinds[0], kinds[1])
 
     def forward(
-        self, x: Tensor, pairs: Tensor, graph: Topology | Graph | None = None, relation: Tensor | None = None
+        self,
+        x: Features,
+        pairs: Tensor,
+        graph: Topology | Graph | HeteroGraph | None = None,
+        relation: Tensor | None = None,
     ) -> Tensor:
         """Returns logits [P] of the probability that each link exists.
 
         Args:
-            x: [N, in_dim].
+            x: [N, in_dim]; with `kinds`, {kind: [N_kind, in_dim]}.
             pairs: int64 [2, P], sources in the first row, destinations in the second.
             graph: the known links.
             relation: int64 [P], the type of each link to score, for decoders with edge types.
         """
         return self.score(self.encoder(x, graph), pairs, relation)
 
-    def score(self, z: Tensor, pairs: Tensor, relation: Tensor | None = None) -> Tensor:
-        """Returns logits [P] of pairs [2, P] from encoded nodes z [N, d]."""
+    def score(self, z: Features, pairs: Tensor, relation: Tensor | None = None) -> Tensor:
+        """Returns logits [P] of pairs [2, P] from encoded nodes z [N, d], or {kind: [N_kind, d]}."""
         if pairs.dim() != 2 or len(pairs) != 2:
             raise ValueError(f"pairs must be int64 [2, P], sources then destinations; got {list(pairs.shape)}")
-        src, dst = z.index_select(0, pairs[0]), z.index_select(0, pairs[1])
+        of_src, of_dst = self._ends(z)
+        src, dst = of_src.index_select(0, pairs[0]), of_dst.index_select(0, pairs[1])
         return self.decoder(src, dst) if relation is None else self.decoder(src, dst, relation)
+
+    def _ends(self, z: Features) -> tuple[Tensor, Tensor]:
+        """The encoded sources and destinations."""
+        if isinstance(z, Tensor) and self.kinds is None:
+            return z, z
+        if isinstance(z, Tensor) or self.kinds is None:
+            got = "a tensor" if isinstance(z, Tensor) else f"kinds {', '.join(map(repr, z))}"
+            raise ValueError(
+                f"kinds={self.kinds} and an encoder whose result is {got}: name the kinds of sources and destinations, "
+                'kinds=("user", "item"), of an encoder over a HeteroGraph only'
+            )
+        for kind in self.kinds:
+            if kind not in z:
+                raise ValueError(f"links are from {self.kinds[0]!r} to {self.kinds[1]!r}; the encoder has no {kind!r}")
+        return z[self.kinds[0]], z[self.kinds[1]]
+
+    def _links(self, graph: Graph | HeteroGraph) -> Graph:
+        """The links of a graph: of several kinds, those of the only relation between the two kinds."""
+        if isinstance(graph, Graph):
+            return graph
+        between = [one for name, one in graph.items() if (name[0], name[2]) == self.kinds]
+        if len(between) != 1:
+            raise ValueError(f"{len(between)} relations lead from {self.kinds}: pass positive and negative pairs")
+        return between[0]
 
     def loss(
         self,
-        x: Tensor,
-        graph: Graph,
+        x: Features,
+        graph: Graph | HeteroGraph,
         positive: Tensor | None = None,
         negative: Tensor | None = None,
         *,
@@ -58,19 +94,21 @@ class LinkPredictor(Model):
         """Mean cross-entropy in nats over positive links, plus that over negative pairs.
 
         Args:
-            x: [N, in_dim].
+            x: as of `forward`.
             graph: the links that the encoder passes messages along.
-            positive: int64 [2, P], links that exist; default: the edges of `graph`.
+            positive: int64 [2, P], links that exist; default: the edges of `graph`, of several kinds those of the only
+                relation between the two kinds.
             negative: pairs without a link; default: P pairs that are not edges of `graph`, sampled with `generator`. If
                 all positive links run from the lower number to the higher, so do they, and have no edge in the other
                 direction either: a model cannot tell them apart by their order.
             relation: int64 [P], the types of the positive links. The negative pairs are scored with the same types, so
                 there must be P of them.
         """
-        positive = graph.edge_index if positive is None else positive
+        positive = self._links(graph).edge_index if positive is None else positive
         if negative is None:
-            one_way = graph.num_dst == graph.num_src and bool((positive[0] < positive[1]).all())
-            negative = absent_edges(graph, positive.shape[1], generator, undirected=one_way)
+            links = self._links(graph)
+            one_way = links.num_dst == links.num_src and bool((positive[0] < positive[1]).all())
+            negative = absent_edges(links, positive.shape[1], generator, undirected=one_way)
         z = self.encoder(x, graph)
         positive_logits, negative_logits = self.score(z, positive, relation), self.score(z, negative, relation)
         return F.softplus(-positive_logits).mean() + F.softplus(negative_logits).mean()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from error_bound import error_bound
 
 from mpnn import Graph, graphs
-from mpnn.models import GCN, RGCN, ComplEx, DistMult, Inner, LightGCN, LinkPredictor, PairMLP
+from mpnn.graphs import HeteroGraph
+from mpnn.models import GCN, HGT, RGCN, ComplEx, DistMult, Inner, LightGCN, LinkPredictor, PairMLP
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -117,3 +119,48 @@ def test_what_does_not_fit_is_refused(graph: Graph) -> None:
         LinkPredictor(gcn(), Inner())(x, pairs.T, graph)
     with pytest.raises(ValueError, match="DistMult scores 3 edge types: pass relation"):
         LinkPredictor(gcn(), DistMult(DIM, RELATIONS))(x, pairs, graph)
+
+
+def shop() -> HeteroGraph:
+    ends = torch.stack([torch.randint(8, (25,)), torch.randint(6, (25,))])
+    buys = graphs.from_edges(ends, num_src=8, num_dst=6)
+    return HeteroGraph({("user", "buys", "item"): buys, ("item", "bought by", "user"): buys.reverse()})
+
+
+def test_links_between_two_kinds_are_those_of_their_encoded_nodes(tmp_path: Path) -> None:
+    whole = shop()
+    encoder = HGT({"user": IN, "item": IN}, DIM, [*whole], 8, 2)
+    model = LinkPredictor(encoder, PairMLP(DIM), kinds=("user", "item")).eval()
+    x = {"user": torch.randn(8, IN), "item": torch.randn(6, IN)}
+    pairs = torch.tensor([[7, 0, 3], [5, 5, 0]])
+    z = encoder(x, whole)
+    expected = model.decoder(z["user"][pairs[0]], z["item"][pairs[1]])
+    torch.testing.assert_close(model(x, pairs, whole), expected)
+    loss = model.loss(x, whole, negative=pairs)
+    there = model(x, whole["user", "buys", "item"].edge_index, whole)
+    torch.testing.assert_close(
+        loss, torch.nn.functional.softplus(-there).mean() + torch.nn.functional.softplus(expected).mean()
+    )
+    assert model.loss(x, whole).isfinite()
+    model.save_pretrained(tmp_path)
+    again = LinkPredictor.from_pretrained(tmp_path)
+    assert torch.equal(again(x, pairs, whole), model(x, pairs, whole))
+    assert again.loss(x, whole, negative=pairs) == loss
+
+
+def test_kinds_that_do_not_fit_are_refused(graph: Graph) -> None:
+    whole = shop()
+    x = {"user": torch.randn(8, IN), "item": torch.randn(6, IN)}
+    encoder = HGT({"user": IN, "item": IN}, DIM, [*whole], 8, 2)
+    pairs = torch.tensor([[0], [0]])
+    with pytest.raises(
+        ValueError, match="kinds=None and an encoder whose result is kinds 'user', 'item': name the kinds"
+    ):
+        LinkPredictor(encoder, Inner())(x, pairs, whole)
+    with pytest.raises(ValueError, match=r"kinds=\('user', 'item'\) and an encoder whose result is a tensor"):
+        LinkPredictor(gcn(), Inner(), kinds=("user", "item"))(torch.randn(N, IN), pairs, graph)
+    with pytest.raises(ValueError, match="links are from 'user' to 'shop'; the encoder has no 'shop'"):
+        LinkPredictor(encoder, Inner(), kinds=("user", "shop"))(x, pairs, whole)
+    double = HeteroGraph({**whole, ("user", "views", "item"): whole["user", "buys", "item"]})
+    with pytest.raises(ValueError, match=r"2 relations lead from \('user', 'item'\): pass positive and negative pairs"):
+        LinkPredictor(encoder, Inner(), kinds=("user", "item")).loss(x, double)
