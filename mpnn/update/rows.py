@@ -15,6 +15,10 @@ from mpnn.update.maps import Linear, linear
 _OF_ROWS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LeakyReLU, nn.ELU, nn.Identity)
 
 
+_CALL = nn.Module.__call__
+_FORWARD: dict[type, Any] = {kind: kind.forward for kind in (Linear, nn.Linear, nn.Sequential, nn.LayerNorm)}
+"""The code of classes in whose place others compute, as it was imported."""
+
 KEPT = 1 << 28
 """Bytes between the steps of a function that a training step keeps rather than computing them again: 256 MiB."""
 
@@ -66,14 +70,19 @@ def row_function(f: Any) -> tuple[edge_sum.RowFunction, tuple[Tensor, ...]] | No
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether this computes `W x + b` and nothing else: it is not quantized, adapted (LoRA) or hooked."""
-    return type(linear) in (Linear, nn.Linear) and not is_hooked(linear)
+    """Whether this computes `W x + b` of plain tensors and nothing else: it is not quantized, adapted (LoRA) or
+    hooked."""
+    is_map = type(linear) in (Linear, nn.Linear) and type(linear.weight) in (Tensor, nn.Parameter)
+    return is_map and not is_hooked(linear)
 
 
 def is_hooked(f: nn.Module) -> bool:
-    """Whether a call does more than `forward` of the class: it has hooks, all modules have (torch's global hooks), or
-    it has a `forward` of its own (accelerate), if this is not said to compute the same (`integrations/maps.py`)."""
+    """Whether a call does more than `forward` of the class as it was imported: it has hooks, all modules have (torch's
+    global hooks), it has a `forward` of its own (accelerate), if this is not said to compute the same
+    (`integrations/maps.py`), or its class was patched."""
+    kind = type(f)
     hooks = f._forward_hooks, f._forward_pre_hooks, f._backward_hooks, f._backward_pre_hooks
     own = vars(f)
     hooked = any(hooks) or bool(_has_any_global_hook())
-    return hooked or ("forward" in own and not getattr(own["forward"], "computes_the_same", False))
+    patched = kind.__call__ is not _CALL or kind.forward is not _FORWARD.get(kind, kind.forward)
+    return hooked or patched or ("forward" in own and not getattr(own["forward"], "computes_the_same", False))

@@ -35,7 +35,7 @@ from mpnn.aggregate import Aggregator, Composed, Var, aggregator
 from mpnn.attention.typed import typed_round
 from mpnn.graphs import edges_into
 from mpnn.integrations.pyg.graph_cache import graph_of, is_edge_list, is_supported, stacked_graph_of, values_of
-from mpnn.integrations.pyg.unchanged import change_of, decided, has_hooks, remember
+from mpnn.integrations.pyg.unchanged import change_of, decided, has_hooks, remember, subclasses
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score
 from mpnn.update.maps import linear
@@ -585,7 +585,7 @@ CONVOLUTIONS: tuple[type[Any], ...] = (
 )
 REPLACEMENTS = {kind.__bases__[-1]: kind for kind in CONVOLUTIONS}
 """Class in `torch_geometric.nn` -> its replacement."""
-remember((*REPLACEMENTS, *(kind for kind in vars(aggr).values() if isinstance(kind, type))))
+remember((*REPLACEMENTS, *subclasses(aggr.Aggregation)))
 
 
 def unknown_option(conv: Any) -> str | None:
@@ -666,7 +666,9 @@ def _reducers(module: Any) -> list[Any] | None:
         return [module]
     variance = module if kind is aggr.VarAggregation else module.var_aggr if kind is aggr.StdAggregation else None
     filled = getattr(module, "fill_value", 0)  # of MedianAggregation
-    if kind not in REDUCERS or filled or (variance is not None and variance.semi_grad):
+    if kind not in REDUCERS or filled:
+        return None
+    if variance is not None and (type(variance) is not aggr.VarAggregation or variance.semi_grad):
         return None
     return [REDUCERS[kind]]
 

@@ -2,11 +2,12 @@
 
 A replacement stands for the code of a class of PyTorch Geometric. So this code, the convolution's attributes and its
 aggregation decide whether a call runs here. The decision is made once, with a `Witness` of what it was made from, and
-later calls ask the witness alone. What a class computes is the functions that it had when this library was imported.
+later calls ask the witness alone. What a class computes is the functions that it had when this library was imported,
+and the functions of PyTorch Geometric that these call, such as `gcn_norm` and `scatter`.
 """
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,8 @@ class _Decision(NamedTuple):
 _MOST = 2  # decisions of a convolution: a loop may train and evaluate in turn
 _DECISIONS: WeakKeyDictionary[nn.Module, tuple[_Decision, ...]] = WeakKeyDictionary()
 _CODE: dict[type, dict[str, Any]] = {}
+_CALLED: dict[type, list[tuple[dict[str, Any], str, Any]]] = {}
+"""The functions that the code of a class calls: the globals in which each is found, its name, and what it was."""
 _HOOKS_OF_ALL = frozenset(vars(nn.Module()))
 
 
@@ -57,7 +60,16 @@ def _witness(conv: Any) -> Witness:
         kind = _remembered(part)
         for name in _CODE.get(kind, ()):
             witness.attribute(kind, name)
+        for namespace, name, _ in _CALLED.get(kind, ()):
+            witness.entry(namespace, name)
     return witness
+
+
+def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    """Returns a class and all classes derived from it, those that no package exports among them."""
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from subclasses(derived)
 
 
 def remember(kinds: Iterable[type]) -> None:
@@ -72,10 +84,30 @@ def remember(kinds: Iterable[type]) -> None:
                 code[name] = value
                 names += names_in(_function(value).__code__)
         _CODE[kind] = code
+        _CALLED[kind] = _called(map(_function, code.values()))
+
+
+def _called(functions: Iterable[types.FunctionType]) -> list[tuple[dict[str, Any], str, Any]]:
+    """The functions of PyTorch Geometric that functions name, and those that these name."""
+    found: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+    todo = [*functions]
+    while todo:
+        function = todo.pop()
+        namespace = function.__globals__
+        for name in names_in(function.__code__):
+            value = namespace.get(name)
+            place = id(namespace), name
+            if not isinstance(value, types.FunctionType) or place in found:
+                continue
+            if _module(value).startswith("torch_geometric"):
+                found[place] = (namespace, name, value)
+                todo.append(value)
+    return [*found.values()]
 
 
 def change_of(part: nn.Module) -> str | None:
-    """Which functions of a convolution or an aggregation are not those of its class as it was imported, or None."""
+    """Which functions of a convolution or an aggregation, or called by them, are not those as they were imported, or
+    None."""
     kind = _remembered(part)
     code = _CODE.get(kind, {})
     if own := [name for name in code if name in vars(part)]:
@@ -85,6 +117,9 @@ def change_of(part: nn.Module) -> str | None:
         now = getattr(kind, name, None)
         if now is not value and not _module(now).startswith(generated):
             return f"{name} of {kind.__name__} changed"
+    for namespace, name, value in _CALLED.get(kind, ()):
+        if namespace.get(name) is not value:
+            return f"{name} of {namespace['__name__']} changed"
     return None
 
 

@@ -1,6 +1,7 @@
 """A convolution in place computes what an unused copy with the same change computes, whatever changes after a call."""
 
 import copy
+import importlib
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -97,6 +98,81 @@ def test_a_method_that_is_patched_on_a_class_runs_until_it_is_restored(name: str
         assert "changed" in next(iter(mpnn.pyg.use(CONVOLUTIONS[name]()).left.values()))
     torch.testing.assert_close(ours(*inputs), before)
     assert unchanged.decided(ours)
+
+
+@pytest.mark.parametrize("function", ["gcn_conv.gcn_norm", "gcn_conv.scatter", "gat_conv.softmax"])
+def test_a_function_that_is_patched_in_the_file_of_a_class_runs_until_it_is_restored(function: str) -> None:
+    file, called = function.split(".")
+    module = importlib.import_module(f"torch_geometric.nn.conv.{file}")
+    torch.manual_seed(0)
+    conv = pyg.GCNConv(8, 8) if file == "gcn_conv" else pyg.GATConv(8, 4, 2)
+    ours = copy.deepcopy(conv)
+    mpnn.pyg.use(ours)
+    inputs = torch.randn(NODES, 8), torch.randint(NODES, (2, 40))
+    before = ours(*inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, called, _twice(getattr(module, called)))
+        assert not conv(*inputs).allclose(before)
+        torch.testing.assert_close(ours(*inputs), conv(*inputs))
+    torch.testing.assert_close(ours(*inputs), before)
+    assert unchanged.decided(ours)
+
+
+def _twice(function: Any) -> Any:
+    """The function, whose tensors of floating point numbers are doubled."""
+
+    def doubled(*args: Any, **options: Any) -> Any:
+        out = function(*args, **options)
+        parts = out if isinstance(out, tuple) else (out,)
+        parts = tuple(2 * x if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in parts)
+        return parts if isinstance(out, tuple) else parts[0]
+
+    return doubled
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, torch.nn.Sequential])
+def test_maps_of_pairs_whose_class_is_patched_are_called(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    conv = pyg.EdgeConv(torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU()), aggr="sum")
+    ours = copy.deepcopy(conv)
+    mpnn.pyg.use(ours, maps=False)
+    inputs = torch.randn(NODES, 8), torch.randint(NODES, (2, 40))
+    before = ours(*inputs)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: 2 * forward(self, x))
+    assert not conv(*inputs).allclose(before)
+    torch.testing.assert_close(ours(*inputs), conv(*inputs))
+
+
+class _Quantized(torch.Tensor):
+    """A weight that other libraries compute with, as torchao's: it can be multiplied, and not be cut."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
+        if function is torch.Tensor.chunk:
+            raise NotImplementedError("chunk")
+        return super().__torch_function__(function, kinds, args, options or {})
+
+
+def test_maps_of_pairs_whose_weight_is_no_plain_tensor_are_called() -> None:
+    torch.manual_seed(0)
+    conv = pyg.EdgeConv(torch.nn.Linear(16, 8), aggr="sum")
+    ours = copy.deepcopy(conv)
+    mpnn.pyg.use(ours, maps=False)
+    inputs = torch.randn(NODES, 8), torch.randint(NODES, (2, 40))
+    ours.nn.weight = torch.nn.Parameter(ours.nn.weight.detach().as_subclass(_Quantized))
+    torch.testing.assert_close(ours(*inputs).as_subclass(torch.Tensor), conv(*inputs))
+
+
+def test_an_aggregation_with_a_part_of_another_class_is_called() -> None:
+    conv = pyg.SAGEConv(8, 8, aggr="std")
+    ours = copy.deepcopy(conv)
+    mpnn.pyg.use(ours)
+    inputs = torch.randn(NODES, 8), torch.randint(NODES, (2, 40))
+    ours(*inputs)
+    for each in (conv, ours):
+        each.aggr_module.var_aggr = pyg.aggr.SumAggregation()
+    torch.testing.assert_close(ours(*inputs), conv(*inputs))
 
 
 def test_a_method_that_is_patched_on_the_class_of_an_aggregation_runs(monkeypatch: pytest.MonkeyPatch) -> None:
