@@ -70,6 +70,13 @@ _GEMMA4 = {
     "per_layer_config": {}, "layer_types": _MIXED, "global_head_dim": 8,
 }  # fmt: skip
 _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names or limits of their own
+    "BigBirdConfig": {"attention_type": "original_full", "sep_token_id": 3},
+    "LongformerConfig": {"attention_window": [4, 4]},
+    "ReformerConfig": {
+        "axial_pos_shape": [4, 16], "axial_pos_embds_dim": [8, 24], "attn_layers": ["local", "lsh"],
+        "attention_head_size": 8, "feed_forward_size": 48, "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
+        "num_buckets": 2, "hash_seed": 0,
+    },
     "BailingHybridConfig": {
         "num_expert_group": 2, "qk_rope_head_dim": 8, "num_key_value_heads": 4, "num_nextn_predict_layers": 0,
         "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
