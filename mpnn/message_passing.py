@@ -260,3 +260,6 @@ class MessagePassing(nn.Module):
         if self.graph is None:
             raise ValueError("this operator has no graph; pass one with the call: op(x, graph=...)")
         return self.graph
+
+
+whole_layer.remember(MessagePassing)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from mpnn.aggregate import Sum
 from mpnn.attention.dot_product import DotProduct
@@ -81,6 +82,8 @@ def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
         return "the graph is neither complete nor causal, within documents or as a whole"
     if torch.is_grad_enabled() and (x.requires_grad or operator.training):
         return _RECORDS
+    if _has_any_global_hook():
+        return "a hook is registered for all modules"
     known = _KNOWN.get(operator)
     if known is None or not known.holds:
         known = _KNOWN[operator] = _learn(operator)
@@ -153,6 +156,8 @@ def _form(operator: Any) -> tuple[Form, Sequence[nn.Linear], Sequence[Any]]:
         hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
         _require(not any(hooks), f"a hook is registered on {type(part).__name__}")
     _require(not _has_own_methods(operator), "an instance has a method of its own")
+    for kind in {base for part in operator.modules() for base in type(part).__mro__}:
+        _require(_is_as_imported(kind), f"{kind.__name__} has other methods than it was imported with")
     norm = type(update.norm)
     _require(norm in (nn.LayerNorm, nn.RMSNorm) and type(update.ffn_norm) is norm, "its norms are of another kind")
     _require(type(update.dropout) is Dropout, "dropout is of another kind")
@@ -189,6 +194,27 @@ def _require(holds: bool, reason: str) -> None:
     """Raises _Refused with the reason unless the condition holds."""
     if not holds:
         raise _Refused(reason)
+
+
+def remember(*kinds: type) -> None:
+    """Keeps the attributes of classes and of their bases as they are now, which is as they were imported."""
+    for kind in kinds:
+        for base in kind.__mro__:
+            _IMPORTED.setdefault(base, dict(vars(base)))
+
+
+_IMPORTED: dict[type, dict[str, Any]] = {}
+remember(DotProduct, PreNorm, PostNorm, FeedForward, MLP, GatedFeedForward, Linear, Dropout, DropPath)
+remember(Rotary, Llama3Rotary, nn.LayerNorm, nn.RMSNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Sequential, nn.ModuleList)
+
+
+def _is_as_imported(kind: type) -> bool:
+    """Whether a class has the methods that it had when it was imported: the kernel computes what they do."""
+    known = _IMPORTED.get(kind, {})
+    here = vars(kind)
+    return {name for name in here if callable(here[name])} <= known.keys() and all(
+        here.get(name) is value for name, value in known.items() if callable(value)
+    )
 
 
 def _has_own_methods(operator: Any) -> bool:

@@ -167,7 +167,7 @@ class Form:
             others = self._read_others(round)
             if others != self._values and self._forms_of(others) != self._forms:
                 return False
-        except RuntimeError:  # a tensor is where none was
+        except (RuntimeError, ValueError):  # a tensor or an array is where none was
             return False
         if self._rules and not self._has_rules(round):
             return False
@@ -175,7 +175,7 @@ class Form:
         if self._several:
             tensors = (*tensors[: self._num_single], *(numbers(x) for read in self._several for x in read(round)))
         for fits, x in zip(self._guards, tensors, strict=False):
-            if not fits(x):
+            if x.is_nested or not fits(x):  # the guard ends the process at a nested tensor without strides
                 return False
         graph = round.graph
         for k, dim, size in self._sizes:

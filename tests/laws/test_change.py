@@ -24,20 +24,11 @@ from mpnn.kernels.encoder_layer import EncoderLayer
 THINGS = {**LAYERS, **FUNCTIONS, **OPERATORS, **MODELS, **CACHES, **CONVOLUTIONS, **FAMILIES}
 
 _T5 = "attention: T5ForConditionalGeneration"
-_READ_ANEW = "a whole layer that was outdated is learned anew, and does not ask whether its code is as it was imported"
 _BY_OFFSET = "T5's table of biases is read, and its embedding is not called"
 _OF_A_COPY = "a function keeps the globals of the file that it was made from"
 _DIRECT = "PyTorch Geometric calls `forward` of these maps, which does not tell of which copy they are"
 _INFERENCE = ("no_grad", "inference_mode")
 RED: dict[tuple[str, tuple[str, ...], tuple[str, ...]], str] = {
-    **{
-        (thing, (kind,), _INFERENCE): _READ_ANEW
-        for thing in (*LAYERS, "a layer over jagged tensors")
-        for kind in (
-            "outputs are replaced by a global hook", "inputs are replaced by a global hook",
-            "the forward of a class is patched", "the call of a class is patched",
-        )
-    },
     (
         _T5,
         (
