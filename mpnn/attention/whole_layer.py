@@ -212,6 +212,9 @@ def _is_as_imported(kind: type) -> bool:
     """Whether a class has the methods that it had when it was imported: the kernel computes what they do."""
     known = _IMPORTED.get(kind, {})
     here = vars(kind)
+    if kind is nn.Module:  # other libraries add methods to it, and only its call matters
+        names = {"__call__", "_call_impl", *nn.Module._wrapped_call_impl.__code__.co_names} & known.keys()
+        return all(here.get(name) is known[name] for name in names)
     return {name for name in here if callable(here[name])} <= known.keys() and all(
         here.get(name) is value for name, value in known.items() if callable(value)
     )

@@ -24,7 +24,7 @@ from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, on
 from mpnn.graph import Graph, rng
 from mpnn.graph.causal import documents
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, total
-from mpnn.graph.modes import is_differentiated_by_transform
+from mpnn.graph.modes import is_differentiated_by_transform, is_transformed
 from mpnn.graph.relations import Offset, Relation
 from mpnn.graph.row_groups import row_groups
 from mpnn.graph.runs import Ints, cliques_of
@@ -39,6 +39,7 @@ TRACED = True
 
 _MAX_PAIRS = 1 << 26  # of a mask; 64 MB
 _FRESH = 1 << 25  # bytes of logits from which on the system allocates them in each call, at a cost for each page
+_FEW_PAIRS = 1 << 16  # up to which `vmap` computes attention by its formula
 _TILE = 128  # rows that the flash kernel computes together
 _MAX_SCORES = 1 << 29  # of logits in memory, over all heads and batches; 2 GB in float32
 
@@ -384,7 +385,9 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, cau
             mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
         out = sdpa(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), scale, mask, causal)
         return out.view(*batch, *out.shape[1:])
-    if is_differentiated_by_transform():  # Torch's kernels have first derivatives in reverse mode only.
+    # Torch's kernels have first derivatives in reverse mode only, and vmap would call them entry by entry.
+    few = is_transformed() and q.shape[-2] * k.shape[-2] <= _FEW_PAIRS
+    if few or is_differentiated_by_transform():
         return attention(q, k, v, mask, causal, scale)
     if scale <= 0:  # torch's kernels mask before scaling, which would turn -inf to inf or NaN
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)

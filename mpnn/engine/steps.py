@@ -175,7 +175,9 @@ class Form:
         if self._several:
             tensors = (*tensors[: self._num_single], *(numbers(x) for read in self._several for x in read(round)))
         for fits, x in zip(self._guards, tensors, strict=False):
-            if x.is_nested or not fits(x):  # the guard ends the process at a nested tensor without strides
+            if getattr(x, "is_nested", True) or not fits(
+                x
+            ):  # the guard ends the process at a nested tensor without strides
                 return False
         graph = round.graph
         for k, dim, size in self._sizes:

@@ -65,8 +65,8 @@ def of_any_nodes(x: Tensor, strides: Lengths | None = None) -> Callable[[Tensor]
 def is_special(x: Tensor) -> bool:
     """Whether a call is one of those that the guard does not see."""
     return bool(
-        x.is_nested  # torch's guard ends the process at a nested tensor that has no strides
-        or has_torch_function_unary(x)
+        has_torch_function_unary(x)
+        or x.is_nested  # torch's guard ends the process at a nested tensor that has no strides
         or forward_ad._current_level >= 0
         or torch.compiler.is_dynamo_compiling()
         or torch._C._len_torch_dispatch_stack()
