@@ -44,6 +44,8 @@ class LightGCN(Model):
 class _ByDegree(EdgeWeight):
     """The weights of `mpnn.attention.Degree`, without its map."""
 
+    depends_on = "row"
+
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         weight = graph.cached(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
         return super().forward(dst, src, graph, weight)
