@@ -25,6 +25,9 @@ class LightGCN(Model):
     Args:
         layers: the number of hops.
         graph: topology or graph of every hop; None if each call passes one.
+
+    Raises:
+        ValueError: the graph has edge_attr, which LightGCN does not read.
     """
 
     def __init__(self, layers: int = 3, graph: Topology | Graph | None = None) -> None:
@@ -47,5 +50,10 @@ class _ByDegree(EdgeWeight):
     depends_on = "row"
 
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        if edge_attr is not None:
+            raise ValueError(
+                f"LightGCN weights links by degree only, but got edge_attr {list(edge_attr.shape)}; pass a graph "
+                "without edge_attr, or use GCN, which reads one weight per edge"
+            )
         weight = graph.cached(("degree weights", src.dtype), lambda: degree_weights(graph, dtype=src.dtype))
         return super().forward(dst, src, graph, weight)

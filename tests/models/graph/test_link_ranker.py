@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpnn import graphs
 from mpnn.models import RGCN, ComplEx, DistMult, Inner, LightGCN, LinkRanker
 from mpnn.models.graph.link_ranker import Form, popular_keys
 
@@ -143,3 +144,10 @@ def test_what_does_not_fit_is_refused() -> None:
     model, pairs, relation = ranker("directed")
     with pytest.raises(ValueError, match=r"the links have \d+ popular pairs of a node and a type; popular=\d+"):
         model.set_popularity(pairs[:, :3], relation[:3])
+
+
+def test_light_gcn_refuses_edge_attr_that_it_would_not_read():
+    links = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+    weighted = graphs.from_edges(links, num_nodes=4, edge_attr=torch.ones(4))
+    with pytest.raises(ValueError, match="weights links by degree only"):
+        LightGCN(2)(torch.randn(4, 3), weighted)
