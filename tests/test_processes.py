@@ -265,7 +265,7 @@ def step(k):
     ]
     sum(z.square().sum() for z in out).backward()
 
-for k in range(60 if steps < 1000 else 1000):  # a whole round of all that differs from step to step
+for k in range(300 if steps < 1000 else 1000):  # until the caches, which are bounded, hold all that they will hold
     step(k)
 objects, size = held()
 for k in range(steps):
