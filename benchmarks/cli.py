@@ -52,7 +52,7 @@ REAL_RESULTS = HERE / "results" / "real.json"
 SCATTER_RESULTS = HERE / "results" / "scatter.json"
 PAGE = HERE.parent / "docs" / "performance.md"
 SCATTER_PAGE = HERE.parent / "docs" / "howto" / "scatter.md"
-GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "README.md"
+GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "docs" / "comparison.md"
 
 console = Console(highlight=False)
 app = typer.Typer(
@@ -333,8 +333,8 @@ def report(
     reasons: Annotated[Path, typer.Option(help="Why goals were missed: Markdown, written by hand.")] = REASONS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
-    """Writes the page of a run, with its tables, goals and pictures; a GPU's tables in docs/gpu.md and README; and the
-    table of docs/howto/scatter.md."""
+    """Writes the page of a run, with its tables, goals and pictures; a GPU's tables in docs/gpu.md and comparison.md;
+    and the table of docs/howto/scatter.md."""
     if not results.is_file():
         raise typer.BadParameter(f"there is no {results}; python -m benchmarks cpu writes it", param_hint="--results")
     others = {"Whole workloads": json.loads(workloads.read_text())} if workloads.is_file() else {}

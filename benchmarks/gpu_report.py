@@ -1,4 +1,4 @@
-"""Tables of what `python -m benchmarks gpu` measured, in docs/gpu.md and README.md.
+"""Tables of what `python -m benchmarks gpu` measured, in docs/gpu.md and docs/comparison.md.
 
 A page says where a table belongs: `<!-- gpu: NAME -->` and `<!-- gpu end -->`; what stands between is generated.
 """
@@ -220,7 +220,7 @@ SHORT = (
 
 
 def short(results: Results) -> list[str]:
-    """Three rows for the README: an irregular graph, a model in place, and a sparse graph beside the complete one."""
+    """Returns three rows: an irregular graph, a model in place, and a sparse graph compared with the complete one."""
     lines = ["| | mpnn | peer | |", "|---|---|---|---|"]
     for group, pattern, direction, peer in SHORT:
         found = list(_matching(results["rows"], group, direction, pattern))

@@ -29,8 +29,14 @@ PAGES = [
 ]
 
 
+CODE = re.compile(r"```python\n(?P<code>.*?)```(?:\n\n```text\n(?P<output>.*?)```)?", re.S)
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_code_in_docs_runs(
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A block of text directly under a block of Python is what the code prints (`...`: other lines)."""
     monkeypatch.chdir(tmp_path)  # for what a page writes
     monkeypatch.setattr(backends, "_registered", BACKENDS)  # forgets the page's own afterwards
     registered = sys.modules["mpnn.graphs.parse"]._REGISTERED
@@ -38,12 +44,21 @@ def test_code_in_docs_runs(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(sys.modules["mpnn.graphs.parse"], "_REGISTERED", own)  # another page registers the same names
     text = page.read_text()
     names: dict[str, object] = {"__name__": page.stem}
-    for block in re.finditer(r"```python\n(.*?)```", text, re.S):
-        line = text[: block.start(1)].count("\n")
+    for block in CODE.finditer(text):
+        line = text[: block.start("code")].count("\n")
+        capsys.readouterr()
         try:
-            exec(compile("\n" * line + block.group(1), str(page), "exec", dont_inherit=True), names)
+            exec(compile("\n" * line + block["code"], str(page), "exec", dont_inherit=True), names)
         except DatasetNotFound as error:
             pytest.skip(str(error))
+        if block["output"] is not None:
+            printed = capsys.readouterr().out
+            assert re.fullmatch(pattern(block["output"]), printed), f"{page.name}, line {line}: {printed}"
+
+
+def pattern(output: str) -> str:
+    """What an output on a page matches: lines of `...` stand for any others."""
+    return re.sub(r"^\\\.\\\.\\\.\\\n", r"(?:.*\n)*", re.escape(output), flags=re.M)
 
 
 def test_the_table_of_the_readme_says_what_was_measured() -> None:
@@ -77,7 +92,9 @@ def words(text: str) -> int:
 def test_pages_have_2000_words_at_most_and_versions_300() -> None:
     pages = [page for page in (ROOT / "docs").rglob("*.md") if "_generated" not in page.parts]
     assert {page.name: count for page in pages if (count := words(page.read_text())) > 2000} == {}
-    assert words((ROOT / "README.md").read_text()) <= 800
+    readme = (ROOT / "README.md").read_text()
+    assert words(readme) <= 800
+    assert len(readme.splitlines()) <= 90
     _, *versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
     assert versions
     assert {version.split("\n")[0]: count for version in versions if (count := words(version)) > 300} == {}
