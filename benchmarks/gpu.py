@@ -29,8 +29,8 @@ from mpnn import Graph, MessagePassing, Topology, engine, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
-from mpnn.kernels.cuda import tile_config
-from mpnn.kernels.selective_scan import selective_scan
+from mpnn.kernels.recurrent.selective_scan import selective_scan
+from mpnn.kernels.tiles.cuda import config as tile_config
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 from mpnn.update import FeedForward, PreNorm

@@ -219,7 +219,7 @@ def _nodes(short: int, long: int, direction: str) -> Callable[[], Contest]:
     """The time of one node: the short sequence runs as often as the long one has room for it."""
 
     def scan(n: int) -> Callable[[], Tensor]:
-        from mpnn.kernels.scan import recurrence
+        from mpnn.kernels.recurrent.scan import recurrence
 
         q, k = torch.randn(2, 1, n, 1, 128)
         v, gate = torch.randn(1, n, 24, 64), F.logsigmoid(torch.randn(1, n, 24))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mpnn.attention.spec import KeyValue, check_integers
 from mpnn.graph import Graph
-from mpnn.kernels import positive_features
+from mpnn.kernels.dense import positive_features
 from mpnn.round import Round, validation
 from mpnn.scores import Dot
 from mpnn.update.maps import Linear

@@ -1,4 +1,4 @@
-"""A transformer layer, its round and its update, by one compiled call (`mpnn/kernels/encoder_layer.py`).
+"""A transformer layer, its round and its update, by one compiled call (`mpnn/kernels/layers/encoder_layer.py`).
 
     MessagePassing(complete(), "sum", PreNorm(dim, FeedForward(dim)), DotProduct(dim, heads))
 
@@ -28,7 +28,7 @@ from mpnn.graph import Graph, causal
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.witness import Unwatchable, Witness
 from mpnn.kernels.cpu import library
-from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights, has_kernel
+from mpnn.kernels.layers.encoder_layer import Documents, EncoderLayer, Form, Weights, has_kernel
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.update import MLP, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from mpnn.update.dropout import Dropout, DropPath

@@ -14,8 +14,8 @@ from mpnn.backends.csr import edges
 from mpnn.backends.edge_list import Kernels
 from mpnn.graph.csr import CSR
 from mpnn.kernels.cpu import library
-from mpnn.kernels.row_reduce import Adjoint, RowReduce
-from mpnn.kernels.rows import Rows
+from mpnn.kernels.rows.reduce import Adjoint, RowReduce
+from mpnn.kernels.rows.rows import Rows
 from mpnn.round import Result, Round
 from mpnn.scores import Dot
 

@@ -28,7 +28,7 @@ from mpnn.graph.modes import is_differentiated_by_transform, is_transformed
 from mpnn.graph.relations import Offset, Relation
 from mpnn.graph.row_groups import row_groups
 from mpnn.graph.runs import Ints, cliques_of
-from mpnn.kernels import pair_tables, varlen
+from mpnn.kernels.dense import pair_tables, varlen
 from mpnn.kernels.once_differentiable import attention, differentiable_again
 from mpnn.round import Result, Round, reads
 from mpnn.round.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges

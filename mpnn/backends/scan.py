@@ -1,13 +1,14 @@
 """Linear attention and recurrences: weights are inner products without a normalizer, so sums over sources are computed
-first, in time linear in the nodes (`mpnn.kernels.scan`). The sums are one matrix for rows with the same sources, and a
-running sum if each row has one source more than the row before. On CPU and CUDA the running sum may have gates, the
-delta rule, and a state that enters and leaves. On CUDA such a recurrence runs in parallel chunks if its features are at
-most 256 wide, of at most 32 bits, and its documents have 16 nodes or more on average; else node by node, as a step of
-decoding does.
+first, in time linear in the nodes (`mpnn.kernels.recurrent.scan`). The sums are one matrix for rows with the same
+sources, and a running sum if each row has one source more than the row before. On CPU and CUDA the running sum may have
+gates, the delta rule, and a state that enters and leaves. On CUDA such a recurrence runs in parallel chunks if its
+features are at most 256 wide, of at most 32 bits, and its documents have 16 nodes or more on average; else node by
+node, as a step of decoding does.
 
 Without a score, a weight for each head and offset over `causal() & window(radius)` is a short convolution
-(`mpnn.kernels.short_convolution`): the sum of a few shifted products. Without weights, sums, means, extremes and
-variances over `causal()`, `prefix(k)` or `causal() & documents(...)` are running ones (`mpnn.kernels.prefixes`).
+(`mpnn.kernels.recurrent.short_convolution`): the sum of a few shifted products. Without weights, sums, means, extremes
+and variances over `causal()`, `prefix(k)` or `causal() & documents(...)` are running ones
+(`mpnn.kernels.recurrent.prefixes`).
 """
 
 from collections.abc import Callable
@@ -29,9 +30,9 @@ from mpnn.graph.relations import Offset
 from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.prefixes import prefix_maxima, prefix_means, prefix_minima, prefix_sums, prefix_variances
-from mpnn.kernels.scan import ALL, LOGITS, PAST, Block, in_chunks, linear_attention, recurrence
-from mpnn.kernels.short_convolution import short_convolution
+from mpnn.kernels.recurrent.prefixes import prefix_maxima, prefix_means, prefix_minima, prefix_sums, prefix_variances
+from mpnn.kernels.recurrent.scan import ALL, LOGITS, PAST, Block, in_chunks, linear_attention, recurrence
+from mpnn.kernels.recurrent.short_convolution import short_convolution
 from mpnn.round import Result, Round
 from mpnn.round.needs import AGGREGATES, DEVICES, FLOATS
 from mpnn.scores import Dot

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
-from mpnn.kernels.sample_neighbors import Sample, sample_neighbors
+from mpnn.kernels.edges.sample_neighbors import Sample, sample_neighbors
 
 
 class Sampled(Protocol):

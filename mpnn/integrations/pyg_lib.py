@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpnn.integrations import torch_cluster
 from mpnn.integrations.torch_cluster import grid_cluster as grid_cluster, walks
-from mpnn.kernels.scatter import match
+from mpnn.kernels.rows.scatter import match
 
 
 def knn(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
 from mpnn.graph.guard import is_plain
-from mpnn.kernels import edge_sum
+from mpnn.kernels.rows import edge_sum
 from mpnn.round import validation as check
 from mpnn.update import rows
 from mpnn.update.dropout import Dropout, DropPath

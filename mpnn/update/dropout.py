@@ -15,7 +15,7 @@ from mpnn.aggregate import Sum
 from mpnn.graph import Graph, rng, transforms
 from mpnn.graph.sharding import active
 from mpnn.kernels.cpu import library
-from mpnn.kernels.feature_dropout import FeatureDropout
+from mpnn.kernels.dense.feature_dropout import FeatureDropout
 from mpnn.round import Round
 
 _MIN_ELEMENTS = 1 << 14  # smaller tensors use torch's dropout

@@ -1,4 +1,4 @@
-"""Linear maps by the quicker product: torch's or oneDNN's (`mpnn/kernels/linear.py`).
+"""Linear maps by the quicker product: torch's or oneDNN's (`mpnn/kernels/dense/linear.py`).
 
 The choice compares prices, as that of a backend does: nanoseconds of a call, of a multiplication with addition, and of
 a number of a weight that is read. `costs.json` has them for processors of one family, `mpnn tune` measures those of
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpnn.graph.guard import is_plain
-from mpnn.kernels import batches, linear as onednn
+from mpnn.kernels import batches
+from mpnn.kernels.dense import linear as onednn
 
 # names in tables of prices
 TORCH = "torch map"

@@ -1,5 +1,5 @@
 """Functions that map each row of a tensor by itself. Large tensors go through all steps a block at a time, so that
-nothing between the steps is kept for the backward pass (`mpnn/kernels/edge_sum.py`). There it is computed again, so a
+nothing between the steps is kept for the backward pass (`kernels/rows/edge_sum.py`). There it is computed again, so a
 training step that has the memory keeps it instead."""
 
 from typing import Any
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from mpnn.kernels import edge_sum
+from mpnn.kernels.rows import edge_sum
 from mpnn.update.maps import Linear, linear
 
 _OF_ROWS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LeakyReLU, nn.ELU, nn.Identity)

@@ -45,9 +45,9 @@ from mpnn.engine import plan
 from mpnn.graph import Graph, rng
 from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset, Relation
-from mpnn.kernels import row_attention
 from mpnn.kernels.cuda.launch import Arguments, Launches
 from mpnn.kernels.cuda.schedule import Sorted
+from mpnn.kernels.rows import attention as row_attention
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 

@@ -38,7 +38,7 @@ from mpnn.backends.csr import edges as edge_orders
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable
-from mpnn.kernels import row_reduce
+from mpnn.kernels.rows import reduce as row_reduce
 from mpnn.round import Round
 
 AGGREGATORS = (Sum(), Mean(), Max(), Min(), Var(), Std(), PNA())
@@ -184,7 +184,7 @@ def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> Non
 )
 @pytest.mark.sample(2)
 def test_a_part_for_each_edge(aggregator: Aggregator, edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpnn.kernels.rows.MIN_PIECE", 1)
+    monkeypatch.setattr("mpnn.kernels.rows.rows.MIN_PIECE", 1)
     graph = graphs.from_edges([list(range(edges)), [0] * edges], edges)
     width = 4 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
     monkeypatch.setattr(row_reduce, "_MIN_COMPONENTS", width // 2)

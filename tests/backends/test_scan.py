@@ -12,7 +12,7 @@ from mpnn.attention import Kernel
 from mpnn.backends import edge_list, scan
 from mpnn.engine.plan import choose, refusal as why_not
 from mpnn.graph import Graph
-from mpnn.kernels.scan import linear_attention
+from mpnn.kernels.recurrent.scan import linear_attention
 from mpnn.round import Round
 from mpnn.scores import Dot
 

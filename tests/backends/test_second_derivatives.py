@@ -14,7 +14,7 @@ from mpnn.attention import DotProduct
 from mpnn.backends import registered
 from mpnn.engine import choice
 from mpnn.graph import rng
-from mpnn.kernels.feature_dropout import FeatureDropout
+from mpnn.kernels.dense.feature_dropout import FeatureDropout
 from mpnn.kernels.once_differentiable import once_differentiable
 from mpnn.round import Result, Round
 from mpnn.update.dropout import Dropout

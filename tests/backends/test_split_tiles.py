@@ -11,7 +11,7 @@ from mpnn.engine.plan import choose
 from mpnn.engine.rewrites.fold_stacked import fold
 from mpnn.graph import Graph
 from mpnn.graph.runs import Ints, Runs
-from mpnn.kernels.cuda import tile_config
+from mpnn.kernels.tiles.cuda import config as tile_config
 from mpnn.round import Round
 from mpnn.scores import Dot
 from tests.support.capabilities import GRAPHS

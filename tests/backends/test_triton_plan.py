@@ -101,7 +101,7 @@ launch, compiled = JITFunction.run, []
 
 def compile_only(self, *args, grid, warmup, **options):
     kernel = launch(self, *args, grid=grid, warmup=True, **options)
-    name = f"{self.fn.__module__}.{self.fn.__name__}".removeprefix("mpnn.kernels.cuda.")
+    name = f"{self.fn.__module__}.{self.fn.__name__}".removeprefix("mpnn.kernels.")
     compiled.append((name, len(kernel.asm["cubin"])))
 
 JITFunction.run = compile_only
@@ -121,15 +121,15 @@ plain = given.Round(
 for request in (attending, plain):
     backend = given.cuda_reduce if given.csr.reduce.is_plain(request) else given.cuda_attention
     backend.run(request).out.sum().backward()
-from mpnn.kernels.cuda.recurrence import Recurrence
+from mpnn.kernels.recurrent.cuda.recurrence import Recurrence
 x = given.leaf(1, 9, 2, 8)
 numbers = given.leaf(1, 9, 2, 8), given.leaf(1, 9, 2), given.leaf(1, 2, 8, 8)
 Recurrence.apply(x, x, x, *numbers, 0.1, 2, (4, 9))[0].sum().backward()
-from mpnn.kernels.cuda.chunks import function
+from mpnn.kernels.recurrent.cuda.chunks import function
 gate, beta, state = numbers
 for gates in (gate, given.leaf(1, 9, 2)):
     function.run(*[x.bfloat16()] * 3, gates, beta, state, 0.1, 2, (4, 9), torch.bfloat16)[0].sum().backward()
-from mpnn.kernels.cuda.selective_scan import scan
+from mpnn.kernels.recurrent.cuda.selective_scan import scan
 x, B = given.leaf(1, 40, 64), given.leaf(1, 40, 16)
 for narrow in (torch.bfloat16, torch.float32):
     rest = given.leaf(16, 64), B.to(narrow), B.to(narrow), given.leaf(1, 16, 64)
@@ -160,11 +160,15 @@ def test_every_kernel_compiles_for_a_gpu(triton: str, architecture: str, tmp_pat
     used, *kernels = json.loads(done.stdout)
     assert (used == installed_triton) == (triton == "installed")
     assert {name for name, _ in kernels} == {
-        "forward.attend", "forward.join", "backward.deltas", "backward.gradients", "reduce.segment_reduce",
-        "reduce.join", "reduce.segment_reduce_backward", "recurrence.forward", "recurrence.backwards",
-        "recurrence.forwards", "chunks.within.gates", "chunks.within.scores", "chunks.within.solve",
-        "chunks.states.walk", "chunks.states.walk_back", "chunks.outputs.outputs", "chunks.outputs.sent",
-        "chunks.gradients.values", "chunks.gradients.keys", "selective_scan.passed", "selective_scan.walk",
-        "selective_scan.gradients",
+        *(f"rows.cuda.{name}" for name in (
+            "forward.attend", "forward.join", "backward.deltas", "backward.gradients", "aggregate.segment_reduce",
+            "aggregate.join", "aggregate.segment_reduce_backward",
+        )),
+        *(f"recurrent.cuda.{name}" for name in (
+            "recurrence.forward", "recurrence.backwards", "recurrence.forwards", "chunks.within.gates",
+            "chunks.within.scores", "chunks.within.solve", "chunks.states.walk", "chunks.states.walk_back",
+            "chunks.outputs.outputs", "chunks.outputs.sent", "chunks.gradients.values", "chunks.gradients.keys",
+            "selective_scan.passed", "selective_scan.walk", "selective_scan.gradients",
+        )),
     }  # fmt: skip
     assert all(size > 0 for _, size in kernels)

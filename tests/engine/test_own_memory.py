@@ -19,7 +19,7 @@ from mpnn.backends import BACKENDS
 from mpnn.engine import choice
 from mpnn.engine.rewrites.prepare import as_planned
 from mpnn.graph import Graph
-from mpnn.kernels.scan import recurrence
+from mpnn.kernels.recurrent.scan import recurrence
 from mpnn.round import Result, Round
 
 SIZE = 640  # nodes, so many that sets are computed once

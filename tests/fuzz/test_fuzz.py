@@ -23,7 +23,7 @@ from mpnn import graphs
 from mpnn.backends import csr
 from mpnn.engine.rewrites import fold_stacked, softmax_dst
 from mpnn.graphs import trees
-from mpnn.kernels import row_attention
+from mpnn.kernels.rows import attention as row_attention
 
 from .cases import Case, draw_group, leaves
 from .compare import Failure, check

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 import mpnn.hf  # noqa: E402
 from mpnn.integrations.hf import encoder_layers, interface  # noqa: E402
 from mpnn.kernels.cpu import library  # noqa: E402
-from mpnn.kernels.encoder_layer import EncoderLayer  # noqa: E402
+from mpnn.kernels.layers.encoder_layer import EncoderLayer  # noqa: E402
 
 pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="there are no compiled kernels")
 

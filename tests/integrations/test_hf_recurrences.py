@@ -24,7 +24,7 @@ from transformers.models.mamba2 import modeling_mamba2
 
 import mpnn.hf
 from mpnn.integrations.hf import compat, packing as division, recurrences
-from mpnn.kernels import scan
+from mpnn.kernels.recurrent import scan
 
 EACH = "mamba", "mamba2", "qwen3_next", "kimi_linear", "lfm2"  # one of each recurrence
 OTHERS = (
@@ -171,7 +171,7 @@ def test_on_a_gpu_the_recurrences_are_ours(family: str, autocast: bool, monkeypa
     for module in (scan, recurrences):
         monkeypatch.setattr(module, "by_triton", lambda x: True)
     monkeypatch.setattr(scan, "_CHUNKED_NODES", 4)
-    from mpnn.kernels.cuda.chunks import function as chunks
+    from mpnn.kernels.recurrent.cuda.chunks import function as chunks
 
     small = chunks.Launch(columns=8)
     monkeypatch.setattr(chunks, "_LEAST", 8)

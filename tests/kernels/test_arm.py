@@ -19,11 +19,11 @@ from torch import Tensor
 
 from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import Additive, AdditiveV2
-from mpnn.kernels import row_attention, row_reduce
 from mpnn.kernels.cpu import library
-from mpnn.kernels.feature_dropout import FeatureDropout
-from mpnn.kernels.selective_scan import selective_scan
-from mpnn.kernels.state_update import state_update
+from mpnn.kernels.dense.feature_dropout import FeatureDropout
+from mpnn.kernels.recurrent.selective_scan import selective_scan
+from mpnn.kernels.recurrent.state_update import state_update
+from mpnn.kernels.rows import attention as row_attention, reduce as row_reduce
 
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 LIBC = Path("/usr/aarch64-linux-gnu")

@@ -13,9 +13,9 @@ from threads import same_bits, threads
 
 from mpnn import graphs, ops
 from mpnn.graph.topology import Topology
-from mpnn.kernels import tile_attention
 from mpnn.kernels.cpu import threads as pool
-from mpnn.kernels.rows import MIN_PIECE, Rows
+from mpnn.kernels.rows.rows import MIN_PIECE, Rows
+from mpnn.kernels.tiles import attention as tile_attention
 from mpnn.position import ALiBi
 
 FIRST_CALLS = """

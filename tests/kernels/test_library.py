@@ -14,19 +14,13 @@ import torch
 from benchmarks import machine
 from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
-from mpnn.kernels import (
-    encoder_layer,
-    feature_dropout,
-    row_attention,
-    row_reduce,
-    sample_neighbors,
-    scan,
-    scatter,
-    selective_scan,
-    sort_edges,
-    tile_attention,
-)
 from mpnn.kernels.cpu import files, library, threads
+from mpnn.kernels.dense import feature_dropout
+from mpnn.kernels.edges import sample_neighbors, sort_edges
+from mpnn.kernels.layers import encoder_layer
+from mpnn.kernels.recurrent import scan, selective_scan
+from mpnn.kernels.rows import attention as row_attention, reduce as row_reduce, scatter
+from mpnn.kernels.tiles import attention as tile_attention
 
 ROOT = Path(__file__).parents[2]
 STRUCTS = {
@@ -62,16 +56,6 @@ def test_the_digest_depends_on_names_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("not a source")
     assert len(set(digests)) == 3
     assert files.digest(tmp_path) == digests[-1]
-
-
-@pytest.fixture
-def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after an edit of the sources: no library has their digest."""
-    library.why_missing.cache_clear()
-    monkeypatch.setattr(library, "digest", lambda: "0" * 12)
-    yield
-    monkeypatch.undo()
-    library.why_missing.cache_clear()
 
 
 @pytest.mark.usefixtures("without_library")

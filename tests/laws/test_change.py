@@ -19,7 +19,7 @@ from change import CHANGES, MODES, Nothing, check, compiled
 from things import CACHES, CONVOLUTIONS, FAMILIES, FUNCTIONS, LAYERS, MODELS, OPERATORS, Thing
 
 from mpnn.kernels.cpu import library
-from mpnn.kernels.encoder_layer import EncoderLayer
+from mpnn.kernels.layers.encoder_layer import EncoderLayer
 
 THINGS = {**LAYERS, **FUNCTIONS, **OPERATORS, **MODELS, **CACHES, **CONVOLUTIONS, **FAMILIES}
 

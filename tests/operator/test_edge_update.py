@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, graphs
 from mpnn.attention import DotProduct
-from mpnn.kernels import edge_sum
+from mpnn.kernels.rows import edge_sum
 from mpnn.update import MLP, EdgeUpdate, PreNorm
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import EdgeFilter
-from mpnn.kernels import edge_sum
+from mpnn.kernels.rows import edge_sum
 from mpnn.models.layers.interaction import interaction
 from mpnn.models.layers.molecules import RadialFilter, ShiftedSoftplus
 from mpnn.update import MLP, rows

@@ -17,7 +17,7 @@ import mpnn
 from mpnn import MessagePassing, Topology, graphs
 from mpnn.attention import DotProduct, whole_layer
 from mpnn.kernels.cpu import library
-from mpnn.kernels.encoder_layer import EncoderLayer
+from mpnn.kernels.layers.encoder_layer import EncoderLayer
 from mpnn.position import ALiBi, Rotary
 from mpnn.update import FeedForward, GatedFeedForward, PostNorm, PreNorm
 

@@ -15,7 +15,7 @@ def packed(
     scale: float,
     causal: bool = False,
 ) -> Tensor:
-    """As `mpnn.kernels.varlen.packed`. Checks what the kernel does not: that the groups are all nodes, and the most."""
+    """As `kernels/dense/varlen.py:packed`. Checks what the kernel does not: that groups are all nodes, and the most."""
     num_dst, num_src = dst_starts.diff(), src_starts.diff()
     assert (dst_starts.dtype, src_starts.dtype) == (torch.int32, torch.int32)
     assert (int(dst_starts[-1]), int(src_starts[-1])) == (len(query), len(key))

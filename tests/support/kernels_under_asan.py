@@ -12,7 +12,7 @@ import torch
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
 from mpnn.kernels.cpu import library
-from mpnn.kernels.encoder_layer import Documents, EncoderLayer, Form, Weights
+from mpnn.kernels.layers.encoder_layer import Documents, EncoderLayer, Form, Weights
 
 WIDE = {
     "BERT": Form(64, 2, 192, "gelu", False, (1e-12, 1e-3), 0.2),

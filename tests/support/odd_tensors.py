@@ -24,11 +24,11 @@ from mpnn.flex import create_block_mask, flex_attention
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graphs.encodings import random_walk
-from mpnn.kernels import positive_features
-from mpnn.kernels.scan import linear_attention, recurrence
-from mpnn.kernels.selective_scan import selective_scan
-from mpnn.kernels.short_convolution import short_convolution
-from mpnn.kernels.state_update import state_update
+from mpnn.kernels.dense import positive_features
+from mpnn.kernels.recurrent.scan import linear_attention, recurrence
+from mpnn.kernels.recurrent.selective_scan import selective_scan
+from mpnn.kernels.recurrent.short_convolution import short_convolution
+from mpnn.kernels.recurrent.state_update import state_update
 from mpnn.update.dropout import Dropout
 from mpnn.update.maps import Linear
 

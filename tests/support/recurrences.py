@@ -1,4 +1,4 @@
-"""Recurrences, one node after the other: the twins of `mpnn.kernels.scan` and `mpnn.kernels.selective_scan`."""
+"""Recurrences, one node after the other: the twins of `scan` and `selective_scan` in `mpnn/kernels/recurrent`."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def recurrence(
     scale: float = 1.0,
     documents: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The arguments and results of `mpnn.kernels.scan.recurrence`."""
+    """The arguments and results of `mpnn.kernels.recurrent.scan.recurrence`."""
     numbers = [x for x in (query, key, value, log_gate, beta) if x is not None]
     heads = max([x.shape[2] for x in numbers] + ([] if state is None else [state.shape[1]]))
     query, key, value = (x.repeat_interleave(heads // x.shape[2], 2) for x in (query, key, value))
@@ -53,7 +53,7 @@ def selective_scan(
     *,
     documents: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The arguments and results of `mpnn.kernels.selective_scan.selective_scan`."""
+    """The arguments and results of `mpnn.kernels.recurrent.selective_scan.selective_scan`."""
     new = x.new_zeros(len(x), *A.shape)
     h, out = new if state is None else state, []
     for t in range(x.shape[1]):

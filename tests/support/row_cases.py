@@ -25,8 +25,8 @@ from mpnn.engine import choice
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset
-from mpnn.kernels import row_attention
 from mpnn.kernels.cuda.launch import Arguments, Launches
+from mpnn.kernels.rows import attention as row_attention
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
@@ -124,7 +124,7 @@ def poisoned(request: pytest.FixtureRequest) -> Iterator[None]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are divided as if the graph were large: into 32 parts and after 70 edges on CPU, after 20 on GPU."""
     monkeypatch.setattr(row_attention, "_MIN_COMPONENTS", 1)
-    monkeypatch.setattr("mpnn.kernels.rows.MIN_PIECE", 70)
+    monkeypatch.setattr("mpnn.kernels.rows.rows.MIN_PIECE", 70)
     monkeypatch.setattr("mpnn.kernels.cuda.schedule._PIECE", 20)
 
 

@@ -1,4 +1,4 @@
-"""Attention along the rows of any graph on CPU: converts a round for `mpnn.kernels.row_attention`. The scores it
+"""Attention along the rows of any graph on CPU: converts a round for `mpnn.kernels.rows.attention`. The scores it
 supports are supported on GPUs too (`mpnn.backends.csr.cuda_attention`).
 
 Torch operations pad widths to whole vectors and cast 16-bit features to float32, so autograd differentiates both.
@@ -18,11 +18,11 @@ from mpnn.backends.csr import edges, operands
 from mpnn.backends.csr.operands import KINDS, Operands
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
-from mpnn.kernels import row_attention
 from mpnn.kernels.cpu import library
-from mpnn.kernels.row_attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, EdgeTypes, Spec, Tensors, shares_keys
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
-from mpnn.kernels.rows import Rows
+from mpnn.kernels.rows import attention as row_attention
+from mpnn.kernels.rows.attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, EdgeTypes, Spec, Tensors, shares_keys
+from mpnn.kernels.rows.rows import Rows
+from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT
 from mpnn.round import Result, Round, reads
 from mpnn.round.needs import FLOATS, NORMALIZED, on_edges
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot

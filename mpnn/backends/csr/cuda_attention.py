@@ -1,4 +1,4 @@
-"""Attention along the rows of any graph on a GPU: converts a round for `mpnn.kernels.cuda.row_attention`.
+"""Attention along the rows of any graph on a GPU: converts a round for `mpnn.kernels.rows.cuda.attention`.
 
 Features of any width and any supported dtype are passed without a copy, except that heads are repeated if keys and
 values have different numbers of heads.
@@ -17,7 +17,7 @@ from mpnn.backends.csr.operands import Operands
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import PerEdge
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.row_spec import ADDITIVE
+from mpnn.kernels.rows.spec import ADDITIVE
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore
 
@@ -65,7 +65,7 @@ def estimate(round: Round) -> Estimate:
 
 
 def run(round: Round) -> Result:
-    from mpnn.kernels.cuda import row_attention
+    from mpnn.kernels.rows.cuda import attention as row_attention
 
     graph = round.graph
     batch = round.batch
@@ -164,7 +164,7 @@ def _edge_keys(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
 
 def _vectors(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
     """Vectors per edge or per edge type, [B, E or edge types, H, D], and the edge types, None for vectors per edge."""
-    from mpnn.kernels.cuda.row_attention import EdgeTypes, Ends
+    from mpnn.kernels.rows.cuda.attention import EdgeTypes, Ends
 
     if data is None:
         return None, None

@@ -1,4 +1,4 @@
-"""Plain aggregation along the rows of any graph on a GPU: converts a round for `mpnn.kernels.cuda.row_reduce`."""
+"""Plain aggregation along the rows of any graph on a GPU: converts a round for `mpnn.kernels.rows.cuda.reduce`."""
 
 from functools import partial
 from typing import Any
@@ -60,7 +60,7 @@ def run(round: Round) -> Result:
     shape = (1, numbers) if weight is None and numbers <= _TOGETHER else (heads, value.shape[-1])
     features = value.reshape(batch, graph.num_src, *shape)
 
-    from mpnn.kernels.cuda.row_reduce import RowReduce
+    from mpnn.kernels.rows.cuda.reduce import RowReduce
 
     walks = on_device.rows(graph), on_device.columns(graph)
     kind = KINDS[type(round.reduce)]

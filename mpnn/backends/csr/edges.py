@@ -6,8 +6,8 @@ from torch import Tensor
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR, inverse
 from mpnn.graph.edge_tables import EmbeddingTable
-from mpnn.kernels.row_attention import EdgeTypes
-from mpnn.kernels.rows import Rows
+from mpnn.kernels.rows.attention import EdgeTypes
+from mpnn.kernels.rows.rows import Rows
 
 
 def by_destination(graph: Graph) -> Rows:

@@ -44,7 +44,7 @@ def numbers(data: PerEdge, round: Round) -> Tensor:
     """The numbers of each edge, [..., E, H] in the caller's order. Tables are expanded."""
     if isinstance(data, Tensor):
         return data.to(round.accumulate_dtype)
-    from mpnn.kernels.cuda.row_reduce import Gather
+    from mpnn.kernels.rows.cuda.reduce import Gather
 
     graph = round.graph
     table = data.table.to(round.accumulate_dtype)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mpnn.graph.edge_tables import PerEdge
-from mpnn.kernels.row_spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
+from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.round import Round
 from mpnn.scores import Activation, AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Score, slope_of
 

@@ -1,4 +1,4 @@
-"""Plain aggregation along the rows of any graph on CPU: converts a round for `mpnn.kernels.row_reduce`.
+"""Plain aggregation along the rows of any graph on CPU: converts a round for `mpnn.kernels.rows.reduce`.
 `mpnn.backends.csr.cuda_reduce` does the same for GPUs.
 
 An aggregator runs as one kernel if its type is in KINDS or if it has a `combine`.
@@ -19,10 +19,10 @@ from mpnn.backends.csr import edges
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import numbers
 from mpnn.graph.modes import is_transformed
-from mpnn.kernels import combine, row_reduce
-from mpnn.kernels.combine import Associative
 from mpnn.kernels.cpu import library
-from mpnn.kernels.row_reduce import RowReduce, RowSum
+from mpnn.kernels.rows import combine, reduce as row_reduce
+from mpnn.kernels.rows.combine import Associative
+from mpnn.kernels.rows.reduce import RowReduce, RowSum
 from mpnn.round import Result, Round, reads
 from mpnn.round.needs import AGGREGATES, FLOATS, on_edges
 

@@ -22,7 +22,7 @@ from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
-from mpnn.kernels.tile_attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, Repeated, TileAttention
+from mpnn.kernels.tiles.attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, Repeated, TileAttention
 from mpnn.round import Result, Round, reads
 from mpnn.round.needs import FLOATS, on_edges
 from mpnn.scores import Dot

@@ -1,4 +1,4 @@
-"""Tiles on CUDA, with this library's Triton kernels; see `mpnn/kernels/cuda/tile_attention.py`.
+"""Tiles on CUDA, with this library's Triton kernels; see `mpnn/kernels/tiles/cuda/attention.py`.
 
 Kernels look up biases by offset in a table, and read all other biases edge by edge, as on a CPU.
 """
@@ -14,8 +14,9 @@ from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, on_gp
 from mpnn.backends.tiles import cpu
 from mpnn.backends.tiles.cpu import by_offset, count_tiles, heads_first, table
 from mpnn.graph import Graph
-from mpnn.kernels.cuda import schedule, tile_config
-from mpnn.kernels.cuda.tile_config import Config, Launch
+from mpnn.kernels.cuda import schedule
+from mpnn.kernels.tiles.cuda import config as tile_config
+from mpnn.kernels.tiles.cuda.config import Config, Launch
 from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
@@ -83,7 +84,7 @@ def run(round: Round) -> Result:
         key, padded = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, padded))
     if score.scale <= 0:  # kernels take the maximum of products before they are scaled
         query = -query if score.scale < 0 else query * 0.0
-    kernels: Any = import_module("mpnn.kernels.cuda.tile_attention")
+    kernels: Any = import_module("mpnn.kernels.tiles.cuda.attention")
     out, lse = kernels.TileAttention.apply(
         query,
         key,

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.runs import Runs
-from mpnn.kernels import row_attention
-from mpnn.kernels.row_attention import Spec, Tensors
-from mpnn.kernels.row_spec import CONSTANT, NORMALIZERS
-from mpnn.kernels.rows import Rows
+from mpnn.kernels.rows import attention as row_attention
+from mpnn.kernels.rows.attention import Spec, Tensors
+from mpnn.kernels.rows.rows import Rows
+from mpnn.kernels.rows.spec import CONSTANT, NORMALIZERS
 
 _MIN_PIECES = 1 << 11  # below, a second round costs more than full tiles save
 _MIN_LENGTH = 8  # sources of a run on average: shorter ones do not fill tiles, however sorted

@@ -1,4 +1,4 @@
-"""Whole layers of encoders and decoders by one compiled call each, in place (`mpnn/kernels/encoder_layer.py`).
+"""Whole layers of encoders and decoders by one compiled call each, in place (`mpnn/kernels/layers/encoder_layer.py`).
 
 A layer keeps its class: its instance gets another `forward`, an object that runs the kernel where this computes what
 the class would, and the class's own code in all other calls. A layer is recognized by the names of its maps and norms,
@@ -34,7 +34,7 @@ from mpnn.integrations.hf import compat, interface, packing
 from mpnn.integrations.hf.closures import Sizes
 from mpnn.integrations.hf.masks import Mask
 from mpnn.kernels.cpu import library
-from mpnn.kernels.encoder_layer import (
+from mpnn.kernels.layers.encoder_layer import (
     MAPS,
     Documents,
     EncoderLayer,

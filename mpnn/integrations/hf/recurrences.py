@@ -30,10 +30,10 @@ from mpnn.integrations.hf import adapted, packing
 from mpnn.integrations.hf.adapted import is_adapted
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.scan import by_triton, recurrence
-from mpnn.kernels.selective_scan import selective_scan
-from mpnn.kernels.short_convolution import short_convolution
-from mpnn.kernels.state_update import state_update
+from mpnn.kernels.recurrent.scan import by_triton, recurrence
+from mpnn.kernels.recurrent.selective_scan import selective_scan
+from mpnn.kernels.recurrent.short_convolution import short_convolution
+from mpnn.kernels.recurrent.state_update import state_update
 
 # ------------------------------------------------------------------------------------------- transformers' functions
 

@@ -15,7 +15,7 @@
 //         for each document
 //             for each chunk of CHUNK nodes   in order; backward: once more from the last to the first
 //
-// Called by `mpnn/kernels/scan.py:recurrence`, with beta and at most a gate a head.
+// Called by `mpnn/kernels/recurrent/scan.py:recurrence`, with beta and at most a gate a head.
 #include "scan.h"
 
 namespace scan {

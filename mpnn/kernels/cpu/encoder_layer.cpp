@@ -42,7 +42,7 @@ struct Document {  // `rows` rows from `first` on attend to `keys` of them, from
 
 enum { QUERY, KEY, VALUE, OUT, UP, DOWN, GATE, MAPS };
 
-struct EncoderLayer {  // mpnn/kernels/encoder_layer.py has the same fields in the same order
+struct EncoderLayer {  // mpnn/kernels/layers/encoder_layer.py has the same fields in the same order
   int64_t width, heads, kv_heads, head_width, hidden, pre_norm, rms_norm, gated, activation;
   double scale, epsilon[2];
   const float *weight[MAPS];           // [out, in]

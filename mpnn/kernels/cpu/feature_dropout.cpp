@@ -7,12 +7,12 @@
 //         for each row                        rows side by side
 //             for each vector of columns
 //
-// Called by `mpnn/kernels/feature_dropout.py:FeatureDropout`, forward and backward.
+// Called by `mpnn/kernels/dense/feature_dropout.py:FeatureDropout`, forward and backward.
 #include "simd.h"
 
 namespace feature_dropout {
 
-template <class T> struct FeatureDropout {  // mpnn/kernels/feature_dropout.py has the same fields in the same order
+template <class T> struct FeatureDropout {  // kernels/dense/feature_dropout.py has the same fields in the same order
   const T *x;                              // [rows, width]
   T *out;
   const uint32_t *keys;                    // [3]: of rows, of columns, and the stream's word

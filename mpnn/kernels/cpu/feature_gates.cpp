@@ -12,7 +12,7 @@
 //         for each document
 //             for each chunk of SHORT nodes   in order; backward: once more from the last to the first
 //
-// Called by `mpnn/kernels/scan.py:recurrence`, with a gate a feature.
+// Called by `mpnn/kernels/recurrent/scan.py:recurrence`, with a gate a feature.
 #include "scan.h"
 
 namespace scan {

@@ -8,7 +8,7 @@
 //             for each eight vectors of columns of S
 //                 for each row of S           twice with beta: k S is needed before S changes
 //
-// Called by `mpnn/kernels/scan.py:_run`, for at most three nodes and without gradients.
+// Called by `mpnn/kernels/recurrent/scan.py:_run`, for at most three nodes and without gradients.
 #include "scan.h"
 
 namespace scan {

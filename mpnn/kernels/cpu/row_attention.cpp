@@ -23,7 +23,7 @@
 //         for each block of edges                     logits of the block; then its rows:
 //             for each row with edges in the block    weights and sums, heads in vectors
 //
-// Called by `mpnn/kernels/row_attention.py`.
+// Called by `mpnn/kernels/rows/attention.py`.
 #include "products.h"
 #include "rows.h"
 

@@ -15,7 +15,7 @@
 //                 for each head, and a few vectors of its columns
 //                     for each edge of the block      sums stay in registers
 //
-// Called by `mpnn/kernels/row_reduce.py`.
+// Called by `mpnn/kernels/rows/reduce.py`.
 #include "rows.h"
 
 enum { SUM, SQUARES, CENTERED, EXTREME, COUNTED, CHANNELS };  // COUNTED: EXTREME, and how many messages are equal to it

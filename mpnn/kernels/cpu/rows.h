@@ -6,7 +6,7 @@
 // up afterwards, always in the same order. There are no atomics: results do not depend on the number of threads.
 //
 // The order in which a row is summed does not depend on other rows: a part that begins within a row begins at a piece
-// of it (`Rows.parts` of mpnn/kernels/rows.py), and a block that begins within a row holds edges of this row up to a
+// of it (`Rows.parts` of kernels/rows/rows.py), and a block that begins within a row holds edges of this row up to a
 // whole block (`Segments.cut`).
 #pragma once
 #include <stdlib.h>

@@ -20,7 +20,7 @@
 //         for each block of rows and sources
 //             for each chunk of CHUNK nodes               in order; backward: once more from the last to the first
 //
-// Called by `mpnn/kernels/scan.py`: by `linear_attention`, and by `recurrence` without beta and at most a gate a head.
+// Called by `kernels/recurrent/scan.py`: by `linear_attention`, and by `recurrence` without beta and at most a gate a head.
 #include "scan.h"
 
 namespace scan {

@@ -32,7 +32,7 @@ template <class T> struct Gradient {
   int64_t groups, copies;
 };
 
-template <class T> struct Scan {    // mpnn/kernels/scan.py has the same fields in the same order
+template <class T> struct Scan {    // mpnn/kernels/recurrent/scan.py has the same fields in the same order
   int64_t groups, heads, sources;   // G states; R query rows and P sources of a node share one
   int64_t batch, num_dst, width, value_width;
   double scale;

@@ -3,7 +3,7 @@
 //     out[i, d] = max over the rows e with to[e] = i of x[e, d]          arg[i, d] = the first such e
 //
 // Rows are taken in the order in which they are given, so nothing is sorted. NaN is larger than any number.
-// Called by `mpnn/kernels/scatter.py`.
+// Called by `mpnn/kernels/rows/scatter.py`.
 #include "rows.h"
 
 template <class T> struct RowExtreme {

@@ -33,13 +33,13 @@
 //         for each key tile with an edge to it    backward: for each key tile, for each query tile
 //             products, softmax, products
 //
-// Called by `mpnn/kernels/tile_attention.py`.
+// Called by `mpnn/kernels/tiles/attention.py`.
 #include "products.h"
 
 namespace tile_attention {
 namespace {  // private to this file
 
-constexpr int64_t ROWS = 32, COLUMNS = 96;  // of a tile; see mpnn/kernels/tile_attention.py
+constexpr int64_t ROWS = 32, COLUMNS = 96;  // of a tile; see mpnn/kernels/tiles/attention.py
 // Rows that a product holds in registers: STEP (products.h) divides COLUMNS, and ROW_STEP divides ROWS.
 constexpr int ROW_STEP = VECTOR_BYTES == 64 ? 8 : 4;
 
@@ -72,7 +72,7 @@ struct Runs {  // row i has the sources start[k] .. stop[k] for k in ptr[i] .. p
 };
 
 // T: of the arithmetic and of gradients. query, key, value, out and d_out are read and written as S, of 16 bits or T.
-template <class T> struct TileAttention {  // mpnn/kernels/tile_attention.py has the same fields in the same order
+template <class T> struct TileAttention {  // mpnn/kernels/tiles/attention.py has the same fields in the same order
   int64_t batch, heads, key_heads, num_dst, num_src, width, value_width;  // widths are multiples of 8
   double scale, softcap;                                                 // softcap 0: none
   Features query, key, value, out;

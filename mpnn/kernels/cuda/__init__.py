@@ -1,31 +1,7 @@
-"""Triton kernels for sparse graphs on GPUs.
+"""What the Triton kernels of several families share: `tensors` (loads and stores of tiles), `dropout` (which edges are
+kept), `schedule` (which program takes which rows, and how many at once), `launch` (later calls of the same shapes start
+what the first compiled).
 
-The layout, and the sources of its ideas:
-
-- One pass computes logits, an online softmax and the weighted sum: FlashAttention (Dao et al. 2022), for lists of
-  neighbors as in Fused3S (Li & Chandramowlishwaran 2025). No E x D tensor is materialized.
-- Rows are distributed by length. A program of one warp takes one or a few rows of about the same length; wider ones
-  would wait for each other where tiles change their layout. Long rows are cut into pieces, whose partial results a
-  second, small kernel joins. DF-GNN (Liu et al. 2024) makes this choice between
-  parallel nodes and parallel edges for each graph; here it is made for each row.
-- The backward pass computes weights again from the log-sum-exp of each row instead of storing E x H weights: dgNN
-  (Zhang et al. 2022). Features are gathered anyway, and the arithmetic on top is free.
-- Gradients of sources are sums over the transposed graph in a fixed order, without atomics, so every run gives the same
-  bits.
-- No tensor cores, unlike Fused3S and FlashSparse (Shi et al. 2025), which collect the neighbors of 16 or 8 rows into
-  dense blocks. An edge of an irregular graph takes about one operation for each byte that it gathers, a GPU has over
-  ten to spare, and rows of such graphs share few neighbors. Graphs whose rows share many are structured; the backends
-  `dense` and `tiles` run them.
-
-Files: `tensors` (loads and stores of tiles), `logits` (what happens at an edge), `dropout` (which edges are kept),
-`forward` and `backward` (attention),
-`reduce` (aggregation), `schedule` (which program takes which rows, and how many at once), `launch` (later calls of the
-same shapes start what the first compiled), `row_attention` and `row_reduce` (differentiable functions of tensors).
-
-Structured graphs run on tensor cores, over tiles of pairs: `tile_schedule` (which tiles hold edges, and which program
-visits which of them), `tile_pairs` (what happens at a pair), `tile_forward`, `tile_backward`, `tile_config` (sizes) and
-`tile_attention` (the differentiable function).
-
-Importing this package imports Triton, so backends import it when they first need a kernel. With `TRITON_INTERPRET=1`
-the same code runs on CPU tensors; the tests use this.
+Importing `tensors` or a kernel imports Triton, so backends import them when they first need a kernel. With
+`TRITON_INTERPRET=1` the same code runs on CPU tensors; the tests use this.
 """

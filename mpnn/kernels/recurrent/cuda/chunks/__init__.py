@@ -1,0 +1,1 @@
+"""Recurrences in parallel chunks, by Triton. `function.Chunked` runs them; `scan.recurrence` calls it."""

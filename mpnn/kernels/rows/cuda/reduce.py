@@ -1,0 +1,266 @@
+"""Aggregation along the rows of a sparse graph as a differentiable function of tensors, by Triton's kernels.
+
+The counterpart of `mpnn.kernels.rows.reduce`.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpnn.kernels.cuda.launch import Arguments, layout
+from mpnn.kernels.cuda.schedule import TUNING, Edges, Sorted, Tile, tile
+from mpnn.kernels.cuda.tensors import index_type, on_device, real, strides, with_contiguous_rows
+from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.rows.cuda import aggregate as reduce
+
+_REDUCTIONS = {
+    "sum": reduce.SUM,
+    "mean": reduce.SUM,
+    "max": reduce.LARGEST,
+    "min": reduce.SMALLEST,
+    "var": reduce.SQUARES,
+    "centered mean": reduce.CENTERED,
+}
+_KINDS = {name: reduction.value for name, reduction in _REDUCTIONS.items()}
+_DIVIDED = ("mean", "var", "centered mean")  # by the number of edges
+
+
+class RowReduce(torch.autograd.Function):
+    """`RowReduce.apply(value, weight, rows, columns, kind, dtype, again)` -> out [B, N_dst, H, D] of `dtype`; float32
+    or float64 for weighted extremes of 16-bit values, which must equal a message.
+
+    value [B, N_src, H, D]; weight [B, E, H] in the caller's edge order, whose strides may be 0, or None for ones;
+    `rows`: the edges by destination; `columns`: returns the edges by source; `kind`: "sum", "mean", "max", "min" or
+    "var". `again`: an equal function of value and weight, made of operations that are differentiable again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        weight: Tensor | None,
+        rows: Sorted,
+        columns: Callable[[], Sorted],
+        kind: str,
+        dtype: torch.dtype,
+        again: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        given = value
+        compared = None
+        value = with_contiguous_rows(value)
+        extreme = kind in ("max", "min")
+        with on_device(value):
+            if kind == "var":
+                compared = _centered_mean(value, weight, rows)
+            counted = extreme and any(ctx.needs_input_grad)
+            dtype = real(value.dtype)[0] if extreme and weight is not None else dtype
+            out, equal = segment_reduce(value, weight, rows, rows.edges, kind, compared, counted, dtype)
+            if kind == "var" and weight is not None:
+                # A product is not rounded before the mean is subtracted from it, so equal messages differ by as much.
+                out.masked_fill_(out <= (compared * (torch.finfo(compared.dtype).eps / 2)).square(), 0.0)
+        ctx.rows = rows
+        ctx.columns = columns
+        ctx.kind = kind
+        ctx.like = value.dtype
+        ctx.again = again
+        if extreme:
+            compared = out
+        elif kind != "var" and not ctx.needs_input_grad[1]:
+            given = value.new_empty(0)  # the backward pass does not read it
+        # Not a contiguous copy of the value: no gradient of higher order would flow through that.
+        ctx.of_value = value.shape
+        ctx.save_for_backward(given, weight, compared, equal)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        if ctx.again is None or not are_differentiated((d_out,)):
+            return RowReduce.once(ctx, d_out)
+        again = partial(ctx.again, batched=are_batches((d_out,)))
+        value, weight, *_ = ctx.saved_tensors
+        if value.shape != ctx.of_value:  # the gradient does not depend on it
+            value = torch.zeros(ctx.of_value, dtype=ctx.like, device=d_out.device).requires_grad_()
+        return *gradients_again(again, (value, weight), ctx.needs_input_grad[:2], (d_out,)), *[None] * 5
+
+    @staticmethod
+    @once_differentiable
+    def once(ctx: Any, d_out: Tensor) -> Any:
+        value, weight, compared, equal = ctx.saved_tensors
+        value = with_contiguous_rows(value)
+        columns = ctx.columns()
+        kind = ctx.kind
+        needed = ctx.needs_input_grad
+        if kind in ("mean", "var"):
+            d_out = d_out * ctx.rows.inverse_degree(real(d_out.dtype)[0]) * (1 if kind == "mean" else 2)
+        elif equal is not None:
+            d_out = d_out / equal.clamp(min=1)
+        d_out = d_out.contiguous()
+        with on_device(d_out):
+            if kind in ("sum", "mean") and not needed[1]:
+                d_value, _ = segment_reduce(d_out, weight, columns, columns.edges, "sum", dtype=ctx.like)
+                return d_value, *[None] * 6
+            d_value, d_weight = _segment_reduce_backward(d_out, compared, value, weight, columns, kind, needed)
+        return d_value, d_weight, *[None] * 5
+
+
+class Gather(torch.autograd.Function):
+    """`Gather.apply(table, ids, by_id)` -> `table[ids]` [E, H], of table [classes, H], float32 or float64.
+
+    Its backward pass sums in a fixed order, unlike torch's. `by_id` returns the edges sorted by id, whose columns are
+    numbers of edges.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, by_id: Callable[[], Sorted]) -> Tensor:
+        ctx.by_id = by_id
+        ctx.ids = ids
+        ctx.save_for_backward(table)
+        return table.index_select(0, ids)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        if not are_differentiated((d_out,)):
+            return Gather.once(ctx, d_out)
+        look_up = partial(torch.index_select, dim=0, index=ctx.ids)
+        return *gradients_again(look_up, ctx.saved_tensors, (True,), (d_out,)), None, None
+
+    @staticmethod
+    @once_differentiable
+    def once(ctx: Any, d_out: Tensor) -> Any:
+        by_id = ctx.by_id()
+        with on_device(d_out):
+            sums, _ = segment_reduce(with_contiguous_rows(d_out)[None, :, None], None, by_id, by_id.edges, "sum")
+        return sums[0, :, 0], None, None
+
+
+def segment_reduce(
+    value: Tensor,
+    weight: Tensor | None,
+    rows: Sorted,
+    edges: Edges,
+    kind: str,
+    own: Tensor | None = None,
+    counted: bool = False,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The results of rows [B, rows, H, D], of `dtype` or float32 or float64, and if `counted` the number of messages
+    that equal each extreme, float32 or float64."""
+    (batch, _, heads, width), (kept, language) = value.shape, real(value.dtype)
+    slots = rows.divided.slots
+    out = value.new_empty(batch, rows.num_rows, heads, width, dtype=dtype or kept)
+    equal = torch.empty_like(out, dtype=kept) if counted else None
+    if not out.numel():
+        return out, equal
+    part = value.new_empty(batch, slots, heads, width, dtype=kept) if slots else None
+    part_equal = torch.empty_like(part) if part is not None and counted else None
+
+    def arguments() -> Arguments:
+        shape = _tile(value, kind)
+        at = strides(value), strides(weight, False), strides(out), strides(part)
+        constants = {"KIND": _KINDS[kind], "MEAN": kind in _DIVIDED, **_constants(shape, language, tensors)}
+        numbers = len(rows.units), shape.blocks, heads
+        return Arguments(rows.programs(shape, batch), (*at, *numbers), constants, shape.warps)
+
+    key = "reduce", kind, counted, out.dtype, edges is rows.edges, layout(value), weight is not None and layout(weight)
+    tensors = rows.units, edges.col, edges.edge, value, weight, own, out, equal, part, part_equal
+    rows.launches.start(key, reduce.segment_reduce, tensors, arguments)
+    _join(rows, kind, (part, part_equal), (out, equal), key)
+    return out, equal
+
+
+def _centered_mean(value: Tensor, weight: Tensor | None, rows: Sorted) -> Tensor:
+    """The mean of each row [B, rows, H, D], as the first message and the mean distance from it: a mean of equal
+    messages is one of them, without rounding."""
+    if not rows.num_edges:
+        return segment_reduce(value, weight, rows, rows.edges, "mean")[0]
+    first = rows.ptr[:-1].clamp(max=rows.num_edges - 1)
+    center = value.index_select(1, rows.edges.col.index_select(0, first)).to(real(value.dtype)[0])
+    if weight is not None:
+        edge = first if rows.edges.edge is None else rows.edges.edge.index_select(0, first)
+        center = weight.index_select(1, edge)[..., None] * center
+    center = center.contiguous()
+    return segment_reduce(value, weight, rows, rows.edges, "centered mean", center)[0].add_(center)
+
+
+def _segment_reduce_backward(
+    d_out: Tensor,
+    compared: Tensor | None,
+    value: Tensor,
+    weight: Tensor | None,
+    columns: Sorted,
+    kind: str,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the value and of the weight, as far as they are needed."""
+    batch, _, heads, width = value.shape
+    d_value = torch.empty_like(value, memory_format=torch.contiguous_format) if needed[0] else None
+    d_weight = weight.new_empty(weight.shape) if needed[1] and weight is not None else None
+    if not value.numel():
+        return d_value, None if d_weight is None else d_weight.zero_()
+    slots, (kept, language) = columns.divided.slots, real(value.dtype)
+    part = value.new_empty(batch, slots, heads, width, dtype=kept) if slots and d_value is not None else None
+
+    def arguments() -> Arguments:
+        shape = _tile(value, kind)
+        at = (
+            strides(value), strides(weight, False), strides(d_out), strides(d_value), strides(d_weight, False),
+            strides(part),
+        )  # fmt: skip
+        constants = {"KIND": _KINDS[kind], **_constants(shape, language, tensors)}
+        numbers = len(columns.units), shape.blocks, heads
+        return Arguments(columns.programs(shape, batch), (*at, *numbers), constants, shape.warps)
+
+    given = value, weight, d_out, compared
+    key = "back", kind, needed[:2], *[None if x is None else layout(x) for x in given]
+    tensors = (
+        columns.units, columns.edges.col, columns.edges.edge, value, weight, d_out, compared, d_value, d_weight, part
+    )  # fmt: skip
+    columns.launches.start(key, reduce.segment_reduce_backward, tensors, arguments)
+    join_parts(columns, part, d_value)
+    return d_value, d_weight
+
+
+def join_parts(rows: Sorted, part: Tensor | None, out: Tensor | None) -> None:
+    """Adds up the parts [B, slots, heads, width] of divided rows into out [B, rows, heads, width]."""
+    if part is not None and out is not None:
+        _join(rows, "sum", (part, None), (out, None), layout(out))
+
+
+def _join(
+    rows: Sorted,
+    kind: str,
+    parts: tuple[Tensor | None, Tensor | None],
+    outs: tuple[Tensor, Tensor | None],
+    key: Hashable,
+) -> None:
+    """Joins the parts of divided rows, and of the numbers of equal extremes."""
+    part = parts[0]
+    divided = rows.divided
+    if part is None:
+        return
+
+    def arguments() -> Arguments:
+        batch, _, heads, width = outs[0].shape
+        shape = tile(heads, width, TUNING["join"])
+        at = strides(part), strides(outs[0]), divided.count, shape.blocks, heads
+        constants = {
+            "KIND": _KINDS[kind], "MEAN": kind in _DIVIDED, "BH": shape.heads, "WIDTH": shape.width,
+            "REAL": real(part.dtype)[1],
+        }  # fmt: skip
+        return Arguments(divided.count * shape.blocks * batch, at, constants, shape.warps)
+
+    tensors = divided.row, divided.ptr, rows.ptr, *parts, *outs
+    rows.launches.start(("join", kind, key), reduce.join, tensors, arguments)
+
+
+def _tile(value: Tensor, kind: str) -> Tile:
+    _, _, heads, width = value.shape
+    return tile(heads, width, TUNING["extreme" if kind in ("max", "min") else "sum"])
+
+
+def _constants(shape: Tile, real: Any, tensors: Iterable[Tensor | None]) -> dict[str, Any]:
+    sizes = {"R": shape.rows, "E": shape.edges, "BH": shape.heads, "WIDTH": shape.width}
+    return {**sizes, "REAL": real, "INDEX": index_type(tensors)}

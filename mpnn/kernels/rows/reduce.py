@@ -1,0 +1,438 @@
+"""Aggregation along the rows of a sparse graph, as a differentiable function of tensors; on CPU. The formulas and the
+loops are in `mpnn/kernels/cpu/row_reduce.cpp`, those with a user's own `combine` in `mpnn/kernels/rows/combine.py`."""
+
+from collections.abc import Callable
+from ctypes import Structure, c_double, c_int64, c_void_p
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from mpnn.kernels.cpu import library
+from mpnn.kernels.cpu.library import address, addresses, fields
+from mpnn.kernels.memory import LARGE, empty, plain, zeros
+from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.rows import combine
+from mpnn.kernels.rows.combine import Associative
+from mpnn.kernels.rows.rows import Parts, Rows, RowsStruct
+
+KINDS = ("sum", "mean", "max", "min", "var")
+# what the kernels fold
+_SUM = 0
+_SQUARES = 1
+_CENTERED = 2
+_EXTREME = 3
+_COUNTED = 4
+_LINEAR = ("sum", "mean")
+_FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES, "centered mean": _CENTERED}
+_FIRST_CALLS = 64  # of a graph, before its edges are sorted
+_MAX_PARTS = 16
+_MIN_COMPONENTS = 1 << 18  # of a part's edges
+
+
+class RowReduceStruct(Structure):
+    """The parameters of the kernels, as `RowReduce` in `mpnn/kernels/cpu/row_reduce.cpp`."""
+
+    _fields_ = (
+        ("rows", RowsStruct),
+        *fields(c_int64, "kind size heads num_cols"),
+        ("sign", c_double),
+        ("mean", c_int64),
+        *fields(c_void_p, "x compared weight"),
+        ("weight_stride", c_int64),
+        *fields(c_void_p, "own out count d_weight partial partial_count"),
+    )
+
+
+def parts_of(rows: Rows, width: int) -> Parts:
+    """The parts that are run side by side, where an edge has `width` components."""
+    return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
+
+
+class RowReduce(torch.autograd.Function):
+    """`RowReduce.apply(value, weight, rows, columns, kind, again)` -> out [B, N_dst, H * D].
+
+    value [B, N_src, H * D], float32, float64 or, without an `Associative`, bfloat16, contiguous; weight [B or 1, E, H],
+    contiguous, in the caller's edge order, or None for ones; `rows` are the edges by destination, `columns` those by
+    source, or None if there is no backward pass. `kind` is one of KINDS, or an `Associative`. bfloat16 is summed in
+    float32, which is the dtype of weights beside it. `again`: an equal function of value and weight, made of operations
+    that are differentiable again, for second derivatives of other kinds than sums and means; None if there is none.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        value: Tensor,
+        weight: Tensor | None,
+        rows: Rows,
+        columns: Rows | None,
+        kind: str | Associative,
+        again: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        ctx.rows = rows
+        ctx.columns = columns
+        ctx.kind = kind
+        ctx.again = again
+        compared = _fold(value, weight, rows, "centered mean")[0] if kind == "var" else None
+        out, count = _fold(value, weight, rows, kind, compared, counted=columns is not None)
+        linear = kind in _LINEAR  # the gradient of the value does not depend on it
+        if compared is None and not linear:
+            compared = out
+        needs_value = not linear or (weight is not None and weight.requires_grad)
+        ctx.save_for_backward(value if needs_value else None, weight, compared, count)
+        ctx.dtype = value.dtype
+        ctx.of_value = value.shape
+        return out if out.dtype is value.dtype else out.to(value.dtype)
+
+    @staticmethod
+    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
+        if ctx.columns is None:
+            raise RuntimeError("this was planned without gradients; run it again with gradients enabled")
+        if ctx.kind not in _LINEAR:
+            if ctx.again is None or not are_differentiated((d_out,)):
+                return _gradients(ctx, d_out)
+            tensors = ctx.saved_tensors[:2]
+            return *gradients_again(ctx.again, tensors, ctx.needs_input_grad[:2], (d_out,)), None, None, None, None
+        value, weight, _, _ = ctx.saved_tensors
+        if are_batches((d_out,)):
+            mean = ctx.kind == "mean"
+            needs = ctx.needs_input_grad[:2]
+            if value is None:  # the gradient does not depend on it
+                value = torch.zeros(ctx.of_value, dtype=ctx.dtype).requires_grad_()
+            by_torch = partial(_sum_by_torch, ctx.rows, mean)
+            return *gradients_again(by_torch, (value, weight), needs, (d_out,)), *[None] * 4
+        if ctx.kind == "mean":
+            # A product with the reciprocal, as the forward pass has it.
+            d_out = _elementwise(torch.mul, d_out, ctx.rows.share(_wide(d_out.dtype)))
+        if value is None and not torch.is_grad_enabled():
+            return _fold(d_out, weight, ctx.columns, "sum")[0].to(ctx.dtype), *[None] * 5
+        if value is not None:
+            value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
+        d_value, d_weight = Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)
+        return d_value.to(ctx.dtype), d_weight, None, None, None, None
+
+
+class Adjoint(torch.autograd.Function):
+    """The gradients of a sum: dx_j = sum_i w_ij dy_i, and dw_ij = <dy_i, x_j> if x is passed. Like the sum they are
+    linear in each of dy, w and x, so that their gradients are sums and gradients of sums, to any order. x is passed
+    wherever w requires a gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, d_out: Tensor, value: Tensor | None, weight: Tensor | None, rows: Rows, columns: Rows
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.rows = rows
+        ctx.columns = columns
+        ctx.save_for_backward(d_out, value, weight)
+        ctx.set_materialize_grads(False)
+        if value is None:
+            return _fold(d_out, weight, columns, "sum")[0], None
+        return _fold_backward(plain(d_out), None, value, weight, columns, "sum", True)
+
+    @staticmethod
+    def backward(ctx, of_value: Tensor | None, of_weight: Tensor | None = None) -> Any:  # type: ignore[no-untyped-def]
+        d_out, value, weight = ctx.saved_tensors
+        rows = ctx.rows
+        columns = ctx.columns
+        if are_batches((of_value, of_weight)):
+            by_torch = partial(_adjoint_by_torch, rows, columns.num_rows)
+            needs = ctx.needs_input_grad[:3]
+            return *gradients_again(by_torch, (d_out, value, weight), needs, (of_value, of_weight)), None, None
+        terms = []
+        if of_value is not None:
+            terms.append(RowReduce.apply(of_value, weight, rows, columns, "sum"))
+        if of_weight is not None:
+            terms.append(RowReduce.apply(value, of_weight, rows, columns, "sum"))
+        d_value = d_weight = None
+        if value is not None and terms:
+            of_value = torch.zeros_like(value) if of_value is None else of_value
+            of_weight = torch.zeros_like(weight) if of_weight is None else of_weight
+            d_value, d_weight = Adjoint.apply(d_out, of_value, of_weight, rows, columns)
+        return sum(terms) if terms else None, d_value, d_weight, None, None
+
+
+def reduced(value: Tensor, weight: Tensor | None, rows: Rows, kind: str | Associative) -> Tensor:
+    """`RowReduce` where nothing is recorded for derivatives; a value of any strides."""
+    mean = _fold(value, weight, rows, "centered mean")[0] if kind == "var" else None
+    out = _fold(value, weight, rows, kind, mean)[0]
+    return out if out.dtype is value.dtype else out.to(value.dtype)
+
+
+def summed(x: Tensor, weight: Tensor | None, rows: Rows, kind: str) -> Tensor:
+    """Sums or means [N_dst, D] of x [N_src, D], contiguous, in float32 or float64; weight [1, E, 1] or None."""
+    found = _again(x, weight, rows, kind)
+    if found is None:
+        found = _fold(x.unsqueeze(0), weight, rows, kind)[0].squeeze(0)
+        form = None if weight is None else weight.shape
+        if (parameters := rows.repeated.get((kind, x.dtype, (1, *x.shape), form))) is not None:
+            rows.repeated[kind, x.dtype, x.shape, form] = parameters
+    return found
+
+
+class EdgeSumStruct(Structure):
+    """The parameters of `edge_sum`, as `EdgeSum` in `mpnn/kernels/cpu/row_reduce.cpp`."""
+
+    _fields_ = (
+        *fields(c_void_p, "to from_"),
+        *fields(c_int64, "num_edges num_rows size"),
+        *fields(c_void_p, "x weight out share"),
+    )
+
+
+class Listed:
+    """The edges [2, E] of a graph, int64, as they are given, for the sums of its first calls: to sort the edges of a
+    batch of molecules takes as long as several sums. Results have the same bits."""
+
+    calls = 0
+
+    def __init__(self, edges: Tensor, num_dst: int, num_src: int) -> None:
+        # The kernel reads the ends one after the other; a transposed edge_index has them side by side.
+        self.edges = edges.contiguous()
+        self.nodes = (num_src, num_dst)
+        first = address(self.edges) or 0
+        self._ends = first, first + 8 * edges.shape[1]
+        self._shares: dict[torch.dtype, Tensor] = {}
+
+    def summed(self, x: Tensor, weight: Tensor | None, kind: str, transposed: bool = False) -> Tensor:
+        """As `summed`."""
+        size = x.shape[1]
+        to = 0 if transposed else 1
+        out = empty(x, self.nodes[to], size)
+        # The kernel counts edges in it, so a call in another thread must not see it before it is complete.
+        share = out.new_empty(self.nodes[1], 1) if kind == "mean" else None
+        ends = self._ends[to], self._ends[1 - to], self.edges.shape[1]
+        p = EdgeSumStruct(*ends, self.nodes[to], size, None, None, None, None)
+        p.x, p.out = addresses(x, out)
+        if weight is not None:
+            p.weight = address(weight)
+        if share is not None:
+            p.share = address(share)
+        library.run("edge_sum", x.dtype, p)
+        if share is not None:
+            self.keep_share(share)
+        return out
+
+    def share(self, dtype: torch.dtype) -> Tensor:
+        """What an edge counts in the mean of its node, [rows, 1], after a mean of this dtype."""
+        return self._shares[dtype]
+
+    def keep_share(self, share: Tensor) -> None:
+        self._shares.setdefault(share.dtype, share)
+
+
+class RowSum(torch.autograd.Function):
+    """`RowSum.apply(x, weight, rows, listed, kind)`: `summed`, which is differentiable by x, any number of times. The
+    weight is fixed. `rows(transposed)` are the edges by destination, or by source. `RowReduce` does more, and takes
+    longer over a molecule."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x: Tensor, weight: Tensor | None, rows: Callable[[bool], Rows], listed: Listed, kind: str
+    ) -> Tensor:
+        ctx.rows = rows
+        ctx.listed = listed
+        ctx.kind = kind
+        ctx.of_x = x.shape
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(weight)
+        return row_sum(x, weight, rows, listed, kind)
+
+    @staticmethod
+    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
+        (weight,) = ctx.saved_tensors
+        if are_batches((d_out,)):
+            x = torch.zeros(ctx.of_x, dtype=ctx.dtype).requires_grad_()  # the gradient does not depend on it
+            rows = ctx.rows(False)
+            mean = ctx.kind == "mean"
+            found = gradients_again(
+                lambda x: _sum_by_torch(rows, mean, x.unsqueeze(0), weight).squeeze(0), (x,), (True,), (d_out,)
+            )
+            return *found, *[None] * 4
+        if torch.is_grad_enabled():
+            rows, columns = ctx.rows(False), ctx.rows(True)
+            d_out = d_out.unsqueeze(0) * (rows.share(d_out.dtype) if ctx.kind == "mean" else 1)
+            return Adjoint.apply(d_out, None, weight, rows, columns)[0].squeeze(0), None, None, None, None
+        if ctx.kind == "mean":
+            d_out = _elementwise(torch.mul, d_out, ctx.listed.share(d_out.dtype))
+        return row_sum(plain(d_out), weight, ctx.rows, ctx.listed, "sum", True), None, None, None, None
+
+
+def row_sum(
+    x: Tensor,
+    weight: Tensor | None,
+    rows: Callable[[bool], Rows],
+    listed: Listed,
+    kind: str,
+    transposed: bool = False,
+) -> Tensor:
+    """`summed`, or the same by the edges as they are listed."""
+    listed.calls += 1
+    # They are summed as listed in the first calls, as far as one part sums them.
+    if listed.calls <= _FIRST_CALLS and listed.edges.shape[1] * x.shape[1] < 2 * _MIN_COMPONENTS:
+        return listed.summed(x, weight, kind, transposed)
+    own = rows(transposed)
+    if kind == "mean":
+        listed.keep_share(own.share(x.dtype))
+    return summed(x, weight, own, kind)
+
+
+def _again(value: Tensor, weight: Tensor | None, rows: Rows, kind: str) -> Tensor | None:
+    """A call with the parameters of one of the same form, for one entry and one part: to fill them in takes longer than
+    to sum the edges of a molecule. None if there was none."""
+    parameters = rows.repeated.get((kind, value.dtype, value.shape, None if weight is None else weight.shape))
+    if parameters is None:
+        return None
+    shape = value.shape
+    out = value.new_empty((rows.num_rows, shape[1]) if len(shape) == 2 else (1, rows.num_rows, shape[2]))
+    p = RowReduceStruct.from_buffer_copy(parameters)
+    p.x, p.weight, p.out = address(value), address(weight), address(out)
+    library.run("row_reduce_forward", value.dtype, p)
+    return out
+
+
+def _ends(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """The row and the column of each edge, and its number in the caller's order, int64 [E]."""
+    row = torch.arange(rows.num_rows) if rows.node is None else rows.node
+    edge = torch.arange(rows.num_edges) if rows.edge is None else rows.edge
+    return row.repeat_interleave(rows.ptr.diff()), rows.col.long(), edge
+
+
+def _sum_by_torch(rows: Rows, mean: bool, value: Tensor, weight: Tensor | None) -> Tensor:
+    """`RowReduce` of sums and means by torch's operations, for batches of gradients, which kernels do not read."""
+    row, col, edge = _ends(rows)
+    messages = value.to(_wide(value.dtype)).index_select(1, col)
+    if weight is not None:
+        heads = weight.shape[-1]
+        messages = (weight.index_select(1, edge)[..., None] * messages.unflatten(-1, (heads, -1))).flatten(-2)
+    out = messages.new_zeros(len(messages), rows.num_rows, messages.shape[-1]).index_add(1, row, messages)
+    if mean:
+        degree = out.new_zeros(rows.num_rows).index_add(0, row, out.new_ones(len(row)))
+        out = out / degree.clamp(min=1)[:, None]
+    return out.to(value.dtype)
+
+
+def _adjoint_by_torch(
+    rows: Rows, sources: int, d_out: Tensor, value: Tensor | None, weight: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """`Adjoint` by torch's operations."""
+    row, col, edge = _ends(rows)
+    upstream = d_out.index_select(1, row)
+    heads = 1 if weight is None else weight.shape[-1]
+    parts = upstream.unflatten(-1, (heads, -1))
+    messages = parts if weight is None else weight.index_select(1, edge)[..., None] * parts
+    d_value = d_out.new_zeros(len(d_out), sources, d_out.shape[-1]).index_add(1, col, messages.flatten(-2))
+    if value is None or weight is None:
+        return d_value, None
+    products = (parts * value.index_select(1, col).unflatten(-1, (heads, -1))).sum(-1)
+    products = products.sum(0, keepdim=True) if len(weight) < len(products) else products
+    return d_value, products.new_zeros(weight.shape).index_copy(1, edge, products)
+
+
+@once_differentiable
+def _gradients(ctx: Any, d_out: Tensor) -> Any:
+    """Gradients of what is not linear: extremes, variances and aggregators with a `combine`."""
+    value, weight, compared, count = ctx.saved_tensors
+    if ctx.kind == "var":
+        count = ctx.rows.degree.to(_wide(d_out.dtype)) / 2
+    if count is not None:
+        d_out = _elementwise(torch.div, d_out, count)
+    with_weight = weight is not None and ctx.needs_input_grad[1]
+    value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
+    d_value, d_weight = _fold_backward(d_out, compared, value, weight, ctx.columns, ctx.kind, with_weight)
+    return d_value.to(ctx.dtype), d_weight, None, None, None, None
+
+
+def _elementwise(function: Any, d_out: Tensor, other: Tensor) -> Tensor:
+    """`function(d_out, other)`, in memory that is quick to write where no gradient is recorded."""
+    if torch.is_grad_enabled():
+        return cast(Tensor, function(d_out, other))
+    return cast(Tensor, function(d_out, other, out=empty(other, *d_out.shape)))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype is torch.float32 or dtype is torch.float64 else torch.promote_types(dtype, torch.float32)
+
+
+def _fold(
+    value: Tensor,
+    weight: Tensor | None,
+    rows: Rows,
+    kind: str | Associative,
+    own: Tensor | None = None,
+    counted: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
+    value = plain(value)
+    weight = None if weight is None else plain(weight)
+    is_repeated = own is None and (kind in _LINEAR if counted else type(kind) is str)
+    if is_repeated and (found := _again(value, weight, rows, cast(str, kind))) is not None:
+        return found, None
+    out = empty(value, value.shape[0], rows.num_rows, value.shape[2], dtype=_wide(value.dtype))
+    count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
+    if not out.numel():
+        return out, count
+    parts = parts_of(rows, value.shape[2])
+    if isinstance(kind, Associative):
+        combine.forward(kind, value, weight, parts, out)
+        return out, combine.ties(kind, value, weight, parts, out) if counted and kind.shares_ties else None
+    p = _parameters(value, weight, parts, own, out)
+    p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
+    p.sign = -1.0 if kind == "min" else 1.0
+    p.mean = int(kind in ("mean", "var", "centered mean"))
+    p.count = address(count)
+    _run("row_reduce_forward", p, value, len(parts))
+    if is_repeated and len(parts) == len(value) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:
+        form = kind, value.dtype, value.shape, None if weight is None else weight.shape
+        rows.repeated[form] = bytes(p)
+    return out, count
+
+
+def _fold_backward(
+    d_out: Tensor,
+    compared: Tensor | None,
+    value: Tensor,
+    weight: Tensor | None,
+    columns: Rows,
+    kind: str | Associative,
+    with_weight: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the value and, if `with_weight`, of the weight."""
+    value, d_value = plain(value), empty(value, *value.shape)
+    weight = None if weight is None else plain(weight)
+    d_weight = None
+    if with_weight and weight is not None:
+        allocate = zeros if isinstance(kind, Associative) or not d_value.numel() else empty
+        d_weight = allocate(value, len(value), *weight.shape[1:])
+    if d_value.numel():
+        parts = parts_of(columns, value.shape[2])
+        if isinstance(kind, Associative):
+            combine.backward(kind, d_out, compared, value, weight, parts, d_value, d_weight)
+        else:
+            p = _parameters(d_out, weight, parts, value, d_value)
+            p.kind = _FOLDS.get(kind, _EXTREME)
+            p.sign = 1.0
+            p.compared, p.d_weight = address(compared), address(d_weight)
+            _run("row_reduce_backward", p, value, len(parts))
+    if d_weight is not None and weight is not None and len(weight) < len(d_weight):
+        d_weight = d_weight.sum(0, keepdim=True)
+    return d_value, d_weight
+
+
+def _parameters(x: Tensor, weight: Tensor | None, parts: Parts, own: Tensor | None, out: Tensor) -> RowReduceStruct:
+    heads, stride = (1, 0) if weight is None else (weight.shape[-1], weight[0].numel() if len(weight) > 1 else 0)
+    _, columns, size = x.shape
+    of_x = address(x), None, address(weight)
+    return RowReduceStruct(parts.struct, 0, size, heads, columns, 1.0, 0, *of_x, stride, address(own), address(out))
+
+
+def _run(name: str, p: RowReduceStruct, like: Tensor, parts: int) -> None:
+    """Runs a kernel for each entry of the batch and each part, and adds up the rows that parts share."""
+    count, size = like.shape[0], like.shape[2]
+    wide = _wide(like.dtype)
+    if parts > 1:
+        partial = like.new_empty(2, count, parts, size, dtype=wide)
+        p.partial, p.partial_count = address(partial[0]), address(partial[1])
+    library.run(name, like.dtype, p, count, parts)
+    if parts > 1:
+        library.run("row_reduce_join", wide, p, count)

@@ -1,0 +1,52 @@
+"""Performer's features by chunks against the same formula as one expression: values, gradients, second derivatives."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn.attention import Kernel
+from mpnn.kernels.dense import positive_features
+from mpnn.kernels.dense.positive_features import PositiveFeatures
+
+
+def by_row(largest: Tensor) -> Tensor:
+    return largest
+
+
+def by_head(largest: Tensor) -> Tensor:
+    return largest.amax(-2, keepdim=True)
+
+
+def naive(x: Tensor, directions: Tensor, maximum: Callable[[Tensor], Tensor]) -> Tensor:
+    exponent = x @ directions.T - x.square().sum(-1, keepdim=True) / 2
+    return torch.exp(exponent - maximum(exponent.detach().amax(-1)).unsqueeze(-1))
+
+
+@pytest.mark.parametrize("maximum", [by_row, by_head])
+def test_it_computes_what_its_twin_does(maximum: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positive_features, "_CHUNK", 7 * 40)  # 35 rows in chunks of 7
+    x, directions = torch.randn(7, 5, 6, dtype=torch.float64, requires_grad=True), torch.randn(40, 6).double()
+    results = [f(x, directions, maximum) for f in (PositiveFeatures.apply, naive)]
+    torch.testing.assert_close(*results, rtol=1e-13, atol=1e-13)
+    direction = torch.randn_like(results[0])
+    torch.testing.assert_close(*(torch.autograd.grad((y * direction).sum(), x)[0] for y in results), rtol=0, atol=1e-12)
+
+
+def test_second_derivatives() -> None:
+    x, directions = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.randn(5, 4).double()
+    constant = torch.zeros(3, dtype=torch.float64)  # finite differences would move a maximum
+    assert torch.autograd.gradgradcheck(lambda x: PositiveFeatures.apply(x, directions, lambda y: constant), x)
+
+
+def test_the_attention_takes_it_for_long_sequences_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, x = Kernel(8, 2, features=16), torch.randn(50, 2, 4, requires_grad=True)
+    results = []
+    for many in (1 << 20, 1):
+        monkeypatch.setattr(positive_features, "_MANY", many)
+        features = spec._features(x, by_row)
+        results.append([features, *torch.autograd.grad(features.square().sum(), x)])
+    assert type(results[1][0].grad_fn).__name__ == "PositiveFeaturesBackward"
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected)
