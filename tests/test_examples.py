@@ -54,6 +54,17 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "--data umls --seeds 1 --steps 2",
         ["triples of UMLS, R-GCN, ComplEx: ", "MRR (1 seeds; published 0.94 for ConvE)", "DistMult"],
     ),
+    "links_from_files.py": (
+        "--seeds 1 --steps 2",
+        [
+            "from files: MovieLens 100k by time, LightGCN: ",
+            "popularity: 0.82",
+            "from files: UMLS, R-GCN: ",
+            "MRR (1 seeds; published 0.94 for ConvE)",
+            "DistMult",
+            "popularity: 0.661",
+        ],
+    ),
     "tsp_reinforce.py": (
         "--steps 2 --instances 3 --dim 16",
         ["mean length of greedy tours", "% over optimal, greedy (1 seeds; published 0.34)"],
@@ -173,6 +184,7 @@ DATA = {
     "graph_classification.py": "MUTAG",
     "knowledge_graph.py": "umls",
     "links.py": "cora",
+    "links_from_files.py": "movielens-100k",
     "recommendation.py": "movielens-100k",
 }
 

@@ -153,7 +153,7 @@ class LinkRun(Run):
             progress=progress,
             checkpoint=checkpoint,
         )
-        self.measured = self._measured(self.training)
+        self.measured = self.measures(self.training)
         return history
 
     def inputs(self) -> tuple[Any, ...]:
@@ -174,7 +174,7 @@ class LinkRun(Run):
 
     def evaluate(self, model: Model) -> str:
         assert isinstance(model, LinkRanker)
-        return self._said(self._measured(self.training_of(model)))
+        return self._said(self.measures(self.training_of(model)))
 
     @property
     def report(self) -> str:
@@ -200,7 +200,7 @@ class LinkRun(Run):
         """The links of the run, for a model of its kind."""
         return LinkTraining(model, self.tables.split, self.tables.x, batch=self.sizes.batch, seed=self.seed)
 
-    def _measured(self, training: LinkTraining) -> dict[str, dict[str, float]]:
+    def measures(self, training: LinkTraining) -> dict[str, dict[str, float]]:
         """The measures of the model and of popularity, on the test links."""
         popularity = self._popularity
         device = training.graph.device
