@@ -57,9 +57,9 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "links_from_files.py": (
         "--seeds 1 --steps 2",
         [
-            "from files: MovieLens 100k by time, LightGCN: ",
-            "popularity: 0.82",
-            "from files: UMLS, R-GCN: ",
+            "links from files: MovieLens 100k at random, LightGCN: ",
+            "links from files: MovieLens 100k by time, popularity: 0.82",
+            "links from files: UMLS, R-GCN: ",
             "MRR (1 seeds; published 0.94 for ConvE)",
             "DistMult",
             "popularity: 0.661",
@@ -214,6 +214,14 @@ def run_example(file, arguments, tmp_path):
     """In `tmp_path`, because an example must not depend on where it is started."""
     path = str(EXAMPLES.parent)
     return forked.run(EXAMPLES / file, *arguments.split(), folder=tmp_path, PYTHONPATH=path, COLUMNS="120")
+
+
+def test_links_from_files_on_the_first_rows(tmp_path):
+    real(locate, "movielens-100k")
+    real(locate, "umls")
+    words = ["MovieLens 100k by time, LightGCN: 0.", "UMLS, DistMult: 0.", "UMLS, popularity: 0.233 MRR"]
+    arguments = "--data time umls --models LightGCN DistMult popularity --seeds 1 --steps 2 --rows 1000"
+    runs("links_from_files.py", arguments, words, tmp_path)
 
 
 @pytest.mark.slow
