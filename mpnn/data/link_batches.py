@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -14,7 +13,7 @@ from mpnn.data.neighbors import NeighborBatch, in_advance, sampled_batch, whole_
 from mpnn.graph.arguments import as_integer, at_least, integers, one_set
 from mpnn.graph.derive import renumbered
 from mpnn.graphs import HeteroGraph, HeteroSample, TemporalGraph, batch as union, sample
-from mpnn.graphs.compressed import CompressedGraph, gather
+from mpnn.graphs.compressed import CompressedGraph, gather, search_rows
 from mpnn.graphs.kinds import EdgeKind
 from mpnn.graphs.temporal import check_times
 
@@ -181,22 +180,10 @@ class _OneSet:
         offsets, columns, sums = rows.offsets, rows.columns, rows.sums
         lost = torch.zeros(self.links.num_dst, dtype=torch.float64)
         first, stop = offsets[dst.numpy()], offsets[dst.numpy() + 1]
-        low = _bisect(columns, first, stop, src.numpy())
-        high = _bisect(columns, first, stop, src.numpy() + 1)
+        low = search_rows(columns.__getitem__, first, stop, src.numpy())
+        high = search_rows(columns.__getitem__, first, stop, src.numpy(), "right")
         weight = torch.from_numpy(high - low).double() if sums is None else sums[high] - sums[low]
         return lost.index_add_(0, dst, weight.double())
-
-
-def _bisect(
-    columns: NDArray[np.int32], first: NDArray[np.int64], stop: NDArray[np.int64], value: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """In each ascending row `columns[first:stop]`, the place of the first number that is `value` or more."""
-    low, high = first.copy(), stop.copy()
-    while (low < high).any():
-        middle = (low + high) // 2
-        is_less = (low < high) & (columns[np.minimum(middle, len(columns) - 1)] < value)
-        low, high = np.where(is_less, middle + 1, low), np.where(is_less | (low >= high), high, middle)
-    return low
 
 
 class _Relation:

@@ -5,10 +5,11 @@ A `Graph` holds 8 bytes an edge in the caller's order, and what kernels derive f
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -189,6 +190,27 @@ def compressed(graph: Graph) -> CompressedGraph:
     columns = (keys & 0xFFFFFFFF).astype(np.int32)
     sums = sums_of_weights(graph.edge_attr, edge_ids)
     return CompressedGraph(csr.ptr.cpu().numpy(), columns, graph.num_src, edge_ids, sums)
+
+
+def search_rows(
+    value_at: Callable[[NDArray[np.int64]], NDArray[Any]],
+    first: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    wanted: NDArray[Any],
+    side: Literal["left", "right"] = "left",
+) -> NDArray[np.int64]:
+    """The first place of each row [first, stop) whose value is not less than that `wanted` of the row; with side
+    "right", the first whose value is larger. Values ascend in each row. All rows are bisected at once."""
+    is_before = np.less if side == "left" else np.less_equal
+    low, high = first.copy(), stop.copy()
+    rows = np.flatnonzero(low < high)
+    while len(rows):
+        middle = (low[rows] + high[rows]) // 2
+        before = is_before(value_at(middle), wanted[rows])
+        low[rows[before]] = middle[before] + 1
+        high[rows[~before]] = middle[~before]
+        rows = rows[low[rows] < high[rows]]
+    return low
 
 
 def sums_of_weights(weight: Tensor | None, edge_ids: NDArray[np.int64] | slice | None) -> Tensor | None:

@@ -3,8 +3,9 @@
 What a node receives at a time depends on the node, the time and the seed: other seeds of a batch change nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from mpnn.graphs.temporal import TemporalGraph, check_times
 from mpnn.kernels.edges.sample_neighbors import sample_neighbors
 
 Ints = NDArray[np.int64]
+_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -73,65 +75,95 @@ def sample(
     check_nodes(targets.numpy(), graph.num_nodes[kind], distinct=False)
     moments, moment = _moments(graph, time, len(targets), latest)
     steps = [_fanouts_of(graph, fanout) for fanout in fanouts]
-    found = {name: _Found(n) for name, n in graph.num_nodes.items()}
-    frontier = {kind: found[kind].add(targets.numpy(), moment, distinct=True)}
-    edges: dict[EdgeKind, list[tuple[Ints, Ints, Ints]]] = {relation: [] for relation in graph}
-    for step, fanout_of in enumerate(steps):
-        reached: dict[str, list[tuple[Ints, Ints]]] = {}
-        for number, (relation, fanout) in enumerate(fanout_of.items()):
-            at = frontier.get(relation[2], np.zeros(0, np.int64))
-            if not len(at) or not fanout:
-                continue
-            nodes = found[relation[2]].node[at]
-            when = found[relation[2]].moment[at]
-            rows = _rows(graph, relation)
-            first, stop = rows.rows(torch.from_numpy(nodes), None if moments is None else moments[when])
-            if latest and fanout > 0 and isinstance(rows, TemporalGraph):
-                first = np.maximum(first, stop - fanout)
-            drawn = as_integer("seed", seed) + (step * len(graph) + number) * _STRIDE
-            drawn_edges = sample_neighbors(first, stop, rows.columns, rows.num_src, nodes, fanout, drawn)
-            source = rows.columns[drawn_edges.position].astype(np.int64)
-            of_seed = when[drawn_edges.destination]
-            edges[relation].append(
-                (found[relation[0]].key(source, of_seed), at[drawn_edges.destination], drawn_edges.position)
-            )
-            reached.setdefault(relation[0], []).append((source, of_seed))
-        frontier = {
-            name: found[name].add(*(np.concatenate(ends) for ends in zip(*pairs, strict=True)))
-            for name, pairs in reached.items()
-        }
-    return _result(graph, found, edges, moments)
+    key = as_integer("seed", seed)
+    numbers = {relation: number for number, relation in enumerate(graph)}
+    found = {name: Found(n) for name, n in graph.num_nodes.items()}
+    found[kind] = Found(graph.num_nodes[kind], targets.numpy(), moment)
+    if len(np.unique(found[kind].key(targets.numpy(), moment))) < len(targets):
+        raise ValueError("seeds must be distinct, or at different times")
+
+    def draw(relation: EdgeKind, step: int, fanout: int, nodes: Ints, when: Ints) -> tuple[Ints, Ints, Ints]:
+        rows = _rows(graph, relation)
+        first, stop = rows.rows(torch.from_numpy(nodes), None if moments is None else moments[when])
+        if latest and fanout > 0 and isinstance(rows, TemporalGraph):
+            first = np.maximum(first, stop - fanout)
+        drawn = key + (step * len(graph) + numbers[relation]) * _STRIDE
+        edges = sample_neighbors(first, stop, rows.columns, rows.num_src, nodes, fanout, drawn)
+        return edges.destination, edges.position, rows.columns[edges.position].astype(np.int64)
+
+    return _result(graph, found, spread(found, steps, draw), moments)
 
 
+Draw = Callable[[EdgeKind, int, int, Ints, Ints], tuple[Ints, Ints, Ints]]
+"""Draws in-neighbors: `draw(relation, step, fanout, nodes, moments)` returns for each edge the index of its destination
+among `nodes`, its position among the edges of the relation, and its source."""
 _STRIDE = 0x9E3779B97F4A7C15  # between the seeds of the steps
-_NO_EDGES = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-class _Found:
-    """The nodes of a kind found so far, each at a moment: the number of its time."""
+class Found:
+    """The nodes of a kind found so far, each at a moment: the number of its time. The first ones may repeat.
 
-    def __init__(self, num_nodes: int) -> None:
+    added: the number of first nodes, then of those that each step added.
+    """
+
+    def __init__(self, num_nodes: int, node: Ints = _NONE, moment: Ints = _NONE) -> None:
         self.num_nodes = num_nodes
-        self.node, self.moment, self._keys = (np.zeros(0, np.int64) for _ in range(3))
+        self.node = node
+        self.moment = moment
+        self.added = [len(node)]
 
     def key(self, node: Ints, moment: Ints) -> Ints:
         return moment * self.num_nodes + node
 
-    def add(self, node: Ints, moment: Ints, *, distinct: bool = False) -> Ints:
-        """Adds pairs that are new, in order; their indices. Raises ValueError for a repeated one if `distinct`."""
-        key = self.key(node, moment)
-        unique, first = np.unique(key, return_index=True)
-        if distinct and len(unique) < len(key):
-            raise ValueError("seeds must be distinct, or at different times")
-        new = np.sort(first[~np.isin(unique, self._keys)])
-        begin = len(self.node)
-        self.node, self.moment = np.append(self.node, node[new]), np.append(self.moment, moment[new])
-        self._keys = np.append(self._keys, key[new])
-        return np.arange(begin, len(self.node))
+    def add(self, node: Ints, moment: Ints) -> Ints:
+        """Adds pairs that are new, in order. Returns their indices."""
+        unique, first = np.unique(self.key(node, moment), return_index=True)
+        new = np.sort(first[~np.isin(unique, self.key(self.node, self.moment))])
+        self.node = np.append(self.node, node[new])
+        self.moment = np.append(self.moment, moment[new])
+        self.added.append(len(new))
+        return np.arange(len(self.node) - len(new), len(self.node))
 
     def index(self, key: Ints) -> Ints:
-        order = np.argsort(self._keys)
-        return order[np.searchsorted(self._keys, key, sorter=order)]
+        """The index of the first node of each key."""
+        keys = self.key(self.node, self.moment)
+        order = np.argsort(keys, kind="stable")
+        return order[np.searchsorted(keys, key, sorter=order)]
+
+
+class Step(NamedTuple):
+    """Edges of a relation that a step sampled: the keys of their sources, the indices of their destinations among the
+    nodes found, and their positions."""
+
+    source: Ints
+    destination: Ints
+    position: Ints
+
+
+def spread(
+    found: Mapping[str, Found], steps: Sequence[Mapping[EdgeKind, int]], draw: Draw
+) -> dict[EdgeKind, list[Step]]:
+    """Samples in-neighbors of the nodes found, of those in-neighbors, and so on, and adds them to `found`.
+
+    Args:
+        steps: the fan-out of each relation in each step.
+    """
+    edges: dict[EdgeKind, list[Step]] = {relation: [] for step in steps for relation in step}
+    frontier = {kind: np.arange(len(one.node)) for kind, one in found.items()}
+    for number, fanouts in enumerate(steps):
+        reached = {kind: [(_NONE, _NONE)] for kind in found}
+        for relation, fanout in fanouts.items():
+            source, _, destination = relation
+            at = frontier[destination]
+            when = found[destination].moment[at]
+            place, position, node = draw(relation, number, fanout, found[destination].node[at], when)
+            edges[relation].append(Step(found[source].key(node, when[place]), at[place], position))
+            reached[source].append((node, when[place]))
+        frontier = {
+            kind: found[kind].add(*(np.concatenate(ends) for ends in zip(*pairs, strict=True)))
+            for kind, pairs in reached.items()
+        }
+    return edges
 
 
 def _moments(graph: HeteroGraph, time: Tensor | None, count: int, latest: bool) -> tuple[Tensor | None, Ints]:
@@ -181,15 +213,16 @@ class _Timeless(CompressedGraph):
 
 def _result(
     graph: HeteroGraph,
-    found: Mapping[str, _Found],
-    edges: Mapping[EdgeKind, list[tuple[Ints, Ints, Ints]]],
+    found: Mapping[str, Found],
+    edges: Mapping[EdgeKind, list[Step]],
     moments: Tensor | None,
 ) -> HeteroSample:
     relations = {}
     edge_ids = {}
-    for relation, parts in edges.items():
-        one, (source, _, destination) = graph[relation], relation
-        key, dst, position = (np.concatenate(part) for part in zip(_NO_EDGES, *parts, strict=True))
+    for relation, one in graph.items():
+        source, _, destination = relation
+        steps = [Step(_NONE, _NONE, _NONE), *edges.get(relation, ())]
+        key, dst, position = (np.concatenate(part) for part in zip(*steps, strict=True))
         ids = _rows(graph, relation).edge_ids
         assert ids is not None
         which = torch.from_numpy(ids[position])

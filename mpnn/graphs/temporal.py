@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graphs.compressed import CompressedGraph, sums_of_weights
+from mpnn.graphs.compressed import CompressedGraph, search_rows, sums_of_weights
 from mpnn.kernels.edges.sample_neighbors import sample_neighbors
 
 
@@ -66,18 +66,10 @@ class TemporalGraph(CompressedGraph):
         return nodes[is_source], times[is_source], block, edges, asked - happened
 
     def rows(self, nodes: Tensor, before: Tensor | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """By bisection of all rows at once."""
         start, stop = super().rows(nodes)
-        if before is None:
-            return start, stop
-        low = start
-        moment = before.numpy()
-        times = self.times.numpy()
-        while (low < stop).any():
-            middle = (low + stop) // 2
-            earlier = (low < stop) & (times[np.minimum(middle, len(times) - 1)] < moment)
-            low, stop = np.where(earlier, middle + 1, low), np.where(earlier, stop, middle)
-        return start, low
+        return start, stop if before is None else search_rows(
+            self.times.numpy().__getitem__, start, stop, before.numpy()
+        )
 
 
 def check_times(name: str, times: Tensor, count: int, dtype: torch.dtype | None = None) -> None:

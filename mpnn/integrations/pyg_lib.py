@@ -1,20 +1,25 @@
-"""The functions of points and walks that PyTorch Geometric asks of pyg_lib, which is compiled for each version of
-torch.
+"""The functions of points, walks and samples that PyTorch Geometric asks of pyg_lib, which is compiled for each version
+of torch.
 
     python -m mpnn.shim pyg_lib script.py      runs knn_graph, radius_graph, fps, nearest, graclus, voxel_grid,
-                                               DynamicEdgeConv, XConv, GravNetConv and Node2Vec without a compiler
+                                               DynamicEdgeConv, XConv, GravNetConv, Node2Vec, NeighborLoader and
+                                               LinkNeighborLoader without a compiler
 
-Before version 2.8, PyTorch Geometric asks torch_cluster for them. Importing this module also defines them in
-`torch.ops.pyg`, where they are missing. Its loaders ask pyg_lib for samples, too, and these are not served: a loader
-runs without this module by torch_sparse, or see `mpnn.data.neighbor_batches`.
+Before version 2.8, PyTorch Geometric asks torch_cluster for the functions of points. Importing this module also defines
+the functions in `torch.ops.pyg`, where they are missing. What is drawn comes from torch's generator.
 """
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpnn.integrations import torch_cluster
+from mpnn.integrations.pyg_sampler import (
+    by_text,
+    hetero_neighbor_sample as hetero_neighbor_sample,
+    neighbor_sample as neighbor_sample,
+)
 from mpnn.integrations.torch_cluster import grid_cluster as grid_cluster, walks
 from mpnn.kernels.rows.scatter import match
 
@@ -74,16 +79,6 @@ def random_walk(rowptr: Tensor, col: Tensor, seed: Tensor, walk_length: int, p: 
     return walks(rowptr, col, seed, walk_length, p, q)[0]
 
 
-def neighbor_sample(*_: Any) -> NoReturn:
-    raise NotImplementedError(
-        "mpnn's pyg_lib has functions of points and walks, and no samples of neighbors: run loaders of PyTorch "
-        "Geometric without it, with torch_sparse installed, or use mpnn.data.neighbor_batches"
-    )
-
-
-hetero_neighbor_sample = neighbor_sample
-
-
 def _batch(ptr: Tensor | None) -> Tensor | None:
     return None if ptr is None else torch.repeat_interleave(ptr.diff())
 
@@ -101,7 +96,7 @@ _OPERATORS = {
     "knn": _knn,
     "radius": _radius,
     **{f.__name__: f for f in (nearest, fps, graclus_cluster, grid_cluster, random_walk, neighbor_sample)},
-    "hetero_neighbor_sample": neighbor_sample,
+    "hetero_neighbor_sample": by_text,
 }
 for _name, _function in _OPERATORS.items():
     if not hasattr(torch.ops.pyg, _name):

@@ -106,6 +106,8 @@ import warnings
 warnings.filterwarnings("ignore", "'torch-cluster' is no longer necessary", DeprecationWarning)
 import torch
 import torch_geometric
+from torch_geometric.data import Data
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.nn import DynamicEdgeConv, GravNetConv, Node2Vec, XConv
 from torch_geometric.nn import fps, graclus, knn, knn_graph, nearest, radius, radius_graph, voxel_grid
 from torch_geometric.nn.aggr import SoftmaxAggregation
@@ -130,6 +132,9 @@ assert XConv(3, 8, 3, 4, hidden_channels=4)(x, x, batch).shape == (40, 8)
 assert GravNetConv(3, 4, 2, 2, 3)(x, batch).shape == (40, 4)
 walks = Node2Vec(edges, 8, 5, 3, p=2.0)
 assert walks.loss(*next(iter(walks.loader(batch_size=8)))).isfinite()
+data = Data(x=x, edge_index=edges)
+for part in (*NeighborLoader(data, [2, 2], batch_size=10), *LinkNeighborLoader(data, [2], batch_size=50)):
+    assert edges[:, part.e_id].equal(part.n_id[part.edge_index])
 weights = softmax(x[:, 0], batch)
 torch.testing.assert_close(scatter(weights, batch), torch.ones(2))
 print("geometric", *sys.argv[1:])
