@@ -364,7 +364,7 @@ def spans(
     """
     starts = accumulate(src_lengths[:-1], initial=0) if src_starts is None else src_starts
     args = (tuple(lengths), tuple(starts), tuple(src_lengths), tuple(shifts), max(left, -1), max(right, -1))
-    return Topology.of(_spans, *args, breaks=_span_breaks)
+    return Topology.of(_spans, *args)
 
 
 def _spans(
@@ -385,25 +385,6 @@ def _spans(
     first = 0 if left < 0 else np.clip(at - left, 0, count)
     last = count if right < 0 else np.clip(at + right + 1, 0, count)
     return [(begin + first, begin + last)]
-
-
-def _span_breaks(
-    num_dst: int,
-    num_src: int,
-    lengths: tuple[int, ...],
-    starts: tuple[int, ...],
-    src_lengths: tuple[int, ...],
-    shifts: tuple[int, ...],
-    left: int,
-    right: int,
-) -> Ints:
-    """The ends of documents, and the rows at which an end of a window enters or leaves the keys of its document."""
-    sizes, count = np.asarray(lengths, np.int64), np.asarray(src_lengths, np.int64)
-    ends = np.cumsum(sizes)
-    shift = np.asarray(shifts, np.int64)
-    limits = [*([left] if left >= 0 else []), *([-right - 1] if right >= 0 else [])]
-    rows = [limit - shift + edge for limit in limits for edge in (np.zeros_like(count), count)]
-    return np.concatenate([ends, *(ends - sizes + np.clip(row, 0, sizes) for row in rows)])
 
 
 def _aligned(

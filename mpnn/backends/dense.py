@@ -534,7 +534,7 @@ def _find_plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
         return None  # without reading the edges
     if _is_complete(graph):
         return "complete"
-    return "causal" if graph.clique_sizes is None and graph.structure.is_causal else None
+    return "causal" if graph.clique_sizes is None and graph.runs.is_causal else None
 
 
 def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
@@ -546,7 +546,7 @@ def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
 def _is_complete(graph: Graph) -> bool:
     """Counts the cliques if there are any, so that their many runs are not built."""
     cliques = graph.clique_sizes
-    return graph.structure.is_complete if cliques is None else bool(cliques[1].sum() <= 1)
+    return graph.runs.is_complete if cliques is None else bool(cliques[1].sum() <= 1)
 
 
 class _Cliques(NamedTuple):

@@ -27,7 +27,7 @@ from mpnn.graph import Graph
 from mpnn.graph.causal import convolution, documents, is_of_prefixes
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
-from mpnn.graph.strips import Strips
+from mpnn.graph.row_groups import bounds
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.recurrent.prefixes import prefix_maxima, prefix_means, prefix_minima, prefix_sums, prefix_variances
@@ -41,7 +41,9 @@ NAME = "scan"
 
 _MAX_RADIUS = 16  # of a short convolution
 _MIN_ROWS = 16  # with the same first source, on average; below this the backend is not worthwhile
-_MAX_STRIPS = 3  # of rows with the same first source, on average: the last source stays, then moves, then stays
+_MAX_GROUPS = (
+    3  # of neighboring rows with the same first source, on average: the last source stays, then moves, then stays
+)
 
 
 _RECURRENCES = frozenset({"log_gate", "beta", "state", "return_state"})
@@ -254,37 +256,25 @@ def _blocks(graph: Graph) -> list[Block] | None:
 
 
 def _find_blocks(graph: Graph) -> list[Block] | None:
-    """A strip of rows with the same first source is a block if its last source stays, too. If that moves, the sources
-    of the first row but the last of them are a block, and the others a running sum. A strip of which the first source
-    moves has a block for each row."""
-    edges = graph.structure
-    if edges.most_runs > 1:
+    """Neighboring rows with the same sources are a block. If each row has one source more than the row before, the
+    sources of the first row but the last of them are a block, and the others a running sum."""
+    runs = graph.runs
+    if runs.most_runs > 1:
         return None
-    strips = edges if isinstance(edges, Strips) else Strips.of_runs(edges)
-    first = strips.first
-    last = strips.last
-    nonempty = np.diff(strips.first.ptr) > 0
-    top = strips.rows[:-1][nonempty]
-    height = strips.height[nonempty]
-    moves = last.start > first.start
-    count = np.where(moves, height, 1)
-    starts = count.sum() - np.count_nonzero(first.start[1:] == last.start[:-1])
-    if (starts - 1) * _MIN_ROWS > graph.num_dst or count.sum() > _MAX_STRIPS * starts:
+    first, last = bounds(runs)
+    starts = runs.start[first]
+    changes = np.count_nonzero(np.diff(starts))
+    if changes * _MIN_ROWS > graph.num_dst or len(first) > _MAX_GROUPS * (changes + 1):
         return None
-    which = np.repeat(np.arange(len(count)), count)
-    below = np.arange(len(which)) - (np.cumsum(count) - count)[which]  # 0 unless the strip is taken row by row
-    rows = top[which] + below
-    sources = np.stack([first.start, first.stop])[:, which] + below
-    sources[1] = np.minimum(sources[1], last.stop[which])
-    final = np.where(moves[which], sources[1], last.stop[which])
-    height = np.where(moves, 1, height)[which]
+    row = runs.row
     blocks: list[Block] = []
-    for row, after, start, stop, end in np.stack([rows, rows + height, *sources, final], 1).tolist():
+    ends = np.stack([row[first], row[last] + 1, starts, runs.stop[first], runs.stop[last]], 1)
+    for top, bottom, start, stop, end in ends.tolist():
         shared = stop - (end > stop)
-        if blocks and blocks[-1][1:] == (row, start, shared, ALL):
-            blocks[-1] = blocks[-1]._replace(last=after)
+        if blocks and blocks[-1][1:] == (top, start, shared, ALL):
+            blocks[-1] = blocks[-1]._replace(last=bottom)
         elif start < shared:
-            blocks.append(Block(row, after, start, shared, ALL))
+            blocks.append(Block(top, bottom, start, shared, ALL))
         if shared < stop:
-            blocks.append(Block(row, after, shared, end, PAST))
+            blocks.append(Block(top, bottom, shared, end, PAST))
     return blocks

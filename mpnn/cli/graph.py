@@ -62,7 +62,7 @@ def graph(
         facts = _facts(expression, bound)
     console.print(facts)
     console.print()
-    if bound.structure.num_runs > _MAX_RUNS:
+    if bound.runs.num_runs > _MAX_RUNS:
         console.print(f"not drawn: more than {_MAX_RUNS:,} runs", style="dim")
     elif bound.num_dst and bound.num_src:
         plain = console.no_color or console.color_system is None
@@ -97,10 +97,10 @@ def _facts(expression: str, graph: Graph) -> Table:
     table.add_row("edges", f"{graph.num_edges:,}")
     if pairs:
         table.add_row("density", f"{graph.num_edges / pairs:.2%} of {pairs:,} pairs")
-    runs = graph.structure.num_runs
+    runs = graph.runs.num_runs
     table.add_row("runs", f"{runs:,}, the storage format of the graph")
     if graph.num_dst:
-        (least, most), mean = graph.structure.degree_range(), graph.num_edges / graph.num_dst
+        (least, most), mean = graph.runs.degree_range(), graph.num_edges / graph.num_dst
         table.add_row("degree", f"{least:,} least, {mean:,.1f} mean, {most:,} most")
     if graph.num_dst == graph.num_src > 0 and runs <= _MAX_RUNS:
         deadline = perf_counter() + _TIME_LIMIT

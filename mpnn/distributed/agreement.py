@@ -16,7 +16,6 @@ from mpnn.distributed.groups import all_gather
 from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer
 from mpnn.graph.runs import Runs
-from mpnn.graph.strips import Strips
 
 
 def gather(facts: str, group: dist.ProcessGroup, numbers: Sequence[int] = ()) -> list[list[int]]:
@@ -62,7 +61,7 @@ def features(layer: Layer | None) -> str:
 def of_graph(graph: Graph) -> str:
     """A digest of the edges in their order, and of the attributes, types and positions stored with them."""
     sizes = torch.tensor([graph.num_dst, graph.num_src])
-    edges = graph.ends if graph.is_explicit else graph.structure
+    edges = graph.ends if graph.is_explicit else graph.runs
     of_edges = graph.cached("digest", lambda: digest((sizes, edges)))
     # Attributes may be written to, so they are read in each call.
     data = *graph.edge_data.values(), graph.positions
@@ -79,7 +78,7 @@ def digest(of: Any) -> str:
 
 
 def _arrays(of: Any) -> Iterator[Tensor]:
-    if isinstance(of, (Runs, Strips)):
+    if isinstance(of, Runs):
         of = tuple(getattr(of, field.name) for field in fields(of))
     if isinstance(of, tuple):
         for each in of:

@@ -243,7 +243,7 @@ def _describe_graph(round: Round) -> str:
         return text
     if graph.clique_sizes is not None and (cliques := int(graph.clique_sizes[1].sum())) > 1:
         return f"{text}, {_count(cliques)} cliques"
-    return f"{text}, {_count(graph.structure.num_runs)} runs"
+    return f"{text}, {_count(graph.runs.num_runs)} runs"
 
 
 def _from_later(graph: Graph) -> str:

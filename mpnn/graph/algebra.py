@@ -12,7 +12,6 @@ from mpnn.graph.data import G, GraphData
 from mpnn.graph.derive import selected, structured
 from mpnn.graph.relations import Relation
 from mpnn.graph.runs import Runs
-from mpnn.graph.strips import Strips
 
 
 class Algebra(GraphData):
@@ -50,7 +49,7 @@ class Algebra(GraphData):
         if one.is_explicit:
             return _edges_in(one, runs, alike)
         labels = None
-        if isinstance(runs, Runs) and one.labels is not None and two.labels is not None:
+        if one.labels is not None and two.labels is not None:
             labels = np.unique(np.stack([one.labels, two.labels]), axis=1, return_inverse=True)[1].reshape(-1)
         return structured(one, runs, labels=labels, **alike)
 
@@ -64,22 +63,17 @@ class Algebra(GraphData):
 
     def __invert__(self: G) -> G:
         """The complement: all pairs that are not edges."""
-        return structured(self, self.structure.complement())
+        return structured(self, self.runs.complement())
 
 
-def _merged(one: GraphData, other: GraphData, merge: Callable[[Any, Any], Any]) -> Strips | Runs:
-    """Strips if both graphs have them, otherwise runs."""
+def _merged(one: GraphData, other: GraphData, merge: Callable[[Runs, Runs], Runs]) -> Runs:
     if one.device != other.device:
         raise ValueError(f"the graphs are on {one.device} and {other.device}; move one with .to(device)")
-    structures = one.structure, other.structure
-    are_strips = all(isinstance(edges, Strips) for edges in structures)
-    merged: Strips | Runs = merge(*structures) if are_strips else merge(one.runs, other.runs)
-    return merged
+    return merge(one.runs, other.runs)
 
 
-def _edges_in(graph: G, runs: Strips | Runs, alike: dict[str, Any]) -> G:
+def _edges_in(graph: G, runs: Runs, alike: dict[str, Any]) -> G:
     """The explicit edges that are also in `runs`, with their data."""
-    assert isinstance(runs, Runs)  # an explicit graph has no strips
     src, dst = graph.stored_edges.cpu().long().numpy()
     return selected(graph, torch.from_numpy(runs.contains(dst, src)).to(graph.device), **alike)
 

@@ -5,14 +5,12 @@ which blocks it overlaps and which it covers, so no single pair is visited.
 """
 
 from dataclasses import dataclass
-from math import lcm
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpnn.graph.runs import Ints, Runs, expand
-from mpnn.graph.strips import Strips
+from mpnn.graph.runs import Ints, Runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,81 +108,22 @@ def _within(x: Ints, start: Ints, stop: Ints) -> NDArray[np.bool_]:
     return (which >= 0) & (x < stop[np.maximum(which, 0)])
 
 
-def count_blocks(edges: Strips | Runs, rows: int, columns: int) -> tuple[int, int]:
+def count_blocks(runs: Runs, rows: int, columns: int) -> tuple[int, int]:
     """The number of blocks that hold edges, and of pairs in them, without the columns outside `low` to `high` and
-    without a list of the blocks.
-
-    Time is O(runs), and for strips O(runs of strips). Memory does not depend on the number of blocks.
+    without a list of the blocks. Time is O(runs). Memory does not depend on the number of blocks.
     """
-    if isinstance(edges, Runs):
-        blocks, width = _count_by_row(edges, rows, columns)
-        return blocks, width * rows
     blocks = 0
     width = 0
-    period = lcm(rows, columns)
-    for part in edges.parts(period):
-        periods, others = part.split(period)
-        for counts in (_count_in_periods(periods, rows, columns), _count_by_row(others, rows, columns)):
-            blocks = blocks + counts[0]
-            width = width + counts[1]
-    return blocks, width * rows
-
-
-def _count_by_row(edges: Strips | Runs, rows: int, columns: int) -> tuple[int, int]:
-    """Blocks and their columns `low` to `high`, one row of blocks after the other."""
-    blocks = 0
-    width = 0
-    for group in edges.grouped(rows):
+    for group in runs.grouped(rows):
         counts = _count(group.ptr, group.start, group.stop, columns)
         blocks = blocks + int(counts[0].sum())
         width = width + int(counts[1].sum())
-    return blocks, width
+    return blocks, width * rows
 
 
-def _count_in_periods(strips: Strips, rows: int, columns: int) -> tuple[int, int]:
-    """Blocks and their columns `low` to `high`, for strips of whole periods of lcm(rows, columns) rows.
-
-    From one period to the next, an end of a run stays or moves by whole blocks. If two runs share as many blocks or
-    none both in the first and in the last period, counts grow evenly from one to the other, and their sum is a series.
-    Otherwise the periods are halved.
-    """
-    period = lcm(rows, columns)
-    blocks = 0
-    width = 0
-    runs = strips.first
-    final = strips.last
-    moves = (final.start > runs.start).astype(np.int64), (final.stop > runs.stop).astype(np.int64)
-    strip = np.arange(len(strips.height))
-    first = np.zeros_like(strips.height)
-    last = strips.height // period - 1
-    while len(strip):
-        count = np.diff(runs.ptr)[strip]
-        ptr = np.append(0, np.cumsum(count))
-        which = expand(runs.ptr[strip], runs.ptr[strip + 1])
-        total, differ = np.zeros((2, len(strip)), np.int64), np.zeros(len(which), bool)
-        for top in range(0, period, rows):
-            shares = []
-            for number in (first, last):
-                row = np.repeat(number * period + top, count)
-                start = runs.start[which] + moves[0][which] * row
-                stop = runs.stop[which] + moves[1][which] * (row + rows - 1)
-                *both, share = _count(ptr, start, stop, columns)
-                total += both
-                shares.append(share)
-            differ |= shares[0] != shares[1]
-        settled = _sums(ptr, differ) == 0
-        series = (total * (last - first + 1) // 2)[:, settled].sum(1)
-        blocks = blocks + int(series[0])
-        width = width + int(series[1])
-        middle = ((first + last) // 2)[~settled]
-        strip = np.tile(strip[~settled], 2)
-        first, last = np.append(first[~settled], middle + 1), np.append(middle, last[~settled])
-    return blocks, width
-
-
-def _count(ptr: Ints, start: Ints, stop: Ints, columns: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """For runs that are the unions of a row of blocks each, sorted, and overlapping at most as far as they are sorted:
-    the number of blocks of each row, their columns `low` to `high`, and whether a run shares a block with the next."""
+def _count(ptr: Ints, start: Ints, stop: Ints, columns: int) -> tuple[Ints, Ints]:
+    """For runs that are the unions of a row of blocks each: the number of blocks of each row, and their columns `low`
+    to `high`."""
     first = start // columns
     last = (stop - 1) // columns
     shared = np.zeros(len(start), np.int64)
@@ -192,7 +131,7 @@ def _count(ptr: Ints, start: Ints, stop: Ints, columns: int) -> tuple[Ints, Ints
     shared[ptr[1:][np.diff(ptr) > 0] - 1] = 0  # the last run of a row has no next one
     gap = np.append(start[1:], 0) - stop
     blocks = _sums(ptr, last - first + 1 - shared)
-    return blocks, _sums(ptr, stop - start + np.where(shared > 0, gap, 0)), shared > 0
+    return blocks, _sums(ptr, stop - start + np.where(shared > 0, gap, 0))
 
 
 def _sums(ptr: Ints, x: NDArray[Any]) -> Ints:

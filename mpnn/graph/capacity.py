@@ -10,8 +10,8 @@ from pathlib import Path
 _SMALL = 1 << 28  # bytes below which nothing is checked
 
 
-def require(nbytes: int, what: str, advice: str, limit: int | None = None) -> None:
-    """Raises unless `nbytes` bytes are available, and within the limit if there is one.
+def require(nbytes: int, what: str, advice: str) -> None:
+    """Raises unless `nbytes` bytes are available.
 
     Raises:
         MemoryError: if less memory is available. The message names `what` needs it and ends with `advice`.
@@ -19,13 +19,9 @@ def require(nbytes: int, what: str, advice: str, limit: int | None = None) -> No
     if nbytes < _SMALL:
         return
     free = available_bytes()
-    why = "available"
-    if limit is not None and limit < free:
-        free = limit
-        why = "allowed"
     if nbytes > free:
         raise MemoryError(
-            f"{what} would need about {nbytes / 2**30:,.1f} GiB, but {free / 2**30:,.1f} GiB are {why}; {advice}"
+            f"{what} would need about {nbytes / 2**30:,.1f} GiB, but {free / 2**30:,.1f} GiB are available; {advice}"
         )
 
 

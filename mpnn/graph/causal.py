@@ -4,7 +4,6 @@ one of prefixes, over which sums run."""
 import numpy as np
 
 from mpnn.graph.graph import Graph
-from mpnn.graph.strips import Strips
 
 
 def documents(graph: Graph) -> list[int] | None:
@@ -14,11 +13,15 @@ def documents(graph: Graph) -> list[int] | None:
 
 
 def _documents(graph: Graph) -> list[int] | None:
-    edges = graph.structure
-    if not isinstance(edges, Strips) and len(edges.start) != graph.num_dst:
-        return None  # each row has one run, to its node
-    lengths = (edges if isinstance(edges, Strips) else Strips.of_runs(edges)).documents
-    if lengths is None or int((lengths * (lengths + 1) // 2).sum()) != graph.num_edges:  # edges that are repeated
+    runs = graph.runs
+    row = np.arange(graph.num_dst)
+    if graph.num_dst != graph.num_src or not np.array_equal(runs.row, row) or (runs.stop != row + 1).any():
+        return None
+    begins = runs.start == row
+    if not (begins[1:] | (runs.start[1:] == runs.start[:-1])).all():
+        return None
+    lengths = np.diff(np.flatnonzero(begins), append=graph.num_dst)
+    if int((lengths * (lengths + 1) // 2).sum()) != graph.num_edges:  # edges that are repeated
         return None
     return [int(n) for n in lengths]
 
@@ -29,11 +32,7 @@ def is_of_prefixes(graph: Graph) -> bool:
 
 
 def _is_of_prefixes(graph: Graph) -> bool:
-    edges = graph.structure
-    if edges.most_runs > 1 or not graph.num_src:
-        return False
-    ends = (edges.first, edges.last) if isinstance(edges, Strips) else (edges,)
-    return not any(runs.start.any() for runs in ends)
+    return graph.num_src > 0 and graph.runs.most_runs <= 1 and not graph.runs.start.any()
 
 
 def convolution(graph: Graph) -> tuple[int, list[int]] | None:

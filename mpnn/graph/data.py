@@ -1,10 +1,8 @@
 """GraphData: the edges between a fixed number of sources and destinations, as they are stored.
 
 Messages flow along an edge from `src` to `dst`; `edge_index[0]` is src and `edge_index[1]` is dst. A graph stores one
-of four forms and computes the others on first use: strips of rows or rows of runs (from a topology), labels (disjoint
-cliques), or explicit edges in the caller's order, with repeated edges and edge attributes: in 32 bits if they are
-many. Strips take memory by the shape of the graph and not by its nodes, so code that reads `structure` instead of
-`runs` takes graphs of any size.
+of three forms and computes the others on first use: rows of runs (from a topology), labels (disjoint cliques), or
+explicit edges in the caller's order, with repeated edges and edge attributes: in 32 bits if they are many.
 """
 
 import weakref
@@ -22,7 +20,6 @@ from mpnn.graph.exchange import LOCAL
 from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import Relation, Table, as_relation
 from mpnn.graph.runs import Ints, Runs, cliques_of
-from mpnn.graph.strips import Strips
 
 G = TypeVar("G", bound="GraphData")
 T = TypeVar("T")
@@ -31,7 +28,7 @@ T = TypeVar("T")
 class GraphData(BoundGraph):
     """The data of a `Graph`, and what follows from them alone. `Graph` adds the methods that make other graphs."""
 
-    _given_runs: Runs | Strips | None
+    _given_runs: Runs | None
     _labels: Ints | None
     _edges: Tensor | None
     _edge_type: Tensor | None
@@ -46,7 +43,7 @@ class GraphData(BoundGraph):
         num_dst: int,
         num_src: int,
         *,
-        runs: Runs | Strips | None = None,
+        runs: Runs | None = None,
         labels: Ints | None = None,
         edges: Tensor | None = None,
         edge_attr: Tensor | None = None,
@@ -84,7 +81,7 @@ class GraphData(BoundGraph):
         )
 
     @classmethod
-    def from_runs(cls: type[G], runs: Runs | Strips, *, relation: Relation | None = None, shift: int = 0) -> G:
+    def from_runs(cls: type[G], runs: Runs, *, relation: Relation | None = None, shift: int = 0) -> G:
         return cls(runs.num_dst, runs.num_src, runs=runs, relation=relation, shift=shift)
 
     @classmethod
@@ -103,16 +100,9 @@ class GraphData(BoundGraph):
         """Whether the graph is a list of edges in the caller's order, as opposed to a structured graph."""
         return self._edges is not None
 
-    @property
-    def structure(self) -> Strips | Runs:
-        """The edges as a set, repeated edges counting once: as strips if the graph is stored so, otherwise as runs."""
-        return self._given_runs if isinstance(self._given_runs, Strips) else self.runs
-
     @graph_property
     def runs(self) -> Runs:
         """The edges as a set, in rows of runs; repeated edges count once."""
-        if isinstance(self._given_runs, Strips):
-            return self._given_runs.runs()
         if self._given_runs is not None:
             return self._given_runs
         if self._labels is not None:
@@ -165,7 +155,7 @@ class GraphData(BoundGraph):
     @graph_property
     def labels(self) -> Ints | None:
         """The clique of each node, [N], if the graph consists of disjoint cliques; otherwise None."""
-        if self._labels is None and self._edges is None and (cliques := self.structure.cliques) is not None:
+        if self._labels is None and self._edges is None and (cliques := self.runs.cliques) is not None:
             size, count = cliques
             return np.repeat(np.arange(count.sum()), np.repeat(size, count))
         return self._labels
@@ -178,7 +168,7 @@ class GraphData(BoundGraph):
             return None
         if self._labels is not None:
             return np.unique(np.unique(self._labels, return_counts=True)[1], return_counts=True)
-        if (cliques := self.structure.cliques) is None:
+        if (cliques := self.runs.cliques) is None:
             return None
         sizes, which = np.unique(cliques[0], return_inverse=True)
         counts = np.zeros(len(sizes), np.int64)
@@ -203,7 +193,7 @@ class GraphData(BoundGraph):
             return self._edges.shape[1]
         if self._labels is not None:
             return int((np.unique(self._labels, return_counts=True)[1] ** 2).sum())
-        return self.structure.num_edges
+        return self.runs.num_edges
 
     @property
     def edge_type(self) -> Tensor | None:

@@ -8,11 +8,10 @@ from torch import Tensor
 from mpnn.graph.csr import narrow
 from mpnn.graph.data import G, GraphData
 from mpnn.graph.runs import Runs
-from mpnn.graph.strips import Strips
 
 
-def structured(graph: G, runs: Runs | Strips, **changes: Any) -> G:
-    """A graph with these strips or rows of runs. `changes` override arguments of `Graph`."""
+def structured(graph: G, runs: Runs, **changes: Any) -> G:
+    """A graph with these rows of runs. `changes` override arguments of `Graph`."""
     sizes = {"num_dst": runs.num_dst, "num_src": runs.num_src}
     return type(graph)(**{**_inherited(graph), **sizes, "runs": runs, **changes})
 

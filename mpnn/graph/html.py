@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from mpnn.graph import Graph, reachability
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.runs import Runs
-from mpnn.graph.strips import Strips
 from mpnn.graph.topology import Topology
 
 _CELLS = 40  # on a side
@@ -123,12 +122,9 @@ def _shares(graph: Graph) -> NDArray[np.float64]:
         return np.minimum(found * rows * columns / (graph.num_dst * graph.num_src), 1.0)
     ends = np.arange(rows + 1) * graph.num_dst // rows
     each = [np.unique(np.linspace(a, b - 1, _ROWS).astype(np.int64)) for a, b in pairwise(ends)]
-    return np.stack([np.mean([_covered(_row(graph, int(i)), columns) for i in nodes], axis=0) for nodes in each])
-
-
-def _row(graph: Graph, i: int) -> Runs:
-    edges = graph.structure
-    return edges.between(i, i + 1).runs() if isinstance(edges, Strips) else edges.take(np.array([i]))
+    return np.stack(
+        [np.mean([_covered(graph.runs.take(np.array([i])), columns) for i in nodes], axis=0) for nodes in each]
+    )
 
 
 def _covered(row: Runs, columns: int) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpnn.graph.graph import Graph
-from mpnn.graph.runs import Ints
+from mpnn.graph.runs import Ints, Runs
 
 _COPIES = 2  # of the sources at most: groups of overlapping sources copy them
 
@@ -37,14 +37,13 @@ def row_groups(graph: Graph) -> list[RowGroups] | None:
 
 
 def _row_groups(graph: Graph) -> list[RowGroups] | None:
-    if graph.is_explicit or graph.structure.most_runs > 1 or not graph.num_edges:
-        return None
     runs = graph.runs
+    if graph.is_explicit or runs.most_runs > 1 or not graph.num_edges:
+        return None
     row = runs.row
     start = runs.start
     stop = runs.stop
-    first = _first_rows(row, start, stop)
-    last = np.append(first[1:], len(row)) - 1
+    first, last = bounds(runs)
     if (stop[last] - start[last]).sum() > _COPIES * graph.num_src:
         return None
     grows = (last > first) & (stop[last] > stop[first])
@@ -58,12 +57,14 @@ def _row_groups(graph: Graph) -> list[RowGroups] | None:
     ]
 
 
-def _first_rows(row: Ints, start: Ints, stop: Ints) -> Ints:
-    """The numbers of the rows that begin a group, among those with sources."""
-    step = np.diff(stop)
-    follows = (np.diff(row) == 1) & (np.diff(start) == 0) & ((step == 0) | (step == 1))
-    same_step = np.append(True, (step[1:] == step[:-1]) | ~follows[:-1]) if len(step) else follows
-    return np.append(0, np.flatnonzero(~(follows & same_step)) + 1)
+def bounds(runs: Runs) -> tuple[Ints, Ints]:
+    """The first and the last run of each group of neighboring rows, which have one run each: their sources are the
+    same, or each row has one source more than the row before, at the end."""
+    step = np.diff(runs.stop)
+    follows = (np.diff(runs.row) == 1) & (np.diff(runs.start) == 0) & ((step == 0) | (step == 1))
+    same_step = np.append(True, (step[1:] == step[:-1]) | ~follows[:-1])[: len(step)]
+    first = np.append(0, np.flatnonzero(~(follows & same_step)) + 1)[: runs.num_runs]
+    return first, np.append(first[1:], runs.num_runs)[: len(first)] - 1
 
 
 def _of_kind(

@@ -23,7 +23,7 @@ from mpnn.graph import capacity
 
 Ints = NDArray[np.int64]
 
-RUNS_AT_ONCE = 1 << 16  # runs that are processed at a time where there may be very many
+_RUNS_AT_ONCE = 1 << 16  # runs that are processed at a time where there may be very many
 _UNCHECKED = 1 << 23  # number of runs below which available memory is not checked
 
 
@@ -168,7 +168,7 @@ class Runs:
 
     def grouped(self, size: int) -> "Iterator[Runs]":
         """The union of every `size` rows as one row, for some of these groups at a time."""
-        step = size * max(1, self.num_dst * RUNS_AT_ONCE // (max(self.num_runs, 1) * size))
+        step = size * max(1, self.num_dst * _RUNS_AT_ONCE // (max(self.num_runs, 1) * size))
         for first in range(0, self.num_dst, step):
             last = min(first + step, self.num_dst)
             ptr = self.ptr[first : last + 1]
@@ -346,44 +346,26 @@ class Runs:
         return _merge(s1, s2), _merge(t1, t2)
 
 
-@dataclass(frozen=True, eq=False)
-class Combs:
-    """Rows of runs in equal steps, which are counted before they are written out.
-
-    Row r has `count[r]` runs of `width` sources, `step` apart from `first[r]` on, and behind them the run `last[r]`, a
-    start and a stop, unless it is empty. Runs of a row do not touch; those that exceed the sources are cut off.
+def in_steps(num_src: int, first: Ints, count: Ints, step: int, width: int, last: tuple[Ints, Ints]) -> Runs:
+    """Rows of runs in equal steps: row r has `count[r]` runs of `width` sources, `step` apart from `first[r]` on, and
+    behind them the run `last[r]`, a start and a stop, unless it is empty. Runs of a row do not touch; those that exceed
+    the sources are cut off. Raises MemoryError before anything is written if they do not fit into memory.
     """
-
-    num_src: int
-    first: Ints
-    count: Ints
-    step: int
-    width: int
-    last: tuple[Ints, Ints]
-
-    @property
-    def num_runs(self) -> int:
-        return int(self.count.sum() + self._has_last.sum())
-
-    @property
-    def _has_last(self) -> NDArray[np.bool_]:
-        return self.last[0] < np.minimum(self.last[1], self.num_src)
-
-    def runs(self) -> Runs:
-        has_last = self._has_last
-        ptr = np.append(0, np.cumsum(self.count + has_last))
-        start = np.arange(ptr[-1])
-        start -= np.repeat(ptr[:-1], np.diff(ptr))
-        start *= self.step
-        start += np.repeat(self.first, np.diff(ptr))
-        at = ptr[1:][has_last] - 1
-        stop = start + self.width
-        start[at], stop[at] = self.last[0][has_last], self.last[1][has_last]
-        return Runs(len(self.count), self.num_src, ptr, start, np.minimum(stop, self.num_src, out=stop))
+    has_last = last[0] < np.minimum(last[1], num_src)
+    require_room(len(count), num_src, int(count.sum() + has_last.sum()))
+    ptr = np.append(0, np.cumsum(count + has_last))
+    start = np.arange(ptr[-1])
+    start -= np.repeat(ptr[:-1], np.diff(ptr))
+    start *= step
+    start += np.repeat(first, np.diff(ptr))
+    at = ptr[1:][has_last] - 1
+    stop = start + width
+    start[at], stop[at] = last[0][has_last], last[1][has_last]
+    return Runs(len(count), num_src, ptr, start, np.minimum(stop, num_src, out=stop))
 
 
 def check_same_size(one: Any, other: Any) -> None:
-    """Raises ValueError unless both, runs or strips, have the same number of destinations and of sources."""
+    """Raises ValueError unless both have the same number of destinations and of sources."""
     if (one.num_dst, one.num_src) != (other.num_dst, other.num_src):
         raise ValueError(
             f"set algebra needs graphs of the same size; got {one.num_dst} x {one.num_src} and "
@@ -411,12 +393,6 @@ def expand(start: Ints, stop: Ints) -> Ints:
     length = stop - start
     before = np.cumsum(length) - length
     return np.repeat(start - before, length) + np.arange(int(length.sum()))
-
-
-def distinct(*numbers: Ints) -> Ints:
-    """All numbers once, ascending; faster than `np.unique`, which hashes them, for arrays that are sorted."""
-    x = _sort(np.concatenate(numbers))
-    return x[np.append(True, x[1:] != x[:-1])[: len(x)]]
 
 
 def cliques_of(labels: Ints) -> list[Ints]:
@@ -451,9 +427,9 @@ def _intersect(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
 
 def _rows(num_dst: int, num_src: int, start: Ints, stop: Ints) -> Runs:
     """Converts intervals on the line to rows of runs; modifies `start` and `stop` in place and keeps them."""
-    base = np.arange(num_dst + 1) * (num_src + 1)
-    ptr = np.searchsorted(start, base).astype(np.int64, copy=False)
-    offset = np.repeat(base[:-1], np.diff(ptr))
-    start -= offset
-    stop -= offset
+    row = start // (num_src + 1)
+    ptr = np.append(0, np.cumsum(np.bincount(row, minlength=num_dst)))
+    row *= num_src + 1  # now where the row begins
+    start -= row
+    stop -= row
     return Runs(num_dst, num_src, ptr, start, stop)

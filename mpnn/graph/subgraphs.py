@@ -12,7 +12,6 @@ from mpnn.graph.csr import inverse
 from mpnn.graph.data import G, GraphData
 from mpnn.graph.derive import renumbered, selected, structured
 from mpnn.graph.runs import Runs
-from mpnn.graph.strips import Strips
 
 
 class Subgraphs(GraphData):
@@ -32,9 +31,7 @@ class Subgraphs(GraphData):
         shift = self.shift + start
         positions = None if self.positions is None else (self.positions[0][start:stop], self.positions[1])
         if not self.is_explicit:
-            edges = self.structure
-            part = edges.between(start, stop) if isinstance(edges, Strips) else edges.take(np.arange(start, stop))
-            return structured(self, part, shift=shift, positions=positions)
+            return structured(self, self.runs.take(np.arange(start, stop)), shift=shift, positions=positions)
         first, last = (int(self.csr.ptr[i]) for i in (start, stop))
         edge_id = self.csr.edge_id
         which = torch.arange(first, last, device=self.device) if edge_id is None else edge_id[first:last].sort().values

@@ -25,12 +25,10 @@ from mpnn.graph.bound import B, BoundGraph, refuse_truth
 from mpnn.graph.handles import Handled
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import Relation, as_relation
-from mpnn.graph.runs import Combs, Ints, Runs, check_line, distinct, require_room
-from mpnn.graph.strips import Strips, require_strips
+from mpnn.graph.runs import Ints, Runs, check_line, require_room
 
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
-RunsRule = Callable[..., Pairs | Runs | Combs]
-Breaks = Callable[..., ArrayLike]
+RunsRule = Callable[..., Pairs | Runs]
 LabelRule = Callable[..., NDArray[np.int64]]
 
 _ALGEBRA: dict[str, Callable[[Any, Any], Any]] = {
@@ -41,7 +39,6 @@ _ALGEBRA: dict[str, Callable[[Any, Any], Any]] = {
 
 _LONG_LIST = re.compile(r"\[([^][,]*,){6,}[^][,]*\]")  # lists of more than six values
 _MAX_NESTED = 100
-_FEW_ROWS = 4096  # below this, rows of runs take no longer to build and to merge than strips
 
 _OF_GRAPHS = {name for name in dir(Graph) if not name.startswith("_")} | {"num_dst", "num_src", "edge_attr", "device"}
 
@@ -56,7 +53,6 @@ class Topology(Handled, ABC):
         memory: int = 0,
         relation: Relation | None = None,
         alike: int = 1,
-        breaks: Breaks | None = None,
         positional: bool = False,
     ) -> "Topology":
         """Creates a topology from a runs rule.
@@ -64,8 +60,8 @@ class Topology(Handled, ABC):
         `rule(i, num_src, *args)` receives all destinations `i`, int64 [num_dst], and returns pairs `(start, stop)` of
         integer arrays [num_dst] (or plain integers). For each pair, destination i receives from the sources
         `start[i] <= j < stop[i]`. Pairs may overlap, be empty or exceed the range of sources; they are clipped and
-        merged. A rule with thousands of runs per row may return `mpnn.graph.runs.Runs` or `Combs` instead, which are
-        used unchanged. A rule raises `ValueError` for sizes that it does not support.
+        merged. A rule with thousands of runs per row may return `mpnn.graph.runs.Runs` instead, which are used
+        unchanged. A rule raises `ValueError` for sizes that it does not support.
 
         Args:
             args: hashable arguments of the rule, tuples instead of tensors. Two topologies are equal if their rules and
@@ -74,15 +70,11 @@ class Topology(Handled, ABC):
             relation: gives each edge its type, see `mpnn.graph.relations`.
             alike: the block size of rows: all rows of a block have the same sources, and `i` holds the first row of
                 each block.
-            breaks: `breaks(num_dst, num_src, *args)` returns the rows at which the rule changes its form. Between two
-                of them, the rule returns as many pairs, and each start and stop stays where it is or grows by one per
-                row. Then `i` holds only the first and the last row of each such strip, in ascending order, and binding
-                takes time and memory by the number of strips, at any number of nodes.
             positional: whether the rule compares positions, so that destination i is source i of one sequence; see
                 `bind`.
         """
         _check_constant(rule, args)
-        return _Rule(rule, args, memory, relation, alike, breaks, positional)
+        return _Rule(rule, args, memory, relation, alike, positional)
 
     @staticmethod
     def cliques(labels: LabelRule, *args: Any, relation: Relation | None = None) -> "Topology":
@@ -277,7 +269,6 @@ class _Rule(Topology):
     num_memory: int
     relation: Relation | None
     alike: int
-    breaks: Breaks | None
     is_positional: bool
 
     @property
@@ -294,45 +285,18 @@ class _Rule(Topology):
                 f"the sources of {self} are {self.num_memory} memory nodes followed by the {num_dst} destinations, "
                 f"so num_src must be {num_dst + self.num_memory}; got {num_src}"
             )
-        by_row = num_dst < _FEW_ROWS if self.breaks is not None else self.alike == 1
-        edges = self._runs(np.arange(num_dst), num_src) if by_row else self._strips(num_dst, num_src)
-        return Graph.from_runs(edges, relation=self.relation, shift=self.num_memory)
+        require_room(num_dst, num_src, num_dst // self.alike)
+        runs = self._runs(np.arange(0, num_dst, self.alike), num_src)
+        runs = runs if self.alike == 1 else runs.take(np.arange(num_dst) // self.alike)
+        return Graph.from_runs(runs, relation=self.relation, shift=self.num_memory)
 
     def take(self, rows: Ints, num_nodes: int) -> Runs:
         by_row = self.is_positional and self.alike == 1 and not self.num_memory
         return self._runs(rows, num_nodes) if by_row else super().take(rows, num_nodes)
 
-    def _strips(self, num_dst: int, num_src: int) -> Strips:
-        """Asks the rule for the first row of each strip, and for the last if ends may move within it."""
-        if self.breaks is None:
-            require_room(num_dst, num_src, num_dst // self.alike)
-            rows = np.append(np.arange(0, num_dst, self.alike), num_dst)
-            runs = self._runs(rows[:-1], num_src)
-            return Strips(rows, runs, runs)
-        breaks = np.asarray(self.breaks(num_dst, num_src, *self.args), np.int64)
-        require_strips(breaks.size, breaks.size)
-        rows = distinct(np.array([0, num_dst]), np.clip(breaks, 0, num_dst))
-        strip = np.arange(len(rows) - 1)
-        i = np.stack([rows[:-1], rows[1:] - 1], 1).reshape(-1)
-        pairs = self.rule(i, num_src, *self.args)
-        if isinstance(pairs, Combs):
-            require_strips(len(strip), pairs.num_runs // 2)
-            pairs = pairs.runs()
-        if isinstance(pairs, Runs):
-            return Strips.of(rows, pairs.take(2 * strip), pairs.take(2 * strip + 1))
-        ends = [np.zeros((2, 0), np.int64)]
-        for count, pair in enumerate(self._checked(pairs), 1):
-            require_strips(len(strip), count * len(strip))
-            ends.append(np.stack([np.broadcast_to(np.asarray(end, np.int64), i.shape) for end in pair]))
-        first, last = (np.concatenate([pair[:, which::2] for pair in ends], 1) for which in (0, 1))
-        return Strips.union(num_src, rows, np.tile(strip, len(ends) - 1), first, last)
-
     def _runs(self, i: Ints, num_src: int) -> Runs:
         """The runs that the rule returns for the rows i, clipped and merged."""
         pairs = self.rule(i, num_src, *self.args)
-        if isinstance(pairs, Combs):
-            require_room(len(i), num_src, pairs.num_runs)
-            return pairs.runs()
         if isinstance(pairs, Runs):
             return pairs
         row = np.arange(len(i))

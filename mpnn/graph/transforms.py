@@ -34,7 +34,7 @@ class Transforms(GraphData):
         if self.is_explicit:
             return renumbered(self, self.stored_edges.flip(0), **changes, **_of_the_way_back(self))
         if self.clique_sizes is not None:
-            return structured(self, self.structure, labels=self._labels, **changes)
+            return structured(self, self.runs, labels=self._labels, **changes)
         return structured(self, self.runs.transpose(), **changes)
 
     def power(self: G, k: int) -> G:

@@ -11,12 +11,9 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least, distinct_indices, integers
-from mpnn.graph.runs import Combs, Ints, Runs
-from mpnn.graph.strips import require_strips
+from mpnn.graph.runs import Ints, Runs, in_steps
 from mpnn.graph.topology import Pairs, Topology
 from mpnn.graphs.explicit import batch
-
-_MIN_STRIP = 16  # rows of a strip below which strips of many runs take as much memory as the runs
 
 
 def complete() -> Topology:
@@ -29,12 +26,7 @@ def complete() -> Topology:
                      ####
                      ####
     """
-    return Topology.of(_complete, breaks=_no_breaks)
-
-
-def _no_breaks(num_dst: int, num_src: int, *args: object) -> tuple[int, ...]:
-    """For rules that have one form for all rows."""
-    return ()
+    return Topology.of(_complete)
 
 
 def _complete(i: Ints, num_src: int) -> Pairs:
@@ -52,7 +44,7 @@ def causal() -> Topology:
                    ####.
                    #####
     """
-    return Topology.of(_causal, breaks=_no_breaks, positional=True)
+    return Topology.of(_causal, positional=True)
 
 
 def _causal(i: Ints, num_src: int) -> Pairs:
@@ -69,7 +61,7 @@ def identity() -> Topology:
                      ..#.
                      ...#
     """
-    return Topology.of(_identity, breaks=_no_breaks, positional=True)
+    return Topology.of(_identity, positional=True)
 
 
 def _identity(i: Ints, num_src: int) -> Pairs:
@@ -94,24 +86,16 @@ def window(radius: int, dilation: int = 1) -> Topology:
                                 ..#.#
     """
     sizes = at_least("radius", radius, 0), at_least("dilation", dilation, 1)
-    return Topology.of(_window, *sizes, breaks=_window_breaks, positional=True)
+    return Topology.of(_window, *sizes, positional=True)
 
 
-def _window_breaks(num_dst: int, num_src: int, radius: int, dilation: int = 1) -> Ints:
-    """Rows at which a dilated run enters or leaves the sources."""
-    reachable = 0 if dilation == 1 else min(radius, max(num_dst, num_src) // dilation)
-    require_strips(3 * reachable, 3 * reachable)
-    enters, leaves = np.arange(reachable + 1), np.arange(-reachable, reachable + 1)
-    return np.append(enters * dilation, num_src - leaves * dilation)
-
-
-def _window(i: Ints, num_src: int, radius: int, dilation: int = 1) -> Pairs | Combs:
+def _window(i: Ints, num_src: int, radius: int, dilation: int = 1) -> Pairs | Runs:
     if dilation == 1:
         return [(i - radius, i + radius + 1)]
     reachable = min(radius, max(num_rows(i), num_src) // dilation)
     before, after = np.minimum(i // dilation, reachable), np.minimum((num_src - 1 - i) // dilation, reachable)
     count = np.maximum(before + after + 1, 0)
-    return Combs(num_src, i - before * dilation, count, dilation, width=1, last=(i, i))
+    return in_steps(num_src, i - before * dilation, count, dilation, width=1, last=(i, i))
 
 
 def strided(stride: int) -> Topology:
@@ -127,23 +111,16 @@ def strided(stride: int) -> Topology:
                      .#.###
     """
     stride = at_least("stride", stride, 1)
-    by_strips = stride >= _MIN_STRIP  # each strip has as many rows
-    return Topology.of(_strided, stride, breaks=_strided_breaks if by_strips else None, positional=True)
+    return Topology.of(_strided, stride, positional=True)
 
 
-def _strided_breaks(num_dst: int, num_src: int, stride: int) -> Ints:
-    """Rows at which a run is added, at multiples of the stride, and at which the last of them leaves the sources."""
-    first = np.arange(0, num_dst, stride)
-    return first if num_dst <= num_src else np.concatenate([first, first + num_src % stride])
-
-
-def _strided(i: Ints, num_src: int, stride: int) -> Pairs | Combs:
+def _strided(i: Ints, num_src: int, stride: int) -> Pairs | Runs:
     """Row i has about i / stride runs, N^2 / (2 * stride) in total."""
     if stride == 1:
         return [(0, i + 1)]
     first = i % stride
     count = np.minimum(i // stride - 1, (num_src - first + stride - 1) // stride).clip(0)
-    return Combs(num_src, first, count, stride, width=1, last=(np.maximum(i - stride, 0), i + 1))
+    return in_steps(num_src, first, count, stride, width=1, last=(np.maximum(i - stride, 0), i + 1))
 
 
 def fixed(block: int, summary: int = 1) -> Topology:
@@ -164,15 +141,10 @@ def fixed(block: int, summary: int = 1) -> Topology:
     sizes = at_least("block", block, 1), at_least("summary", summary, 0)
     if summary > block:
         raise ValueError(f"summary must be at most the block size {block}; got {summary}")
-    return Topology.of(_fixed, *sizes, breaks=_fixed_breaks, positional=True)
+    return Topology.of(_fixed, *sizes, positional=True)
 
 
-def _fixed_breaks(num_dst: int, num_src: int, block: int, summary: int = 1) -> Ints:
-    """The first row of each block, and the row at which the sources end."""
-    return np.append(np.arange(0, num_dst if summary < block else 0, block), num_src)
-
-
-def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs | Combs:
+def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs | Runs:
     if summary == block:
         return [(0, i + 1)]
     # of the first summary, of the row's block
@@ -180,7 +152,7 @@ def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs | Combs
     own = i - i % block
     near = own if summary == 0 else np.maximum(own - summary, 0)  # the last summary touches the block
     count = np.minimum(i // block - 1, -((first - num_src) // block)).clip(0) if summary else np.zeros_like(i)
-    return Combs(num_src, np.full_like(i, first), count, block, summary, last=(near, i + 1))
+    return in_steps(num_src, np.full_like(i, first), count, block, summary, last=(near, i + 1))
 
 
 def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
@@ -203,12 +175,7 @@ def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
         nodes = at_least("count", count_or_indices, 0)
     else:
         nodes = distinct_indices("indices", count_or_indices)
-    return Topology.of(_global_nodes, nodes, breaks=_global_breaks, positional=True)
-
-
-def _global_breaks(num_dst: int, num_src: int, nodes: int | tuple[int, ...]) -> Ints:
-    hubs = np.asarray(nodes, np.int64)
-    return hubs[None] if isinstance(nodes, int) else np.concatenate([hubs, hubs + 1])
+    return Topology.of(_global_nodes, nodes, positional=True)
 
 
 def _global_nodes(i: Ints, num_src: int, nodes: int | tuple[int, ...]) -> Pairs:
@@ -235,11 +202,7 @@ def prefix(k: int) -> Topology:
                     ####.
                     #####
     """
-    return Topology.of(_prefix, at_least("k", k, 0), breaks=_prefix_breaks, positional=True)
-
-
-def _prefix_breaks(num_dst: int, num_src: int, k: int) -> tuple[int, ...]:
-    return (min(k, num_dst),)
+    return Topology.of(_prefix, at_least("k", k, 0), positional=True)
 
 
 def _prefix(i: Ints, num_src: int, k: int) -> Pairs:
@@ -285,7 +248,7 @@ def documents(
     sizes = _lengths("lengths", lengths)
     inner = complete() if inner is None else inner
     if src_lengths is None and inner == complete():
-        return Topology.of(_documents, sizes, breaks=_ends)
+        return Topology.of(_documents, sizes)
     if not isinstance(inner, Topology):
         raise TypeError(f"inner must be a topology, as causal() or prefix(4); got {type(inner).__name__}")
     if inner.memory:
@@ -343,11 +306,6 @@ class _Documents(Topology):
         return f"documents({list(self.lengths)}, inner={self.inner!r}{sources})"
 
 
-def _ends(num_dst: int, num_src: int, lengths: tuple[int, ...]) -> Ints:
-    """The node after the last of each document."""
-    return np.cumsum(np.asarray(lengths, np.int64))
-
-
 def _documents(i: Ints, num_src: int, lengths: tuple[int, ...]) -> Pairs:
     num_dst = num_rows(i)
     n = sum(lengths)
@@ -358,7 +316,7 @@ def _documents(i: Ints, num_src: int, lengths: tuple[int, ...]) -> Pairs:
             f"the lengths of the documents add up to {n}, but the graph has {num_dst} nodes; "
             f"bind({n}), or give lengths that add up to {num_dst}"
         )
-    ends = _ends(num_dst, num_src, lengths)
+    ends = np.cumsum(np.asarray(lengths, np.int64))
     document = np.searchsorted(ends, i, side="right")
     return [(np.append(0, ends)[document], ends[document])]
 
@@ -401,7 +359,7 @@ def memory(length: int) -> Topology:
                             #####
     """
     length = at_least("length", length, 0)
-    return Topology.of(_memory, length, breaks=_no_breaks, memory=length, positional=True)
+    return Topology.of(_memory, length, memory=length, positional=True)
 
 
 def _memory(i: Ints, num_src: int, length: int) -> Pairs:

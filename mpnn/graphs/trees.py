@@ -9,7 +9,6 @@ from torch import Tensor
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least, integers
 from mpnn.graph.runs import Ints, Runs, require_room
-from mpnn.graph.strips import Strips
 from mpnn.graph.topology import Topology
 
 
@@ -81,30 +80,30 @@ def parents_of(parent: Sequence[int] | Tensor) -> Ints:
     return array
 
 
-def paths(parent: Ints) -> Strips:
-    """The nodes from a root to each node, as a strip of rows for each chain of nodes."""
+def paths(parent: Ints) -> Runs:
+    """The nodes from a root to each node."""
     n = len(parent)
     begins = np.append(True, parent[1:] != np.arange(n - 1))[:n]
     head = np.flatnonzero(begins)
     chain = np.cumsum(begins) - 1
-    rows = np.append(head, n)
-    strip = np.arange(len(head))
+    path = np.arange(len(head))
     count = len(head)
-    runs = [np.stack([strip, head, rows[1:]])]  # of the last row of each strip, the nearest to the node first
-    while len(strip):
+    ends = np.append(head, n)[1:]
+    # Of the last node of each chain, the nearest run first.
+    runs = [np.stack([path, head, ends])]
+    while len(path):
         stop = parent[runs[-1][1]] + 1
-        strip = strip[stop > 0]
+        path = path[stop > 0]
         stop = stop[stop > 0]
-        runs.append(np.stack([strip, head[chain[stop - 1]], stop]))
-        count += len(strip)
+        runs.append(np.stack([path, head[chain[stop - 1]], stop]))
+        count += len(path)
         require_room(len(head), n, count)
-    strip, start, stop = np.concatenate(runs, 1)
-    ptr = np.append(0, np.cumsum(np.bincount(strip, minlength=len(head))))
-    order = np.lexsort([start, strip])
-    last = Runs(len(head), n, ptr, start[order], stop[order])
-    own = last.stop.copy()
-    own[ptr[1:] - 1] = head + 1
-    return Strips(rows, Runs(len(head), n, ptr, last.start, own), last)
+    path, start, stop = np.concatenate(runs, 1)
+    ptr = np.append(0, np.cumsum(np.bincount(path, minlength=len(head))))
+    order = np.lexsort([start, path])
+    nodes = Runs(len(head), n, ptr, start[order], stop[order]).take(chain)
+    nodes.stop[nodes.ptr[1:] - 1] = np.arange(n) + 1
+    return nodes
 
 
 def along(paths: Runs, topology: Topology) -> Runs:

@@ -33,10 +33,10 @@ def of_topology(topology: Topology | str, n: int = 64, num_src: int | None = Non
         raise ValueError("the page shows edges, which .with_relation does not change; leave it out")
     topology = parse(expression)
     graph = topology.bind(n, num_src)
-    if max(graph.num_dst, graph.num_src) > _MAX_NODES or graph.structure.num_runs > _MAX_RUNS:
+    if max(graph.num_dst, graph.num_src) > _MAX_NODES or graph.runs.num_runs > _MAX_RUNS:
         raise ValueError(
             f"the page draws at most {_MAX_NODES:,} nodes and {_MAX_RUNS:,} runs; this graph has "
-            f"{graph.num_dst:,} nodes and {graph.structure.num_runs:,} runs. Use fewer nodes"
+            f"{graph.num_dst:,} nodes and {graph.runs.num_runs:,} runs. Use fewer nodes"
         )
     data: dict[str, Any] = {"expression": expression, "n": n, "num_src": num_src}
     if needs_runs(repr(topology)):

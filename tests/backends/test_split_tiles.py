@@ -132,9 +132,9 @@ def test_very_many_runs_are_counted_in_samples(monkeypatch: pytest.MonkeyPatch) 
     x, config = torch.zeros(4096, 1, 8), tile_config.choose(torch.float32, 8).forward
     for most in (rows + 1, torch.where(rows // cpu.ROWS % 4 == 0, 4096, 64)):
         graph = graphs.chosen((torch.rand(4096, 70) * most).long(), 4096)
-        edges = graph.structure
+        edges = graph.runs
         exact = cpu.count_blocks(edges, cpu.ROWS, cpu.COLUMNS)
-        monkeypatch.setattr(cpu, "_MANY_RUNS", 1 << 18)
+        monkeypatch.setattr(cpu, "_MANY_RUNS", 1 << 21)
         assert cpu.count_tiles(edges, cpu.ROWS, cpu.COLUMNS) == exact
         assert not taken
         monkeypatch.setattr(cpu, "_MANY_RUNS", 1)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from mpnn import graphs
-from mpnn.graph.blocks import BlockMask, documents, grid
+from mpnn.graph.blocks import BlockMask, count_blocks, documents, grid
 from mpnn.graph.runs import Runs
 
 
@@ -85,3 +85,20 @@ def test_equals_what_looking_finds_for_any_edges(
     turned = [(int(r), c) for c in range(len(ptr) - 1) for r in row[ptr[c] : ptr[c + 1]]]
     assert sorted(turned) == [(r, c) for r, c, *_ in listed(tiles)]
     assert [int(tiles.column[e]) for e in order] == [c for _, c in turned]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(1, 1), (2, 6), (6, 2), (4, 6), (3, 2)]),
+)
+def test_blocks_are_counted_as_they_are_listed(num_dst: int, num_src: int, seed: int, size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(seed)
+    runs = Runs.from_dense(rng.random((num_dst, num_src)) < rng.random())
+    mask = BlockMask.of(runs, *size)
+    area = int((mask.high - mask.low).sum()) * size[0]
+    assert count_blocks(runs, *size) == (len(mask.column), area)
+    empty = Runs.of(0, num_src, [])
+    assert count_blocks(empty, *size) == (0, 0)

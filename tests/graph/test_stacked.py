@@ -96,7 +96,7 @@ REFUSED: dict[str, Callable[[StackedGraph], Any]] = {
     "reordered": lambda g: g.reordered(), "reach": lambda g: g.reach(1), "plot": lambda g: g.plot(),
     "diameter": lambda g: g.diameter(), "components": lambda g: g.components(), "alias": lambda g: g.alias(),
     "positions": lambda g: g.with_positions(torch.arange(N), torch.arange(N)), "labels": lambda g: g.labels,
-    "relation": lambda g: g.with_relation(Offset(2)), "structure": lambda g: g.structure,
+    "relation": lambda g: g.with_relation(Offset(2)),
     "pin": lambda g: g.pin_memory(),
     "edge positions": lambda g: g.edge_positions(),
     "scipy": graphs.to_scipy, "pyg": graphs.to_pyg, "cliques": lambda g: g.clique_sizes,

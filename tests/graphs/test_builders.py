@@ -314,14 +314,11 @@ PREDICATES: list[tuple[Topology, Callable[[np.ndarray, np.ndarray], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("few", [0, 4096], ids=["strips", "rows"])
 @pytest.mark.parametrize(("topology", "mask"), PREDICATES, ids=[str(topology) for topology, _ in PREDICATES])
 @pytest.mark.covering
 def test_square_and_rectangular_graphs_follow_their_predicate(
-    topology: Topology, mask: Callable[[np.ndarray, np.ndarray], np.ndarray], few: int, monkeypatch: pytest.MonkeyPatch
+    topology: Topology, mask: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> None:
-    """Graphs of few rows are bound row by row, larger ones in strips."""
-    monkeypatch.setattr("mpnn.graph.topology._FEW_ROWS", few)
     for n in ODD_SIZES:
         for num_src in (n, n + 6, max(n - 3, 0)):
             graph = topology._graph(max(n, num_src), num_src)  # past the cache of bind

@@ -82,10 +82,9 @@ def test_groups_are_batched() -> None:
     assert both.node_positions()[0].tolist() == [0, 1, 2, 2, 3, 0, 1]
 
 
-def test_a_million_tokens_are_a_few_strips() -> None:
+def test_a_million_tokens_are_a_run_each() -> None:
     graph = graphs.rollouts(1_000_000, [1000] * 8)
-    assert graph.structure.num_runs == 1_000_000 + 2 * 7000 + 1000  # the first answer goes on from the prompt
-    assert len(graph.structure.first.start) == 1 + 2 * 7
+    assert graph.runs.num_runs == 1_000_000 + 2 * 7000 + 1000  # the first answer goes on from the prompt
     assert graph.num_edges == 1_000_000 * 1_000_001 // 2 + 8 * (1000 * 1_000_000 + 1000 * 1001 // 2)
 
 

@@ -20,7 +20,6 @@ from mpnn.graph.blocks import BlockMask, count_blocks, documents, grid
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
-from mpnn.graph.strips import Strips
 from mpnn.kernels.cpu import library
 from mpnn.kernels.tiles.attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, Repeated, TileAttention
 from mpnn.round import Result, Round, reads
@@ -38,8 +37,9 @@ REASONS = {
     "return_weights": "it does not materialize weights",
 }
 
-_MANY_RUNS = 1 << 18
+_MANY_RUNS = 1 << 21
 _SAMPLES = 16
+_FULL = 1.5  # pairs of tiles for each edge, up to which splitting rows cannot help
 _GOLDEN = 0.6180339887  # multiples of it are spread evenly in 0 to 1
 
 
@@ -192,23 +192,27 @@ def _pieces(round: Round) -> split.Pieces | None:
     """The pieces of the graph's rows, if the round may run over them: sums of 16-bit pieces would be rounded."""
     if round.biased or round.normalize != "softmax" or round.dropout or round.value.dtype.itemsize == 2:
         return None
-    return round.graph.cached("tiles: pieces", lambda: split.pieces(round.graph))
+    return round.graph.cached("tiles: pieces", lambda: _pieces_of(round.graph))
+
+
+def _pieces_of(graph: Graph) -> split.Pieces | None:
+    return None if _tile_counts(graph)[1] <= _FULL * graph.num_edges else split.pieces(graph)
 
 
 def _tile_counts(graph: Graph) -> tuple[int, int]:
-    return graph.cached("tiles: counts", lambda: count_tiles(graph.structure, ROWS, COLUMNS))
+    return graph.cached("tiles: counts", lambda: count_tiles(graph.runs, ROWS, COLUMNS))
 
 
-def count_tiles(edges: Strips | Runs, rows: int, columns: int) -> tuple[int, int]:
+def count_tiles(runs: Runs, rows: int, columns: int) -> tuple[int, int]:
     """Tiles and pairs in them. Of very many runs, those of one row of tiles in each of `_SAMPLES` equal parts are
     counted, at places that no period of the graph repeats: an estimate needs no more."""
-    step = edges.num_dst // (rows * _SAMPLES)
-    if isinstance(edges, Strips) or step < 2 or edges.num_runs < _MANY_RUNS:
-        return count_blocks(edges, rows, columns)
+    step = runs.num_dst // (rows * _SAMPLES)
+    if step < 2 or runs.num_runs < _MANY_RUNS:
+        return count_blocks(runs, rows, columns)
     part = np.arange(_SAMPLES)
-    first_rows = (part * step + (part * _GOLDEN % 1 * step).astype(np.int64)) * rows
-    counted = count_blocks(edges.take((first_rows[:, None] + np.arange(rows)).ravel()), rows, columns)
-    tiles, area = (round(n * edges.num_dst / (rows * _SAMPLES)) for n in counted)
+    first_rows = (part * step + ((part + 1) * _GOLDEN % 1 * step).astype(np.int64)) * rows
+    counted = count_blocks(runs.take((first_rows[:, None] + np.arange(rows)).ravel()), rows, columns)
+    tiles, area = (round(n * runs.num_dst / (rows * _SAMPLES)) for n in counted)
     return tiles, area
 
 

@@ -114,7 +114,7 @@ def _config(round: Round) -> Config:
 def _count_tiles(graph: Graph, tile: Launch) -> tuple[int, int]:
     """The tiles that hold edges, and the pairs in them."""
     key = "tiles: counts", tile.rows, tile.columns
-    return graph.cached(key, lambda: count_tiles(graph.structure, tile.rows, tile.columns))
+    return graph.cached(key, lambda: count_tiles(graph.runs, tile.rows, tile.columns))
 
 
 def _options(round: Round, kernels: Any) -> Any:

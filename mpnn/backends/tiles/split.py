@@ -36,9 +36,9 @@ class Pieces:
 
 def pieces(graph: Graph) -> Pieces | None:
     """The pieces of the rows of a graph; None if splitting cannot help: few runs a row, or short ones."""
-    if graph.is_explicit or not isinstance(graph.structure, Runs):
+    if graph.is_explicit:
         return None
-    runs = graph.structure
+    runs = graph.runs
     if _few(runs) or runs.num_edges < _MIN_LENGTH * runs.num_runs:
         return None
     order = np.lexsort((runs.stop, runs.start))

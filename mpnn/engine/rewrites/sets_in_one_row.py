@@ -59,7 +59,7 @@ def _sizes(graph: Graph) -> np.ndarray | None:
     if graph.clique_sizes is not None:
         labels = graph.labels
         return None if labels is None else np.unique(labels, return_counts=True)[1]
-    return np.array([graph.num_src]) if graph.structure.is_complete else None
+    return np.array([graph.num_src]) if graph.runs.is_complete else None
 
 
 def _rows(graph: Graph) -> tuple[Graph, Tensor | None]:

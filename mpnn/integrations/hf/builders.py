@@ -95,7 +95,7 @@ def packed(i: Ints, num_src: int, positions: bytes, inner: Topology, from_start:
 @_builder
 def tree(i: Ints, num_src: int, parents: bytes, inner: Topology) -> Runs:
     """A causal topology along the paths of a tree, with the parent of each token, int64 [N]."""
-    return trees.along(trees.paths(np.frombuffer(parents, np.int64)).runs(), inner).take(i)
+    return trees.along(trees.paths(np.frombuffer(parents, np.int64)), inner).take(i)
 
 
 @_builder
