@@ -217,11 +217,7 @@ class MessagePassing(nn.Module):
         """The rounds of the attention over the bound graph."""
         attention = self.attention
         drops_edges = self.training and self.edge_dropout > 0
-
-        def layer() -> Layer:
-            form = dst.dtype, dst.shape[:-2]
-            return Layer(attention, self.aggregate, return_weights, self.mixes_values, drops_edges, *form, self)
-
+        layer = partial(self._layer, dst, return_weights, drops_edges)
         bound = bind(graph, dst, src, layer)
         exchange = LOCAL if torch.compiler.is_compiling() else bound.exchange
         if exchange is not LOCAL:
@@ -240,6 +236,11 @@ class MessagePassing(nn.Module):
         if exchange is LOCAL:
             return (attention(dst, src, bound, edge_attr),)
         return exchange.rounds(attention, dst, src, bound, edge_attr)
+
+    def _layer(self, dst: Tensor, return_weights: bool, drops_edges: bool) -> Layer:
+        """What decides how nodes that are divided over processes reach each other."""
+        of_self = self.attention, self.aggregate, return_weights, self.mixes_values, drops_edges
+        return Layer(*of_self, dst.dtype, dst.shape[:-2], self)
 
     def _run(self, round: Round) -> tuple[Tensor, Tensor | None]:
         """Runs one round."""

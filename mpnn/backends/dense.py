@@ -225,10 +225,12 @@ def direct(round: Round) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | 
 def _complete(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False) -> Tensor:
     """Out [..., N_dst, H, D] over all pairs, or over a causal graph. Uses as few views as possible: on few nodes they
     take as long as the kernel."""
-    if query.dim() == 3:
-        return _complete(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), scale, causal).squeeze(0)
     q, k, v = query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2)
-    return sdpa(q, k, v, scale, None, causal).transpose(-3, -2)
+    if query.dim() == 3:
+        out = sdpa(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), scale, None, causal).squeeze(0)
+    else:
+        out = sdpa(q, k, v, scale, None, causal)
+    return out.transpose(-3, -2)
 
 
 _causal = partial(_complete, causal=True)
@@ -386,8 +388,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, cau
         out = sdpa(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), scale, mask, causal)
         return out.view(*batch, *out.shape[1:])
     # Torch's kernels have first derivatives in reverse mode only, and vmap would call them entry by entry.
-    few = is_transformed() and q.shape[-2] * k.shape[-2] <= _FEW_PAIRS
-    if few or is_differentiated_by_transform():
+    if is_transformed() and (q.shape[-2] * k.shape[-2] <= _FEW_PAIRS or is_differentiated_by_transform()):
         return attention(q, k, v, mask, causal, scale)
     if scale <= 0:  # torch's kernels mask before scaling, which would turn -inf to inf or NaN
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)

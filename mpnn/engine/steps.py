@@ -174,16 +174,16 @@ class Form:
         tensors = self._read_tensors(round)
         if self._several:
             tensors = (*tensors[: self._num_single], *(numbers(x) for read in self._several for x in read(round)))
-        for fits, x in zip(self._guards, tensors, strict=False):
-            if getattr(x, "is_nested", True) or not fits(
-                x
-            ):  # the guard ends the process at a nested tensor without strides
+        for fits, x in zip(self._guards, tensors):  # noqa: B905  # `strict` takes as long as a guard
+            # The guard ends the process at a nested tensor without strides.
+            if getattr(x, "is_nested", True) or not fits(x):
                 return False
-        graph = round.graph
-        for k, dim, size in self._sizes:
-            if tensors[k].shape[dim] != getattr(graph, size):
-                return False
-        return len(getattr(score, "__dict__", ())) == self._num_attributes
+        if self._sizes:
+            graph = round.graph
+            for k, dim, size in self._sizes:
+                if tensors[k].shape[dim] != getattr(graph, size):
+                    return False
+        return score is None or len(getattr(score, "__dict__", ())) == self._num_attributes
 
     def _has_rules(self, round: Round) -> bool:
         """Whether tables of edges are looked up by the same rules, and there are as many biases of the same kinds."""

@@ -132,8 +132,7 @@ def _run_sum(kind: str, sum_rows: Callable[..., Tensor], round: Round) -> Result
     graph = round.graph
     listed = graph.cached("listed", lambda: row_reduce.Listed(graph.ends, graph.num_dst, graph.num_src))
     weight: Any = round.bias[0].unsqueeze(0).contiguous() if round.bias else None  # type: ignore[union-attr]
-    out = sum_rows(round.value.squeeze(1).contiguous(), weight, partial(edges.in_order, graph), listed, kind)
-    return Result(out.unsqueeze(1))
+    return Result(sum_rows(round.value.contiguous(), weight, partial(edges.in_order, graph), listed, kind))
 
 
 def run(round: Round) -> Result:

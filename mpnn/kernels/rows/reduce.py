@@ -1,7 +1,7 @@
 """Aggregation along the rows of a sparse graph, as a differentiable function of tensors; on CPU. The formulas and the
 loops are in `mpnn/kernels/cpu/row_reduce.cpp`, those with a user's own `combine` in `mpnn/kernels/rows/combine.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from ctypes import Structure, c_double, c_int64, c_void_p
 from functools import partial
 from typing import Any, cast
@@ -160,14 +160,10 @@ def reduced(value: Tensor, weight: Tensor | None, rows: Rows, kind: str | Associ
 
 
 def summed(x: Tensor, weight: Tensor | None, rows: Rows, kind: str) -> Tensor:
-    """Sums or means [N_dst, D] of x [N_src, D], contiguous, in float32 or float64; weight [1, E, 1] or None."""
-    found = _again(x, weight, rows, kind)
-    if found is None:
-        found = _fold(x.unsqueeze(0), weight, rows, kind)[0].squeeze(0)
-        form = None if weight is None else weight.shape
-        if (parameters := rows.repeated.get((kind, x.dtype, (1, *x.shape), form))) is not None:
-            rows.repeated[kind, x.dtype, x.shape, form] = parameters
-    return found
+    """Sums or means [N_dst, 1, D] of x [N_src, 1, D], contiguous, in float32 or float64; weight [1, E, 1] or None."""
+    shape = rows.num_rows, 1, x.shape[-1]
+    found = _again(x, weight, rows, kind, shape)
+    return _fold(x.view(1, -1, shape[-1]), weight, rows, kind)[0].view(shape) if found is None else found
 
 
 class EdgeSumStruct(Structure):
@@ -190,17 +186,19 @@ class Listed:
         # The kernel reads the ends one after the other; a transposed edge_index has them side by side.
         self.edges = edges.contiguous()
         self.nodes = (num_src, num_dst)
+        self.sorted: dict[bool, Rows] = {}
+        """By destination, and by source if transposed, once they are needed."""
         first = address(self.edges) or 0
         self._ends = first, first + 8 * edges.shape[1]
         self._shares: dict[torch.dtype, Tensor] = {}
 
     def summed(self, x: Tensor, weight: Tensor | None, kind: str, transposed: bool = False) -> Tensor:
         """As `summed`."""
-        size = x.shape[1]
+        size = x.shape[-1]
         to = 0 if transposed else 1
-        out = empty(x, self.nodes[to], size)
+        out = empty(x, self.nodes[to], 1, size)
         # The kernel counts edges in it, so a call in another thread must not see it before it is complete.
-        share = out.new_empty(self.nodes[1], 1) if kind == "mean" else None
+        share = out.new_empty(self.nodes[1], 1, 1) if kind == "mean" else None
         ends = self._ends[to], self._ends[1 - to], self.edges.shape[1]
         p = EdgeSumStruct(*ends, self.nodes[to], size, None, None, None, None)
         p.x, p.out = addresses(x, out)
@@ -214,7 +212,7 @@ class Listed:
         return out
 
     def share(self, dtype: torch.dtype) -> Tensor:
-        """What an edge counts in the mean of its node, [rows, 1], after a mean of this dtype."""
+        """What an edge counts in the mean of its node, [rows, 1, 1], after a mean of this dtype."""
         return self._shares[dtype]
 
     def keep_share(self, share: Tensor) -> None:
@@ -246,13 +244,13 @@ class RowSum(torch.autograd.Function):
             rows = ctx.rows(False)
             mean = ctx.kind == "mean"
             found = gradients_again(
-                lambda x: _sum_by_torch(rows, mean, x.unsqueeze(0), weight).squeeze(0), (x,), (True,), (d_out,)
+                lambda x: _sum_by_torch(rows, mean, x.squeeze(1)[None], weight)[0].unsqueeze(1), (x,), (True,), (d_out,)
             )
             return *found, *[None] * 4
         if torch.is_grad_enabled():
             rows, columns = ctx.rows(False), ctx.rows(True)
-            d_out = d_out.unsqueeze(0) * (rows.share(d_out.dtype) if ctx.kind == "mean" else 1)
-            return Adjoint.apply(d_out, None, weight, rows, columns)[0].squeeze(0), None, None, None, None
+            d_out = d_out.squeeze(1)[None] * (rows.share(d_out.dtype) if ctx.kind == "mean" else 1)
+            return Adjoint.apply(d_out, None, weight, rows, columns)[0][0].unsqueeze(1), None, None, None, None
         if ctx.kind == "mean":
             d_out = _elementwise(torch.mul, d_out, ctx.listed.share(d_out.dtype))
         return row_sum(plain(d_out), weight, ctx.rows, ctx.listed, "sum", True), None, None, None, None
@@ -269,24 +267,32 @@ def row_sum(
     """`summed`, or the same by the edges as they are listed."""
     listed.calls += 1
     # They are summed as listed in the first calls, as far as one part sums them.
-    if listed.calls <= _FIRST_CALLS and listed.edges.shape[1] * x.shape[1] < 2 * _MIN_COMPONENTS:
+    if listed.calls <= _FIRST_CALLS and listed.edges.shape[1] * x.shape[-1] < 2 * _MIN_COMPONENTS:
         return listed.summed(x, weight, kind, transposed)
-    own = rows(transposed)
+    own = listed.sorted.get(transposed)
+    if own is None:
+        own = listed.sorted[transposed] = rows(transposed)
     if kind == "mean":
-        listed.keep_share(own.share(x.dtype))
+        listed.keep_share(own.share(x.dtype)[:, None])
     return summed(x, weight, own, kind)
 
 
-def _again(value: Tensor, weight: Tensor | None, rows: Rows, kind: str) -> Tensor | None:
-    """A call with the parameters of one of the same form, for one entry and one part: to fill them in takes longer than
-    to sum the edges of a molecule. None if there was none."""
-    parameters = rows.repeated.get((kind, value.dtype, value.shape, None if weight is None else weight.shape))
+def _form(value: Tensor, weight: Tensor | None, kind: str) -> Hashable:
+    """The form of a call for one entry: with its rows, what decides the parameters of the kernel but for addresses."""
+    return kind, value.dtype, value.numel(), value.shape[-1], None if weight is None else weight.shape
+
+
+def _again(value: Tensor, weight: Tensor | None, rows: Rows, kind: str, shape: tuple[int, int, int]) -> Tensor | None:
+    """The result, of a shape, of a call with the parameters of one of the same form, for one entry and one part: to
+    fill them in takes longer than to sum the edges of a molecule. None if there was none."""
+    parameters = rows.repeated.get(_form(value, weight, kind))
     if parameters is None:
         return None
-    shape = value.shape
-    out = value.new_empty((rows.num_rows, shape[1]) if len(shape) == 2 else (1, rows.num_rows, shape[2]))
+    out = value.new_empty(*shape)
     p = RowReduceStruct.from_buffer_copy(parameters)
-    p.x, p.weight, p.out = address(value), address(weight), address(out)
+    p.x, p.out = addresses(value, out)
+    if weight is not None:
+        p.weight = address(weight)
     library.run("row_reduce_forward", value.dtype, p)
     return out
 
@@ -365,10 +371,11 @@ def _fold(
     """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
     value = plain(value)
     weight = None if weight is None else plain(weight)
-    is_repeated = own is None and (kind in _LINEAR if counted else type(kind) is str)
-    if is_repeated and (found := _again(value, weight, rows, cast(str, kind))) is not None:
+    shape = len(value), rows.num_rows, value.shape[2]
+    is_repeated = own is None and (kind in _LINEAR if counted else type(kind) is str) and shape[0] == 1
+    if is_repeated and (found := _again(value, weight, rows, cast(str, kind), shape)) is not None:
         return found, None
-    out = empty(value, value.shape[0], rows.num_rows, value.shape[2], dtype=_wide(value.dtype))
+    out = empty(value, *shape, dtype=_wide(value.dtype))
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if not out.numel():
         return out, count
@@ -382,9 +389,8 @@ def _fold(
     p.mean = int(kind in ("mean", "var", "centered mean"))
     p.count = address(count)
     _run("row_reduce_forward", p, value, len(parts))
-    if is_repeated and len(parts) == len(value) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:
-        form = kind, value.dtype, value.shape, None if weight is None else weight.shape
-        rows.repeated[form] = bytes(p)
+    if is_repeated and len(parts) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:
+        rows.repeated[_form(value, weight, cast(str, kind))] = bytes(p)
     return out, count
 
 
