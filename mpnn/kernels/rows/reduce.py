@@ -390,7 +390,7 @@ def _fold(
     p.count = address(count)
     _run("row_reduce_forward", p, value, len(parts))
     if is_repeated and len(parts) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:
-        rows.repeated[_form(value, weight, cast(str, kind))] = bytes(p)
+        rows.repeated[_form(value, weight, kind)] = bytes(p)
     return out, count
 
 
