@@ -29,7 +29,7 @@ from mpnn import Graph, MessagePassing, Topology, engine, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
-from mpnn.kernels.recurrent.selective_scan import selective_scan
+from mpnn.kernels.recurrent.selective import selective_scan
 from mpnn.kernels.tiles.cuda import config as tile_config
 from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU

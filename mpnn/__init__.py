@@ -45,7 +45,7 @@ _HOMES = {
     "MessagePassing": "message_passing",
     "Plan": "engine.plan",
     "Topology": "graph.topology",
-    "deterministic_batches": "kernels.batches",
+    "deterministic_batches": "graph.batches",
     "explain": "engine.plan",
 }
 _MODULES = {"encodings": "graphs.encodings", "plot": "view.plot"}
@@ -66,9 +66,9 @@ def _plot(*arguments: Any, **options: Any) -> Any:
 if TYPE_CHECKING:
     from mpnn import aggregate, attention, backends, models, ops, position, update
     from mpnn.engine.plan import Plan, explain
+    from mpnn.graph.batches import deterministic_batches
     from mpnn.graph.topology import Topology
     from mpnn.graphs import encodings
-    from mpnn.kernels.batches import deterministic_batches
     from mpnn.message_passing import MessagePassing
 
 FUNCTIONS.update(html=_html, plot=_plot)

@@ -1,6 +1,7 @@
 """Which package may import which: arrows point one way, and the core needs none of the extras."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -55,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     "train": {"graph", "graphs", "message_passing", "data"},
     "mpnn": {
         *("graph", "graphs", "aggregate", "update", "position", "attention", "backends", "engine", "ops"),
-        *("message_passing", "models", "view", "kernels"),
+        *("message_passing", "models", "view"),
     },
     "cli": {
         *("graph", "graphs", "scores", "round", "backends", "engine", "message_passing", "data", "view", "models"),
@@ -144,6 +145,79 @@ def test_backends_do_not_know_each_other() -> None:
         assert siblings <= {f"mpnn.backends.{name}" for name in ("again", "cost_model", "tuned")}, (
             f"{module} imports {siblings}"
         )
+
+
+HELPERS = {"mpnn.kernels.derivatives", "mpnn.kernels.dropout_threshold", "mpnn.kernels.memory"}
+"""Modules beside the families of kernels, which hold none."""
+REPORTS = {"mpnn.cli.doctor"}  # says what kernels this installation has
+
+
+def outside() -> dict[str, ast.Module]:
+    """All modules but those of kernels and backends."""
+    inside = ("mpnn.kernels", "mpnn.backends")
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items() if not name.startswith(inside)}
+
+
+def test_kernels_are_called_through_their_families() -> None:
+    """Modules outside import what a family of kernels exports: functions that decide by themselves whether a kernel
+    computes them, on any device."""
+    for name, tree in outside().items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("mpnn.kernels"):
+                continue
+            if name in REPORTS or node.module in HELPERS:
+                continue
+            names = {alias.name for alias in node.names}
+            if node.module == "mpnn.kernels":
+                assert {f"mpnn.kernels.{n}" for n in names} <= HELPERS, f"{name} imports {names}"
+            else:
+                family = importlib.import_module(str(node.module))
+                assert names <= set(getattr(family, "__all__", ())), f"{name} imports {names} from {node.module}"
+
+
+ASK_FOR_DEVICES = {
+    # Devices are what these are about.
+    "mpnn.cli.doctor": "reports them",
+    "mpnn.cli.explain": "an option",
+    "mpnn.cli.options": "an option",
+    "mpnn.distributed.groups": "NCCL moves tensors of GPUs only",
+    "mpnn.round.needs": "a device is a need of a round",
+    "mpnn.train.loop": "accelerate asks for it",
+    # To read a number of another device waits for it.
+    "mpnn.flex.masks": "masks are decided in numpy",
+    "mpnn.flex.programs": "tensors are compared in each call",
+    "mpnn.graph.csr": "numpy repeats numbers sooner than torch",
+    "mpnn.graphs.content": "neighbors are found in numpy",
+    "mpnn.integrations.hf.masks": "padding is read, or kept as a mask",
+    "mpnn.integrations.hf.packing": "lengths are read, but not while a CUDA graph is captured",
+    "mpnn.integrations.torch_scatter": "the largest index is read",
+    "mpnn.models.layers.blocks": "numbers of tokens are checked",
+    "mpnn.update": "eps is read",
+    # The rules of plans that hold on one device.
+    "mpnn.engine.choice": "on a CPU an item gets what it gets alone",
+    "mpnn.engine.rewrites.cliques_in_order": "tiles on CPU",
+    "mpnn.engine.rewrites.sets_in_one_row": "sums by torch have no fixed order elsewhere",
+    "mpnn.engine.steps": "lists of edges share steps",
+    "mpnn.graph.batches": "it pads what torch's loops on a CPU compute",
+    "mpnn.integrations.hf.direct": "torch's kernel or a plan",
+    "mpnn.integrations.hf.interface": "torch's kernel or a plan",
+    "mpnn.integrations.hf.ranks": "generators are of a device",
+    "mpnn.integrations.pyg.convolutions": "small sums without a plan",
+}
+
+
+def asks_for_a_device(node: ast.AST) -> bool:
+    """Whether an expression depends on the kind of a device."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("is_cuda", "is_cpu")
+    if isinstance(node, ast.Compare):
+        return any(isinstance(x, ast.Constant) and x.value in ("cpu", "cuda") for x in (node.left, *node.comparators))
+    return isinstance(node, ast.Constant) and node.value == "cuda"
+
+
+def test_few_modules_ask_for_a_device() -> None:
+    found = {name for name, tree in outside().items() if any(map(asks_for_a_device, ast.walk(tree)))}
+    assert found == set(ASK_FOR_DEVICES), "a kernel, a backend or a function of a family decides by device"
 
 
 # ---------------------------------------------------------------------------------------- in a fresh process

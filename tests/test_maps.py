@@ -21,7 +21,7 @@ from mpnn import MessagePassing, explain, graphs
 from mpnn.attention import DotProduct
 from mpnn.backends import cost_model, tuned
 from mpnn.engine import tune
-from mpnn.kernels.dense import linear as onednn
+from mpnn.kernels.dense import onednn
 from mpnn.update import Concat, FeedForward, GatedFeedForward, PreNorm, maps
 
 __all__ = ["products"]

@@ -82,16 +82,7 @@ class Kernel(KeyValue):
         if self.directions is None:
             return F.elu(x) + 1
         x, directions = x * self.head_dim**-0.25, self.directions.to(x.dtype)
-        if positive_features.worthwhile(x, directions):
-            constant = log(len(directions)) / 2
-            return positive_features.PositiveFeatures.apply(x, directions, lambda y: largest(y) + constant)
-        half = x.square().sum(-1, keepdim=True) / 2
-        exponent = x @ directions.T
-        if not exponent.numel():
-            return exponent
-        maximum = largest(exponent.detach().amax(-1) - half.detach().squeeze(-1)).unsqueeze(-1)
-        # In place: the features are the largest tensor of a layer, and this allocates them once.
-        return exponent.sub_(half + maximum + log(len(directions)) / 2).exp_()
+        return positive_features(x, directions, largest, log(len(directions)) / 2)
 
 
 def _node_max(x: Tensor) -> Tensor:

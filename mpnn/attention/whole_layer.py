@@ -27,8 +27,7 @@ from mpnn.attention.dot_product import DotProduct
 from mpnn.graph import Graph, causal
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.witness import Unwatchable, Witness
-from mpnn.kernels.cpu import library
-from mpnn.kernels.layers.encoder_layer import Documents, EncoderLayer, Form, Weights, has_kernel
+from mpnn.kernels.layers import Documents, EncoderLayer, Form, Weights, refusal
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.update import MLP, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from mpnn.update.dropout import Dropout, DropPath
@@ -119,10 +118,8 @@ def _learn(operator: Any) -> _Known:
         form, maps, norms = _form(operator)
     except _Refused as reason:
         return _Known(witness, str(reason))
-    if (why := library.why_missing()) is not None:
+    if (why := refusal(form)) is not None:
         return _Known(witness, why)
-    if not has_kernel(form):
-        return _Known(witness, f"there is no kernel for these sizes: {form}")
     return _Known(witness, "", EncoderLayer(form), maps, norms)
 
 

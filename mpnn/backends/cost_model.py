@@ -26,11 +26,14 @@ class Estimate(NamedTuple):
     bytes: float
 
 
-def priced(backend: str, counts: Counts, size: float) -> Estimate:
-    """The estimate for these counts, on the threads that torch uses."""
+def priced(device: torch.device, backend: str, counts: Counts, size: float) -> Estimate:
+    """The estimate for these counts: on a CPU with the threads that torch uses, on a GPU with the prices of the one
+    that `costs.json` names."""
     threads = torch.get_num_threads()
-    costs = prices(threads)[backend]
-    return Estimate(1e-9 * sum(costs[what] * n for what, n in per_thread(counts, threads).items()), size)
+    is_gpu = device.type == "cuda"
+    costs = (gpu_prices() if is_gpu else prices(threads))[backend]
+    counts = counts if is_gpu else per_thread(counts, threads)
+    return Estimate(1e-9 * sum(costs[what] * n for what, n in counts.items()), size)
 
 
 def per_thread(counts: Counts, threads: int) -> Counts:
@@ -43,12 +46,6 @@ def per_thread(counts: Counts, threads: int) -> Counts:
 def is_once(what: str) -> bool:
     """Whether one thread does this operation, once per call."""
     return what.removesuffix(_BACK).endswith("call")
-
-
-def on_gpu(backend: str, counts: Counts, size: float) -> Estimate:
-    """The estimate for these counts on a GPU: its prices were measured on the one that `costs.json` names."""
-    costs = gpu_prices()[backend]
-    return Estimate(1e-9 * sum(costs[what] * n for what, n in counts.items()), size)
 
 
 def kind_of(dtype: torch.dtype) -> str:

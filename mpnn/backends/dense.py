@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, on_gpu, priced
+from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, priced
 from mpnn.graph import Graph, rng
 from mpnn.graph.causal import documents
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, total
@@ -29,7 +29,7 @@ from mpnn.graph.relations import Offset, Relation
 from mpnn.graph.row_groups import row_groups
 from mpnn.graph.runs import Ints, cliques_of
 from mpnn.kernels.dense import pair_tables, varlen
-from mpnn.kernels.once_differentiable import attention, differentiable_again
+from mpnn.kernels.derivatives import attention, differentiable_again
 from mpnn.round import Result, Round, reads
 from mpnn.round.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
 from mpnn.scores import Dot
@@ -154,7 +154,7 @@ def estimate(round: Round) -> Estimate:
     heads = round.batch.numel() * round.heads
     if (groups := _packed(round)) is not None:
         numbers = sum(group.copied for group in groups) * heads * round.value.shape[-1]
-        return on_gpu(NAME, counts(round), float(numbers * round.value.element_size()))
+        return priced(round.value.device, NAME, counts(round), float(numbers * round.value.element_size()))
     cliques = _cliques_of(round)
     written = _has_logits_in_memory(round)
     by_cliques = cliques is not None
@@ -163,7 +163,7 @@ def estimate(round: Round) -> Estimate:
     gathered = graph.num_dst * heads * (4 * round.value.shape[-1] * by_cliques + _classes(round))
     masked = not by_cliques and _plain_shape(graph) is None
     size = (pairs * heads * copies + gathered) * torch.finfo(round.accumulate_dtype).bits / 8 + 5 * pairs * masked
-    return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, counts(round), size)
+    return priced(round.value.device, NAME, counts(round), size)
 
 
 def bind(round: Round) -> Callable[[Round], Result]:

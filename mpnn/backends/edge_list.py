@@ -20,7 +20,7 @@ from mpnn.aggregate import (
     segment_softmax,
     segment_sparsemax,
 )
-from mpnn.backends.cost_model import Estimate, both_ways, of_biases, on_gpu, priced
+from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.graph import rng
 from mpnn.graph.causal import documents
 from mpnn.graph.csr import CSR
@@ -91,7 +91,7 @@ def estimate(round: Round) -> Estimate:
     numbers = round.graph.num_edges * round.batch.numel() * round.heads * round.value.shape[-1]
     tensors = (6 if round.needs_grad else 4) if round.weighted else 2
     size = numbers * tensors * torch.finfo(round.accumulate_dtype).bits / 8
-    return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, counts(round), size)
+    return priced(round.value.device, NAME, counts(round), size)
 
 
 class Kernels(NamedTuple):

@@ -6,7 +6,7 @@ features are at most 256 wide, of at most 32 bits, and its documents have 16 nod
 node, as a step of decoding does.
 
 Without a score, a weight for each head and offset over `causal() & window(radius)` is a short convolution
-(`mpnn.kernels.recurrent.short_convolution`): the sum of a few shifted products. Without weights, sums, means, extremes
+(`mpnn.kernels.recurrent.convolution`): the sum of a few shifted products. Without weights, sums, means, extremes
 and variances over `causal()`, `prefix(k)` or `causal() & documents(...)` are running ones
 (`mpnn.kernels.recurrent.prefixes`).
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
-from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
+from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.graph import Graph
 from mpnn.graph.causal import convolution, documents, is_of_prefixes
 from mpnn.graph.edge_tables import BiasTable
@@ -30,9 +30,9 @@ from mpnn.graph.relations import Offset
 from mpnn.graph.row_groups import bounds
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
+from mpnn.kernels.recurrent.convolution import short_convolution
 from mpnn.kernels.recurrent.prefixes import prefix_maxima, prefix_means, prefix_minima, prefix_sums, prefix_variances
 from mpnn.kernels.recurrent.scan import ALL, LOGITS, PAST, Block, in_chunks, linear_attention, recurrence
-from mpnn.kernels.recurrent.short_convolution import short_convolution
 from mpnn.round import Result, Round
 from mpnn.round.needs import AGGREGATES, DEVICES, FLOATS
 from mpnn.scores import Dot
@@ -120,13 +120,13 @@ def estimate(round: Round) -> Estimate:
     operations = counts(round)
     if score is None:
         size = round.value.numel() * round.accumulate_dtype.itemsize
-        return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, operations, size)
+        return priced(round.value.device, NAME, operations, size)
     assert isinstance(score, Dot)
     deep = score.query.shape[-1]
     wide = round.value.shape[-1]
     dtype = round.accumulate_dtype
     size = round.batch.numel() * round.heads * dtype.itemsize * (deep * wide + 2 * LOGITS * (LOGITS + deep + wide))
-    return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, operations, size)
+    return priced(round.value.device, NAME, operations, size)
 
 
 def _steps(round: Round, deep: int, wide: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum
-from mpnn.backends.cost_model import Estimate, both_ways, on_gpu, priced
+from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.round import Result, Round
 
 NAME = "scatter"
@@ -44,7 +44,7 @@ def counts(round: Round) -> dict[str, float]:
 
 
 def estimate(round: Round) -> Estimate:
-    return (on_gpu if round.value.device.type == "cuda" else priced)(NAME, counts(round), 0.0)
+    return priced(round.value.device, NAME, counts(round), 0.0)
 
 
 def run(round: Round) -> Result:

@@ -16,7 +16,7 @@ from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.derive import renumbered
 from mpnn.graphs.compressed import block_of, gather, sums_of_weights
-from mpnn.kernels.edges.sample_neighbors import sample_neighbors
+from mpnn.kernels.edges import sample_neighbors
 
 
 @dataclass(frozen=True, eq=False)

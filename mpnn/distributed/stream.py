@@ -22,7 +22,7 @@ from mpnn.distributed.halo import OwnExchange, Part, lists, rows_of
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph, rng
 from mpnn.graph.exchange import Layer
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.derivatives import once_differentiable
 from mpnn.round import Round
 
 Run = Callable[[Round], tuple[Tensor, "Tensor | None"]]

@@ -16,9 +16,8 @@ from mpnn.backends import BACKENDS, Backend, csr, dense, edge_list, registered, 
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine import rewrites
 from mpnn.engine.rewrites.rewrite import Rewrite
-from mpnn.graph import Graph, causal
+from mpnn.graph import Graph, batches, causal
 from mpnn.graph.modes import is_transformed
-from mpnn.kernels import batches
 from mpnn.round import Result, Round
 from mpnn.round.needs import missing
 

@@ -23,11 +23,11 @@ from torch import Tensor
 from mpnn import backends
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.engine.choice import Choice, is_matrix
+from mpnn.graph import batches
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.edge_tables import EmbeddingTable, numbers
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.guard import guard, is_special
-from mpnn.kernels import batches
 from mpnn.round import Result, Round, plain_form, table_form
 from mpnn.scores import PARAMETER, LeakyReLU, Role
 

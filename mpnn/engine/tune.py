@@ -22,7 +22,7 @@ from mpnn.engine import calibration
 from mpnn.engine.calibration import Sample
 from mpnn.engine.choice import own_refusal as why_not
 from mpnn.graph import Graph
-from mpnn.kernels.dense import linear as onednn
+from mpnn.kernels.dense import onednn
 from mpnn.round import Result, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 from mpnn.update import maps

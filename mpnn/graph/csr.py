@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpnn.graph import capacity
 from mpnn.graph.modes import outside_modes
-from mpnn.kernels.edges.sort_edges import sort_edges
+from mpnn.kernels.edges import sort_edges
 
 T = TypeVar("T")
 

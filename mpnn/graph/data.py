@@ -274,8 +274,9 @@ class GraphData(BoundGraph):
     def to(self: G, device: torch.device | str, non_blocking: bool = False) -> G:
         """The graph on a device. The copy is cached. `non_blocking`: copy asynchronously from pinned memory."""
         device = torch.device(device)
-        if device == torch.device("cuda"):
-            device = torch.device("cuda", torch.cuda.current_device())
+        if device == self.device:
+            return self
+        device = torch.empty(0, device=device).device  # with the number of the current one of its kind
         origin = None if self._moved_from is None else self._moved_from()
         first: G = self if origin is None else origin
         for graph in (self, first):

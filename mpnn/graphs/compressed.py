@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer
-from mpnn.kernels.edges.sample_neighbors import Sample, sample_neighbors
+from mpnn.kernels.edges import Sample, sample_neighbors
 
 
 class Sampled(Protocol):

@@ -17,7 +17,7 @@ from mpnn.graph.arguments import as_integer, at_least
 from mpnn.graphs.compressed import CompressedGraph, check_nodes, compressed
 from mpnn.graphs.kinds import EdgeKind, HeteroGraph
 from mpnn.graphs.temporal import TemporalGraph, check_times
-from mpnn.kernels.edges.sample_neighbors import sample_neighbors
+from mpnn.kernels.edges import sample_neighbors
 
 Ints = NDArray[np.int64]
 _NONE = np.zeros(0, np.int64)

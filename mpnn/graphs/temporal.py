@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graphs.compressed import CompressedGraph, search_rows, sums_of_weights
-from mpnn.kernels.edges.sample_neighbors import sample_neighbors
+from mpnn.kernels.edges import sample_neighbors
 
 
 class TemporalGraph(CompressedGraph):

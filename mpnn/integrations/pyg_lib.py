@@ -21,7 +21,7 @@ from mpnn.integrations.pyg_sampler import (
     neighbor_sample as neighbor_sample,
 )
 from mpnn.integrations.torch_cluster import grid_cluster as grid_cluster, walks
-from mpnn.kernels.rows.scatter import match
+from mpnn.kernels.rows import match
 
 
 def knn(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graphs import geometry
-from mpnn.kernels.rows.scatter import match
+from mpnn.kernels.rows import match
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 _FLOWS = ("source_to_target", "target_to_source")

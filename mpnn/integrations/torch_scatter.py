@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Root
-from mpnn.kernels.rows.scatter import row_extremes, row_sums, rows_at
+from mpnn.kernels.rows import row_extremes, row_sums, rows_at
 
 _NARROW = (torch.float16, torch.bfloat16)
 

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from mpnn.aggregate import Sum
 from mpnn.graph import Graph, rng, transforms
 from mpnn.graph.sharding import active
-from mpnn.kernels.cpu import library
-from mpnn.kernels.dense.feature_dropout import FeatureDropout
+from mpnn.kernels.dense import drop_features, drops_features
 from mpnn.round import Round
 
 _MIN_ELEMENTS = 1 << 14  # smaller tensors use torch's dropout
@@ -47,12 +46,10 @@ class Dropout(nn.Dropout):
             return torch.sparse_coo_tensor(x.indices(), values, x.shape, is_coalesced=True, check_invariants=False)
         if (sharding := active()) is not None and x.dim() > 1:
             return _by_hash(x, self.p, sharding.numbers(x.shape[-2]))
-        if torch.compiler.is_compiling() or self.inplace or x.numel() < _MIN_ELEMENTS or not _has_kernel(x):
+        if torch.compiler.is_compiling() or self.inplace or x.numel() < _MIN_ELEMENTS or not drops_features(x):
             return super().forward(x)
         seed = rng.new_seed(x.device)
-        keys = rng.keys(seed, torch.zeros(1, dtype=torch.int64))
-        out: Tensor = FeatureDropout.apply(x, keys, self.p)
-        return out
+        return drop_features(x, rng.keys(seed, torch.zeros(1, dtype=torch.int64)), self.p)
 
 
 def _by_hash(x: Tensor, p: float, numbers: Tensor) -> Tensor:
@@ -98,12 +95,6 @@ class DropPath(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-
-def _has_kernel(x: Tensor) -> bool:
-    plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    fits = x.dim() > 0 and max(x.shape[-1], x.shape[:-1].numel()) < 2**31
-    return plain and fits and library.why_missing() is None
 
 
 def edge_scale(operator: Any, round: Round) -> float:

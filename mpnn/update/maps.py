@@ -1,4 +1,4 @@
-"""Linear maps by the quicker product: torch's or oneDNN's (`mpnn/kernels/dense/linear.py`).
+"""Linear maps by the quicker product: torch's or oneDNN's (`mpnn/kernels/dense/onednn.py`).
 
 The choice compares prices, as that of a backend does: nanoseconds of a call, of a multiplication with addition, and of
 a number of a weight that is read. `costs.json` has them for processors of one family, `mpnn tune` measures those of
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mpnn.graph import batches
 from mpnn.graph.guard import is_plain
-from mpnn.kernels import batches
-from mpnn.kernels.dense import linear as onednn
+from mpnn.kernels.dense import onednn
 
 # names in tables of prices
 TORCH = "torch map"
@@ -74,20 +74,10 @@ def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         x.dtype is torch.float32
         and is_plain(x)
-        and _is_float32_on_cpu(weight)
-        and (bias is None or (_is_float32_on_cpu(bias) and bias.shape == weight.shape[:1]))
+        and onednn.reads(weight)
+        and (bias is None or (onednn.reads(bias) and bias.shape == weight.shape[:1]))
         and x.shape[-1:] == weight.shape[1:]
         and torch._C._get_mkldnn_enabled()
-    )
-
-
-def _is_float32_on_cpu(x: Tensor) -> bool:
-    return (
-        (type(x) is Tensor or type(x) is nn.Parameter)
-        and x.dtype is torch.float32
-        and x.is_cpu
-        and x.layout is torch.strided
-        and not (x.is_neg() or x.is_nested)
     )
 
 

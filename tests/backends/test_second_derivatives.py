@@ -14,8 +14,8 @@ from mpnn.attention import DotProduct
 from mpnn.backends import registered
 from mpnn.engine import choice
 from mpnn.graph import rng
-from mpnn.kernels.dense.feature_dropout import FeatureDropout
-from mpnn.kernels.once_differentiable import once_differentiable
+from mpnn.kernels.dense import drop_features
+from mpnn.kernels.derivatives import once_differentiable
 from mpnn.round import Result, Round
 from mpnn.update.dropout import Dropout
 
@@ -187,7 +187,7 @@ def test_a_gradient_that_depends_on_nothing_is_a_constant() -> None:
 
 def test_dropout_of_features_is_linear_and_differentiates_for_ever() -> None:
     x, keys = leaf(), rng.keys(torch.tensor(7), torch.zeros(1, dtype=torch.int64))
-    assert torch.autograd.gradgradcheck(lambda x: FeatureDropout.apply(x, keys, 0.4), x)
+    assert torch.autograd.gradgradcheck(lambda x: drop_features(x, keys, 0.4), x)
     big, dropout = torch.randn(2**14, 2, requires_grad=True), Dropout(0.5)
     (found,) = torch.autograd.grad(dropout(big).square().sum(), big, create_graph=True)
     (twice,) = torch.autograd.grad(found.sum(), big)

@@ -20,9 +20,9 @@ from torch import Tensor
 from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import Additive, AdditiveV2
 from mpnn.kernels.cpu import library
-from mpnn.kernels.dense.feature_dropout import FeatureDropout
-from mpnn.kernels.recurrent.selective_scan import selective_scan
-from mpnn.kernels.recurrent.state_update import state_update
+from mpnn.kernels.dense import drop_features
+from mpnn.kernels.recurrent.selective import selective_scan
+from mpnn.kernels.recurrent.state import state_update
 from mpnn.kernels.rows import attention as row_attention, reduce as row_reduce
 
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
@@ -127,7 +127,7 @@ def state_space_calls() -> None:
 
 def feature_dropout_calls() -> None:
     for dtype in WIDE:
-        backward(FeatureDropout.apply(randn(3, 50, 37, dtype=dtype), 77, 0.3))
+        backward(drop_features(randn(3, 50, 37, dtype=dtype), 77, 0.3))
 
 
 CASES = [

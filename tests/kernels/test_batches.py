@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from mpnn import deterministic_batches
-from mpnn.kernels import batches
+from mpnn.graph import batches
 
 
 class Other(TorchFunctionMode):

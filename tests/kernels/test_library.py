@@ -16,9 +16,9 @@ from mpnn import MessagePassing, explain, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.kernels.cpu import files, library, threads
 from mpnn.kernels.dense import feature_dropout
-from mpnn.kernels.edges import sample_neighbors, sort_edges
+from mpnn.kernels.edges import sample as sample_neighbors, sort as sort_edges
 from mpnn.kernels.layers import encoder_layer
-from mpnn.kernels.recurrent import scan, selective_scan
+from mpnn.kernels.recurrent import scan, selective as selective_scan
 from mpnn.kernels.rows import attention as row_attention, reduce as row_reduce, scatter
 from mpnn.kernels.tiles import attention as tile_attention
 

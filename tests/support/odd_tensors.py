@@ -24,11 +24,11 @@ from mpnn.flex import create_block_mask, flex_attention
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graphs.encodings import random_walk
-from mpnn.kernels.dense import positive_features
+from mpnn.kernels.dense import random_features
+from mpnn.kernels.recurrent.convolution import short_convolution
 from mpnn.kernels.recurrent.scan import linear_attention, recurrence
-from mpnn.kernels.recurrent.selective_scan import selective_scan
-from mpnn.kernels.recurrent.short_convolution import short_convolution
-from mpnn.kernels.recurrent.state_update import state_update
+from mpnn.kernels.recurrent.selective import selective_scan
+from mpnn.kernels.recurrent.state import state_update
 from mpnn.update.dropout import Dropout
 from mpnn.update.maps import Linear
 
@@ -194,7 +194,7 @@ OPERATIONS: dict[str, tuple[Call, tuple[Tensor, ...]]] = {
     "feature dropout": (feature_dropout, (X,)),
     "linear map": (linear_map, (numbers(64, D), numbers(512, D), numbers(512))),
     "positive features": (
-        lambda x, w: positive_features.PositiveFeatures.apply(x, w, lambda m: m.amax(-1, keepdim=True)),
+        lambda x, w: random_features._PositiveFeatures.apply(x, w, lambda m: m.amax(-1, keepdim=True)),
         (X, numbers(16, D)),
     ),
     "flex": (flexible, (*(x.transpose(0, 1)[None] for x in QKV), numbers(H).abs())),

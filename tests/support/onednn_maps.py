@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from mpnn.backends import cost_model
-from mpnn.kernels.dense import linear as onednn
+from mpnn.kernels.dense import onednn
 from mpnn.update import maps
 
 Products = list[tuple[int, int]]

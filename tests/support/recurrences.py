@@ -53,7 +53,7 @@ def selective_scan(
     *,
     documents: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The arguments and results of `mpnn.kernels.recurrent.selective_scan.selective_scan`."""
+    """The arguments and results of `mpnn.kernels.recurrent.selective.selective_scan`."""
     new = x.new_zeros(len(x), *A.shape)
     h, out = new if state is None else state, []
     for t in range(x.shape[1]):

@@ -104,7 +104,7 @@ def _one_way(round: Round, nodes: int, least: int) -> dict[str, float]:
 
 def estimate(round: Round) -> Estimate:
     size = round.graph.num_edges * round.batch.numel() * round.heads * 2 * round.needs_grad
-    return priced("csr", counts(round), size * torch.finfo(round.accumulate_dtype).bits / 8)
+    return priced(round.value.device, "csr", counts(round), size * torch.finfo(round.accumulate_dtype).bits / 8)
 
 
 _READ_OF_SCORES = frozenset({"query", "key", "dst", "src", "vector", "scale", "softcap", "activation"})

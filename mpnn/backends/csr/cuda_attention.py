@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mpnn.backends import again
-from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, on_gpu
+from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, priced
 from mpnn.backends.csr import attention, on_device, operands
 from mpnn.backends.csr.operands import Operands
 from mpnn.graph import Graph
@@ -61,7 +61,7 @@ def estimate(round: Round) -> Estimate:
     saved = round.graph.num_dst * round.batch.numel() * round.heads * (12.0 if round.needs_grad else 4.0)
     weights = round.graph.num_edges * round.batch.numel() * round.heads * 4.0
     size = saved + weights * (round.return_weights + bool(round.bias) * round.needs_grad)
-    return on_gpu("csr", counts(round), size)
+    return priced(round.value.device, "csr", counts(round), size)
 
 
 def run(round: Round) -> Result:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from mpnn.backends import again
-from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, on_gpu
+from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, priced
 from mpnn.backends.csr import on_device, reduce
 from mpnn.backends.csr.reduce import FAMILIES, KINDS
 from mpnn.graph import Graph
@@ -43,7 +43,7 @@ def counts(round: Round) -> Counts:
 
 def estimate(round: Round) -> Estimate:
     saved = round.graph.num_dst * round.batch.numel() * round.heads * round.value.shape[-1] * 4.0
-    return on_gpu("csr", counts(round), saved * (2 if round.needs_grad else 1))
+    return priced(round.value.device, "csr", counts(round), saved * (2 if round.needs_grad else 1))
 
 
 def run(round: Round) -> Result:

@@ -94,7 +94,7 @@ def counts(round: Round) -> dict[str, float]:
 def estimate(round: Round) -> Estimate:
     width = round.heads * round.value.shape[-1] * (torch.finfo(round.accumulate_dtype).bits // 8)
     saved = round.graph.num_dst * round.batch.numel() * width * (2.0 if round.needs_grad else 0.0)
-    return priced("csr", counts(round), saved)
+    return priced(round.value.device, "csr", counts(round), saved)
 
 
 def bind(round: Round) -> Callable[[Round], Result]:

@@ -56,7 +56,7 @@ def counts(round: Round) -> dict[str, float]:
     ways = [_counts(round, round.graph, 0)]
     if (pieces := _pieces(round)) is not None:
         ways.append(_counts(round, pieces.graph, len(pieces.row)))
-    return min(ways, key=lambda way: priced("tiles", way, 0.0).seconds)
+    return min(ways, key=lambda way: priced(round.value.device, "tiles", way, 0.0).seconds)
 
 
 def _counts(round: Round, graph: Graph, pieces: int) -> dict[str, float]:
@@ -91,7 +91,9 @@ def estimate(round: Round) -> Estimate:
     size = torch.finfo(round.accumulate_dtype).bits // 8
     one_head = (2 * graph.num_dst if round.needs_grad else graph.num_src) * widths * size
     biases = 0 if all(map(by_offset, round.bias)) else graph.num_edges * round.heads * size
-    return priced("tiles", counts(round), torch.get_num_threads() * min(one_head, MAX_KEPT) + biases)
+    return priced(
+        round.value.device, "tiles", counts(round), torch.get_num_threads() * min(one_head, MAX_KEPT) + biases
+    )
 
 
 def bind(round: Round) -> Callable[[Round], Result]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, on_gpu
+from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, priced
 from mpnn.backends.tiles import cpu
 from mpnn.backends.tiles.cpu import by_offset, count_tiles, heads_first, table
 from mpnn.graph import Graph
@@ -72,7 +72,7 @@ def estimate(round: Round) -> Estimate:
     biases = round.graph.num_edges * round.heads * 4 * any(not by_offset(b) for b in round.bias)
     dtype = round.value.dtype
     size = numbers * (6 if dtype == torch.float32 else dtype.itemsize) + biases
-    return on_gpu("tiles", counts(round), float(size))
+    return priced(round.value.device, "tiles", counts(round), float(size))
 
 
 def run(round: Round) -> Result:

@@ -17,7 +17,7 @@ from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, per_edge
 from mpnn.graph.relations import Relation
-from mpnn.kernels.dense.permutation import permute
+from mpnn.kernels.dense import permute
 from mpnn.round import Result, Round
 from mpnn.round.needs import DROPS, FLOATS, on_edges
 from mpnn.scores import Dot

@@ -5,7 +5,7 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from mpnn.backends.cost_model import Counts, Estimate, both_ways, on_gpu, priced
+from mpnn.backends.cost_model import Counts, Estimate, both_ways, priced
 from mpnn.round import Result, Round
 
 Finish = Callable[[Result], Result]
@@ -67,8 +67,7 @@ class Rewrite:
 
 def work(counts: Counts, round: Round, size: float = 0.0) -> Estimate:
     """The estimate of torch operations of a rewrite, which `costs.json` prices as those of a backend."""
-    estimate = on_gpu if round.value.device.type == "cuda" else priced
-    return estimate("rewrites", both_ways(counts, round.needs_grad), size)
+    return priced(round.value.device, "rewrites", both_ways(counts, round.needs_grad), size)
 
 
 def scaling(round: Round) -> Estimate:

@@ -21,7 +21,7 @@ from mpnn.integrations.hf.masks import Pairs
 from mpnn.integrations.hf.offset_bias import OffsetBias
 from mpnn.integrations.hf.packing import Packing
 from mpnn.kernels.dense import varlen
-from mpnn.kernels.once_differentiable import differentiable_again
+from mpnn.kernels.derivatives import differentiable_again
 from mpnn.round import Round
 from mpnn.scores import Dot
 

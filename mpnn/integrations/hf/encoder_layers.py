@@ -33,8 +33,7 @@ from mpnn.integrations.callers import calling
 from mpnn.integrations.hf import compat, interface, packing
 from mpnn.integrations.hf.closures import Sizes
 from mpnn.integrations.hf.masks import Mask
-from mpnn.kernels.cpu import library
-from mpnn.kernels.layers.encoder_layer import (
+from mpnn.kernels.layers import (
     MAPS,
     Documents,
     EncoderLayer,
@@ -43,7 +42,7 @@ from mpnn.kernels.layers.encoder_layer import (
     Places,
     Weights,
     are_plain,
-    has_kernel,
+    refusal,
 )
 
 _CACHE = "past_key_values"
@@ -142,8 +141,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def use(model: nn.Module) -> list[Callable[[], None]]:
     """Lets the layers of encoders in a model run by the kernel; returns what undoes it, for each layer."""
-    if library.why_missing() is not None:
-        return []
     found = [(module, names) for module in model.modules() if (names := _find(module)) is not None]
     return [_take(module, names) for module, names in found]
 
@@ -161,7 +158,7 @@ def _find(module: nn.Module) -> _Names | None:
     names = next((names for names in _FAMILIES if _matches(module, names)), None)
     if names is None or interface.graph_of(_get(module, names.attention)) is not None:
         return None
-    return names if has_kernel(_Parts(module, names).form("identity", False)) else None
+    return names if refusal(_Parts(module, names).form("identity", False)) is None else None
 
 
 def _matches(module: nn.Module, names: _Names) -> bool:
@@ -526,7 +523,7 @@ class _Layer:
         documents = Documents([TRIED], is_causal=is_causal)
         for pre_norm in (False, True):
             form = parts.form(self._activation, pre_norm)
-            if not has_kernel(form):
+            if refusal(form) is not None:
                 return None
             kernel = EncoderLayer(form)
             if not kernel.reads(weights):

@@ -21,7 +21,7 @@ from mpnn.integrations.hf.builders import crossed, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, band_of, banded, is_combined, special
 from mpnn.integrations.hf.packing import Packing
 from mpnn.integrations.hf.trees import TreeMask
-from mpnn.kernels.layers.encoder_layer import Documents
+from mpnn.kernels.layers import Documents
 
 _MANY = 1 << 24  # pairs of a text, above which a mask of them is not written out in a program
 _SHORT = 1024  # keys of a text whose padding a GPU computes in less time than Python makes a graph

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from mpnn.graph.runs import Ints
 from mpnn.integrations.callers import calling
 from mpnn.integrations.hf import compat
-from mpnn.kernels.layers.encoder_layer import Documents
+from mpnn.kernels.layers import Documents
 
 NAMES = "seq_idx", "cu_seq_lens_q", "cu_seqlens", "cu_seq_lens_k"
 """The keywords that say where texts begin."""

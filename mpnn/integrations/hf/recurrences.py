@@ -28,12 +28,14 @@ from mpnn.graph.sharding import active
 from mpnn.graphs import causal, window
 from mpnn.integrations.hf import adapted, packing
 from mpnn.integrations.hf.adapted import is_adapted
-from mpnn.kernels.cpu import library
-from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.recurrent.scan import by_triton, recurrence
-from mpnn.kernels.recurrent.selective_scan import selective_scan
-from mpnn.kernels.recurrent.short_convolution import short_convolution
-from mpnn.kernels.recurrent.state_update import state_update
+from mpnn.kernels.recurrent import (
+    by_triton,
+    recurrence,
+    selective_scan,
+    serves,
+    short_convolution,
+    state_update,
+)
 
 # ------------------------------------------------------------------------------------------- transformers' functions
 
@@ -342,7 +344,7 @@ def adapt(model: nn.Module) -> list[Callable[[], Any]]:
             continue
         if _path(kind) in _BY_TEXT:
             classes[layer] = _text_by_text(kind)
-        elif _mixes_tokens(kind) and library.why_missing() is None:
+        elif _mixes_tokens(kind) and serves(torch.empty(0, device="cpu")):
             classes[layer] = _with_our_functions(kind)
     around: set[Any] = {type(layer) for layer in _around(model, classes)}
     for layer in model.modules():
@@ -557,7 +559,7 @@ def _without_fusion(original: Callable[..., Any]) -> Callable[..., Any]:
     """The fused function, where it is faster than those above and nothing is packed."""
 
     def run(x: Tensor, *args: Any, **options: Any) -> Any:
-        if x.device.type == "cpu" or packing.is_packed(options):
+        if (serves(x) and not by_triton(x)) or packing.is_packed(options):
             return None
         return original(x, *args, **options)
 
@@ -580,12 +582,10 @@ class _Choice(NamedTuple):
         """
         is_compiling = torch.compiler.is_compiling()
         is_packed = packing.is_packed(options)
-        if by_triton(x) and unavailable(x, ()) is None:
-            return self.uncompiled if is_compiling and is_packed else self.ours
-        if x.device.type == "cpu" and not is_compiling:
-            return self.ours
-        if x.device.type == "cpu" and is_packed:
+        if serves(x) and is_compiling and is_packed:
             return self.uncompiled
+        if serves(x) and (by_triton(x) or not is_compiling):
+            return self.ours
         if is_packed:
             raise ValueError(
                 f"recurrent layers keep packed texts apart on CPU and by Triton, and this one is on {x.device.type}; "

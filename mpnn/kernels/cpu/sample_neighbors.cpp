@@ -7,7 +7,7 @@
 //     for each target: draw the positions of its edges
 //     for each edge: read its column, number its node
 //
-// Called by `mpnn/kernels/edges/sample_neighbors.py`, on the caller's thread.
+// Called by `mpnn/kernels/edges/sample.py`, on the caller's thread.
 #include "simd.h"
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -18,7 +18,7 @@
 
 namespace sampling {
 
-struct SampleNeighbors {  // mpnn/kernels/edges/sample_neighbors.py has the same fields in the same order
+struct SampleNeighbors {  // mpnn/kernels/edges/sample.py has the same fields in the same order
   const int32_t *columns;              // the sources of all edges of the graph, by row
   const int64_t *first, *degree;       // [targets]: the row of each target in `columns`
   const int64_t *ptr;                  // [targets + 1]: its row in the sample

@@ -18,7 +18,7 @@
 //             for each document
 //                 for each node                       in order; backward: chunks of STEPS nodes from the last to the first
 //
-// Called by `mpnn/kernels/recurrent/selective_scan.py`.
+// Called by `mpnn/kernels/recurrent/selective.py`.
 #include "products.h"
 
 namespace selective_scan {
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t STATES = 16, STEPS = 32;  // states of a block; nodes of a chunk of the backward pass
 
-template <class T> struct SelectiveScan {  // kernels/recurrent/selective_scan.py has the same fields in the same order
+template <class T> struct SelectiveScan {  // kernels/recurrent/selective.py has the same fields in the same order
   int64_t batch, nodes, channels, states;  // channels are a multiple of 8, states one of 16
   const T *x, *dt;                         // [B, N, channels], of which rows may lie apart
   int64_t x_batch, x_node, dt_batch, dt_node;

@@ -8,13 +8,13 @@
 //     for each row: where it begins
 //     for each edge: put it behind those of its row
 //
-// Called by `mpnn/kernels/edges/sort_edges.py`, on the caller's thread.
+// Called by `mpnn/kernels/edges/sort.py`, on the caller's thread.
 #include "simd.h"
 
 namespace sorting {
 
 template <typename Node>  // int32_t or int64_t
-struct SortEdges {  // mpnn/kernels/edges/sort_edges.py has the same fields in the same order
+struct SortEdges {  // mpnn/kernels/edges/sort.py has the same fields in the same order
   const Node *row, *col;             // [E]: the two ends of each edge, 0 <= row < num_rows
   int64_t num_edges, num_rows;
   int64_t *ptr;                      // [num_rows + 1]

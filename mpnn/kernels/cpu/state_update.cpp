@@ -8,13 +8,13 @@
 //         for each row of the state
 //             for each vector of its columns
 //
-// Called by `mpnn/kernels/recurrent/state_update.py`, a step of decoding.
+// Called by `mpnn/kernels/recurrent/state.py`, a step of decoding.
 #include "simd.h"
 
 namespace state_update {
 namespace {
 
-struct StateUpdate {  // mpnn/kernels/recurrent/state_update.py has the same fields in the same order
+struct StateUpdate {  // mpnn/kernels/recurrent/state.py has the same fields in the same order
   int64_t batch, heads, groups, values, keys;
   float *state;                               // [B, H, values, keys]
   const float *x, *z;                         // [B, H, values]; z may be null

@@ -27,10 +27,21 @@ class _Parameters(Structure):
     )
 
 
-class FeatureDropout(torch.autograd.Function):
-    """`FeatureDropout.apply(x, keys, p)`: x [..., width], float32 or float64; `keys` int32 [3]: `mpnn.graph.rng.keys`
-    of one stream."""
+def drops_features(x: Tensor) -> bool:
+    """Whether `drop_features` takes this tensor."""
+    plain = type(x) is Tensor and x.is_cpu and x.dtype in (torch.float32, torch.float64)
+    fits = x.dim() > 0 and max(x.shape[-1], x.shape[:-1].numel()) < 2**31
+    return plain and fits and library.why_missing() is None
 
+
+def drop_features(x: Tensor, keys: Tensor, p: float) -> Tensor:
+    """x [..., width] with each number set to 0 with probability p and the others scaled by 1 / (1 - p). `keys` int32
+    [3]: `mpnn.graph.rng.keys` of one stream. It can be differentiated any number of times."""
+    out: Tensor = _FeatureDropout.apply(x, keys, p)
+    return out
+
+
+class _FeatureDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, keys: Tensor, p: float) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.keys = keys
@@ -40,7 +51,7 @@ class FeatureDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
         # The map is linear and its own adjoint, so that all derivatives are this function again.
-        return FeatureDropout.apply(d_out, ctx.keys, ctx.p), None, None
+        return drop_features(d_out, ctx.keys, ctx.p), None, None
 
 
 def _drop(x: Tensor, keys: Tensor, p: float) -> Tensor:

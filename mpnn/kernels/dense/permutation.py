@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn.kernels.once_differentiable import is_recorded
+from mpnn.kernels.derivatives import is_recorded
 
 
 def permute(x: Tensor, order: Tensor, inverse: Tensor, dim: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.kernels.once_differentiable import refuse_second_derivatives
+from mpnn.kernels.derivatives import refuse_second_derivatives
 
 MAX_WIDTH = 256  # of a head, in the flash kernel
 

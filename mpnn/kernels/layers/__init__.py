@@ -3,3 +3,29 @@
 `attention/whole_layer.py` calls it for layers of this library, `integrations/hf/encoder_layers.py` for those of
 transformers in place. There is no gradient: both call it in inference only. The twin is the layer itself, in rounds.
 """
+
+from mpnn.kernels.layers.encoder_layer import (
+    ACTIVATIONS,
+    MAPS,
+    Documents,
+    EncoderLayer,
+    Form,
+    Located,
+    Places,
+    Weights,
+    are_plain,
+    refusal,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "MAPS",
+    "Documents",
+    "EncoderLayer",
+    "Form",
+    "Located",
+    "Places",
+    "Weights",
+    "are_plain",
+    "refusal",
+]

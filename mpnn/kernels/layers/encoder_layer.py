@@ -126,10 +126,12 @@ class Weights(NamedTuple):
     norm_biases: tuple[Tensor | None, ...]
 
 
-def has_kernel(form: Form) -> bool:
-    """Whether there is a kernel for a layer of these sizes."""
+def refusal(form: Form) -> str | None:
+    """The reason why no kernel computes a layer of these sizes here, or None."""
+    if (why := library.why_missing()) is not None:
+        return why
     p = _sizes(form)
-    return bool(_function("fits")(ctypes.addressof(p)))
+    return None if _function("fits")(ctypes.addressof(p)) else f"there is no kernel for these sizes: {form}"
 
 
 def _sizes(form: Form) -> _Parameters:
@@ -201,8 +203,8 @@ class EncoderLayer:
     """
 
     def __init__(self, form: Form) -> None:
-        if not has_kernel(form):
-            raise ValueError(f"there is no kernel for a layer of these sizes: {form}")
+        if (why := refusal(form)) is not None:
+            raise ValueError(why)
         self.form = form
         p = _sizes(form)
         p.scale = form.scale

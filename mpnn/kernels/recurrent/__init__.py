@@ -1,5 +1,5 @@
-"""Running sums: `scan.py` (linear attention, recurrences with gates and the delta rule), `selective_scan.py` (Mamba-1),
-`state_update.py` (one token of Mamba-2), `short_convolution.py` and `prefixes.py` (sums and extremes of prefixes).
+"""Running sums: `scan.py` (linear attention, recurrences with gates and the delta rule), `selective.py` (Mamba-1),
+`state.py` (one token of Mamba-2), `convolution.py` and `prefixes.py` (sums and extremes of prefixes).
 
 `recurrence_again.py` holds their formulas in torch's operations, by which they are differentiated twice. Loops:
 `../cpu/scan.cpp`, `../cpu/delta_rule.cpp`, `../cpu/feature_gates.cpp`, `../cpu/recurrence_steps.cpp`,
@@ -9,3 +9,10 @@
 The backend `scan` and the recurrent layers of `integrations/hf/` call them. The twins are in
 `tests/support/recurrences.py`.
 """
+
+from mpnn.kernels.recurrent.convolution import short_convolution
+from mpnn.kernels.recurrent.scan import by_triton, recurrence, serves
+from mpnn.kernels.recurrent.selective import selective_scan
+from mpnn.kernels.recurrent.state import state_update
+
+__all__ = ["by_triton", "recurrence", "selective_scan", "serves", "short_convolution", "state_update"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn.kernels.once_differentiable import gradients_again
+from mpnn.kernels.derivatives import gradients_again
 
 # nodes whose pairs are in memory; with gates a feature, pairs times features
 _CHUNK = 64

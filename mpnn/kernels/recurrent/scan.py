@@ -26,8 +26,9 @@ from torch.autograd import forward_ad
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
+from mpnn.kernels.cuda.schedule import unavailable
+from mpnn.kernels.derivatives import are_differentiated, once_differentiable
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.once_differentiable import are_differentiated, once_differentiable
 from mpnn.kernels.recurrent.recurrence_again import recurrence_again
 
 ALL, PAST, FUTURE = range(3)
@@ -313,6 +314,11 @@ def _unit(x: Tensor) -> Tensor:
 def by_triton(x: Tensor) -> bool:
     """Whether Triton's kernels compute a recurrence of this tensor."""
     return x.device.type == "cuda"
+
+
+def serves(x: Tensor) -> bool:
+    """Whether kernels compute recurrences of this tensor."""
+    return unavailable(x, ()) is None if by_triton(x) else x.is_cpu and library.why_missing() is None
 
 
 def is_differentiated() -> bool:

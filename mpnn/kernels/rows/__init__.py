@@ -8,3 +8,8 @@ normalizers. Loops: `../cpu/row_attention.cpp`, `../cpu/row_reduce.cpp`, `../cpu
 The backend `csr` calls `attention.py` and `reduce.py`; `tiles` joins split rows by `attention.py`. The twin that tests
 compare with is the backend `edge_list`.
 """
+
+from mpnn.kernels.rows import edge_sum
+from mpnn.kernels.rows.scatter import match, row_extremes, row_sums, rows_at
+
+__all__ = ["edge_sum", "match", "row_extremes", "row_sums", "rows_at"]

@@ -17,14 +17,14 @@ from torch import Tensor
 from mpnn.kernels import memory
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
-from mpnn.kernels.dropout_threshold import threshold
-from mpnn.kernels.once_differentiable import (
+from mpnn.kernels.derivatives import (
     are_batches,
     are_differentiated,
     gradients_again,
     is_recorded,
     once_differentiable,
 )
+from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.rows.rows import EdgeTensor, NodeTensor, Parts, Rows, RowsStruct, edge_tensor, node_tensor
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 

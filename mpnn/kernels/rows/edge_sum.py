@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpnn.kernels.derivatives import refuse_batches
 from mpnn.kernels.memory import empty
-from mpnn.kernels.once_differentiable import refuse_batches
 
 BLOCK = 1 << 18  # numbers of a block: a megabyte
 

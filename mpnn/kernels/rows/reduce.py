@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
+from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.memory import LARGE, empty, plain, zeros
-from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.rows import combine
 from mpnn.kernels.rows.combine import Associative
 from mpnn.kernels.rows.rows import Parts, Rows, RowsStruct

@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, fields
+from mpnn.kernels.derivatives import are_batches
 from mpnn.kernels.memory import empty, plain, zeros
-from mpnn.kernels.once_differentiable import are_batches
 from mpnn.kernels.rows.reduce import EdgeSumStruct
 
 _MIN_WIDTH = 4  # of rows: torch adds up single numbers as quickly

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
+from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 
 Arrays = tuple[NDArray[Any], ...]
 

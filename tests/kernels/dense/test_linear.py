@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from onednn_maps import Products, products
 from torch import Tensor, nn
 
-from mpnn.kernels.dense import linear as onednn
+from mpnn.kernels.dense import onednn
 from mpnn.update import maps
 
 __all__ = ["products"]

@@ -8,7 +8,7 @@ import torch
 
 from mpnn import graphs
 from mpnn.kernels.cpu import library
-from mpnn.kernels.edges.sample_neighbors import by_python, sample_neighbors
+from mpnn.kernels.edges.sample import by_python, sample_neighbors
 
 compiled = pytest.mark.skipif(library.why_missing() is not None, reason="no compiled kernels on this machine")
 
@@ -28,7 +28,7 @@ def test_equals_python(fanout: int, seed: int, monkeypatch: pytest.MonkeyPatch) 
     targets = np.random.default_rng(1).permutation(300)[:50]
     rows = graph.offsets[targets], graph.offsets[targets + 1]
     fast = sample_neighbors(*rows, graph.columns, 300, targets, fanout, seed)
-    monkeypatch.setattr("mpnn.kernels.edges.sample_neighbors._compiled", by_python)
+    monkeypatch.setattr("mpnn.kernels.edges.sample._compiled", by_python)
     slow = sample_neighbors(*rows, graph.columns, 300, targets, fanout, seed)
     for name, a, b in zip(fast._fields, fast, slow, strict=True):
         assert np.array_equal(a, b), name

@@ -5,7 +5,7 @@ import torch
 
 from mpnn import graphs, ops
 from mpnn.kernels.cpu import library
-from mpnn.kernels.edges.sort_edges import by_torch, sort_edges
+from mpnn.kernels.edges.sort import by_torch, sort_edges
 
 compiled = pytest.mark.skipif(library.why_missing() is not None, reason="no compiled kernels on this machine")
 

@@ -356,7 +356,7 @@ def test_errors() -> None:
     turn = torch.ones(9, 16)
     with pytest.raises(ValueError, match="turns must be \\[9, 32\\]; got \\[9, 16\\]"):
         layer(torch.randn(9, 64), Documents([9]), (turn, turn))
-    with pytest.raises(ValueError, match="no kernel for a layer of these sizes"):
+    with pytest.raises(ValueError, match="no kernel for these sizes"):
         EncoderLayer(form(60, 2, 120))
     with pytest.raises(ValueError, match="must be among its rows"):
         Documents([3], [1], [3])

@@ -13,10 +13,10 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpnn.kernels.cpu import library
-from mpnn.kernels.recurrent import scan, selective_scan as module
+from mpnn.kernels.recurrent import scan, selective as module
 from mpnn.kernels.recurrent.scan import ends_of, in_chunks, recurrence
-from mpnn.kernels.recurrent.selective_scan import selective_scan
-from mpnn.kernels.recurrent.state_update import state_update
+from mpnn.kernels.recurrent.selective import selective_scan
+from mpnn.kernels.recurrent.state import state_update
 from tests.support import recurrences as twin
 
 __all__ = ["poisoned"]  # memory that Triton's kernels write

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mpnn.kernels.recurrent.short_convolution import short_convolution
+from mpnn.kernels.recurrent.convolution import short_convolution
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 9])

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real, with_contiguous_rows
-from mpnn.kernels.once_differentiable import are_differentiated, once_differentiable
+from mpnn.kernels.derivatives import are_differentiated, once_differentiable
 from mpnn.kernels.recurrent.cuda.chunks.tiles import of_document, rows
 from mpnn.kernels.recurrent.recurrence_again import recurrence_again
 

@@ -13,7 +13,7 @@ them.
 computes from the state before them.
 
 A program holds a tile [states, channels] of a chunk (in `walk` of a document), and goes from node to node (from chunk
-to chunk). Called by `mpnn.kernels.recurrent.selective_scan`.
+to chunk). Called by `mpnn.kernels.recurrent.selective`.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real
-from mpnn.kernels.once_differentiable import are_differentiated
+from mpnn.kernels.derivatives import are_differentiated
 from mpnn.kernels.recurrent.cuda.chunks.tiles import chunks_of, count_chunks, of_document
 from mpnn.kernels.recurrent.recurrence_again import scan_again
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import TUNING, Sorted, Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import Strides, index_type, on_device, real, strides, with_contiguous_rows
+from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.dropout_threshold import threshold
-from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.rows import spec as row_spec
 from mpnn.kernels.rows.cuda import backward, forward, reduce as row_reduce
 from mpnn.kernels.rows.cuda.backward import DESTINATIONS, SOURCES, TYPES

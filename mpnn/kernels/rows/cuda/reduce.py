@@ -13,7 +13,7 @@ from torch import Tensor
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import TUNING, Edges, Sorted, Tile, tile
 from mpnn.kernels.cuda.tensors import index_type, on_device, real, strides, with_contiguous_rows
-from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.rows.cuda import aggregate as reduce
 
 _REDUCTIONS = {

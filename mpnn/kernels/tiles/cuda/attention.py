@@ -21,8 +21,8 @@ from mpnn.kernels.cuda.dropout import fill_words
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
+from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.dropout_threshold import threshold
-from mpnn.kernels.once_differentiable import are_batches, are_differentiated, gradients_again, once_differentiable
 from mpnn.kernels.tiles.cuda import backward as tile_backward, forward as tile_forward
 from mpnn.kernels.tiles.cuda.config import Config, Launch
 from mpnn.kernels.tiles.cuda.schedule import OFFSETS, Schedule, TileGraph, TileGraphs

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
-from mpnn.kernels.once_differentiable import are_differentiated
+from mpnn.kernels.derivatives import are_differentiated
 from mpnn.kernels.recurrent.cuda.chunks import gradients, outputs, states, within
 from mpnn.kernels.recurrent.cuda.chunks.tiles import chunks_of, count_chunks, rows
 from mpnn.kernels.recurrent.recurrence_again import recurrence_again

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mpnn.attention import Kernel
-from mpnn.kernels.dense import positive_features
-from mpnn.kernels.dense.positive_features import PositiveFeatures
+from mpnn.kernels.dense import random_features
+from mpnn.kernels.dense.random_features import _PositiveFeatures as PositiveFeatures
 
 
 def by_row(largest: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def naive(x: Tensor, directions: Tensor, maximum: Callable[[Tensor], Tensor]) ->
 
 @pytest.mark.parametrize("maximum", [by_row, by_head])
 def test_it_computes_what_its_twin_does(maximum: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positive_features, "_CHUNK", 7 * 40)  # 35 rows in chunks of 7
+    monkeypatch.setattr(random_features, "_CHUNK", 7 * 40)  # 35 rows in chunks of 7
     x, directions = torch.randn(7, 5, 6, dtype=torch.float64, requires_grad=True), torch.randn(40, 6).double()
     results = [f(x, directions, maximum) for f in (PositiveFeatures.apply, naive)]
     torch.testing.assert_close(*results, rtol=1e-13, atol=1e-13)
@@ -44,9 +44,9 @@ def test_the_attention_takes_it_for_long_sequences_and_gives_the_same(monkeypatc
     spec, x = Kernel(8, 2, features=16), torch.randn(50, 2, 4, requires_grad=True)
     results = []
     for many in (1 << 20, 1):
-        monkeypatch.setattr(positive_features, "_MANY", many)
+        monkeypatch.setattr(random_features, "_MANY", many)
         features = spec._features(x, by_row)
         results.append([features, *torch.autograd.grad(features.square().sum(), x)])
-    assert type(results[1][0].grad_fn).__name__ == "PositiveFeaturesBackward"
+    assert type(results[1][0].grad_fn).__name__ == "_PositiveFeaturesBackward"
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected)

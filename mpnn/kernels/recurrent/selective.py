@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
+from mpnn.kernels.derivatives import are_differentiated, once_differentiable
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.once_differentiable import are_differentiated, once_differentiable
 from mpnn.kernels.recurrent.recurrence_again import scan_again
 from mpnn.kernels.recurrent.scan import (
     by_triton,

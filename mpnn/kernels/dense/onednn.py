@@ -48,6 +48,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, chosen: Chosen) -> Te
     return product(x, weight, bias)
 
 
+def reads(x: Tensor) -> bool:
+    """Whether the numbers of an operand are where products read them."""
+    is_plain = type(x) is Tensor or type(x) is torch.nn.Parameter
+    is_float32 = is_plain and x.dtype is torch.float32 and x.is_cpu
+    return is_float32 and x.layout is torch.strided and not (x.is_neg() or x.is_nested)
+
+
 def needs_grad(*operands: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
 

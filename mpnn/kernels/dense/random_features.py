@@ -20,7 +20,25 @@ _MANY = 1 << 20  # numbers: 4 MiB of float32
 _CHUNK = 1 << 17  # numbers of a chunk per thread: 512 KiB of float32
 
 
-def worthwhile(x: Tensor, directions: Tensor) -> bool:
+def positive_features(
+    x: Tensor, directions: Tensor, maximum: Callable[[Tensor], Tensor], constant: float = 0.0
+) -> Tensor:
+    """phi [..., F] of x [..., D], for directions [F, D]. `maximum` returns m [...], or a shape that broadcasts to it,
+    from the logarithm of the largest feature of each row [...], and m gets the `constant` added. Gradients regard m as
+    a constant."""
+    if _is_worthwhile(x, directions):
+        out: Tensor = _PositiveFeatures.apply(x, directions, lambda y: maximum(y) + constant)
+        return out
+    half = x.square().sum(-1, keepdim=True) / 2
+    exponent = x @ directions.T
+    if not exponent.numel():
+        return exponent
+    largest = maximum(exponent.detach().amax(-1) - half.detach().squeeze(-1)).unsqueeze(-1)
+    # In place: the features are the largest tensor of a layer, and this allocates them once.
+    return exponent.sub_(half + largest + constant).exp_()
+
+
+def _is_worthwhile(x: Tensor, directions: Tensor) -> bool:
     """Whether there are enough features for this to be faster than torch operations, and nothing needs those."""
     return (
         x.is_cpu
@@ -31,11 +49,7 @@ def worthwhile(x: Tensor, directions: Tensor) -> bool:
     )
 
 
-class PositiveFeatures(torch.autograd.Function):
-    """`PositiveFeatures.apply(x, directions, maximum)`: phi [..., F] of x [..., D], float32 or float64, for
-    directions [F, D] without gradients. `maximum` returns m [...], or a shape that broadcasts to it, from the
-    logarithm of the largest feature of each row [...]. Gradients regard m as a constant."""
-
+class _PositiveFeatures(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, directions: Tensor, maximum: Callable[[Tensor], Tensor]) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])

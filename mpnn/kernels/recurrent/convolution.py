@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.kernels.once_differentiable import are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.derivatives import are_differentiated, gradients_again, once_differentiable
 
 
 def short_convolution(x: Tensor, weight: Tensor, documents: Sequence[int] | None = None) -> Tensor:
