@@ -104,26 +104,14 @@ def _facts(expression: str, graph: Graph) -> Table:
         table.add_row("degree", f"{least:,} least, {mean:,.1f} mean, {most:,} most")
     if graph.num_dst == graph.num_src > 0 and runs <= _MAX_RUNS:
         deadline = perf_counter() + _TIME_LIMIT
-        reached = reach_by_layer(graph, deadline)
-        for layers, fraction in reached:
+        for layers, fraction in reach_by_layer(graph, deadline):
             name = f"reach after {layers} layer{'s' * (layers > 1)}"
             table.add_row(name, f"{fraction:.1%} of all pairs" + ", each node with itself included" * (layers == 1))
         try:
-            table.add_row("full reach", _full_reach(graph, reached, deadline))
+            table.add_row("diameter", reachability.diameter_sentence(graph.runs, deadline))
         except TimeoutError:
-            table.add_row("full reach", f"not known: stopped after {_TIME_LIMIT:.0f} s")
+            table.add_row("diameter", f"not known: stopped after {_TIME_LIMIT:.0f} s")
     return table
-
-
-def _full_reach(graph: Graph, reached: list[tuple[int, float]], deadline: float) -> str:
-    if not reached:
-        raise TimeoutError
-    deepest, fraction = reached[-1]
-    if fraction == 1.0:
-        layers = reachability.diameter(graph.runs, deadline)
-        return f"after {layers} layer{'s' * (layers != 1)}"
-    again = reachability.fraction(graph.runs, deepest + 1, deadline)
-    return f"not within {deepest} layers" if again > fraction else f"never: at most {fraction:.1%}"
 
 
 def _draw(expression: str, graph: Graph, path: Path) -> None:

@@ -81,10 +81,7 @@ def _facts(graph: Graph) -> list[str]:
     facts = [size, f"{graph.num_edges:,} edges, {percent} of all pairs"]
     if square and 0 < graph.num_dst <= _DIAMETER:
         with suppress(TimeoutError):
-            diameter = reachability.diameter(graph.runs, perf_counter() + _SECONDS)
-            facts.append(
-                "no number of layers connects all pairs" if diameter is None else f"{diameter} layers connect all pairs"
-            )
+            facts.append(reachability.diameter_sentence(graph.runs, perf_counter() + _SECONDS))
     return facts
 
 

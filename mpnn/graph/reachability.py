@@ -52,6 +52,16 @@ def diameter(runs: Runs, deadline: float = inf) -> int | None:
     return longest
 
 
+def diameter_sentence(runs: Runs, deadline: float = inf) -> str:
+    """Says what `diameter` returns. `deadline` is as in `fraction`."""
+    layers = diameter(runs, deadline)
+    earlier = runs.edge_from_later() is None and runs.num_src > 1
+    pairs = "each node with all earlier ones" if earlier else "all pairs"
+    if layers is None:
+        return f"no number of layers connects {pairs}"
+    return f"1 layer connects {pairs}" if layers == 1 else f"{layers} layers connect {pairs}"
+
+
 def components(runs: Runs) -> Ints:
     """The component of each source, int64 [num_src], numbered from 0.
 

@@ -110,7 +110,7 @@ def test_graph_counts_and_draws() -> None:
     assert "reach after 1 layer 43.8% of all pairs, each node with itself included" in facts
     assert "reach after 2 layers 56.2%" in facts
     assert "reach after 4 layers 62.5%" in facts
-    assert "never: at most 62.5%" in facts
+    assert "diameter 3 layers connect each node with all earlier ones" in facts
     assert "│████████                        │" in result.output
 
 
@@ -180,9 +180,21 @@ def test_graph_convert_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["edges.csv"]
 
 
-@pytest.mark.parametrize(("n", "layers"), [(5, "after 4 layers"), (200, "not within 32 layers")])
-def test_graph_prints_how_many_layers_connect_all_nodes(n: int, layers: int) -> None:
-    assert layers in run("graph", "window(1)", "--n", str(n)).output
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("window(1)", "199 layers connect all pairs"),
+        ("complete()", "1 layer connects all pairs"),
+        ("causal & window(16)", "13 layers connect each node with all earlier ones"),
+        ("identity", "no number of layers connects each node with all earlier ones"),
+    ],
+)
+def test_the_command_and_the_notebook_say_what_diameter_returns(expression: str, sentence: str) -> None:
+    """The browser's answer is compared in tests/view/test_algebra.py."""
+    assert sentence in run("graph", expression, "--n", "200").output
+    graph = graphs.parse(expression).bind(200)
+    assert sentence in graph._repr_html_()
+    assert sentence.split()[0] == str(graph.diameter() or "no")
 
 
 def test_graph_says_so_if_the_reach_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
