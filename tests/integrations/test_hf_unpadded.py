@@ -36,6 +36,7 @@ ENCODERS: dict[str, Callable[[], Any]] = {
     "distilbert": lambda: transformers.DistilBertModel(
         transformers.DistilBertConfig(vocab_size=60, dim=32, hidden_dim=48, n_layers=2, n_heads=4)
     ),
+    "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**{**SMALL, "pad_token_id": 1})),
     "modernbert": lambda: transformers.ModernBertModel(
         transformers.ModernBertConfig(**SMALL, local_attention=6, global_attn_every_n_layers=2)
     ),
@@ -52,7 +53,7 @@ def pair(name: str) -> tuple[Any, Any]:
 
 
 def given(name: str, mask: Tensor) -> dict[str, Tensor]:
-    pad = 1 if "roberta" in name else 0
+    pad = 1 if "roberta" in name or name == "mpnet" else 0
     return {"input_ids": IDS.masked_fill(mask == 0, pad), "attention_mask": mask}
 
 

@@ -424,8 +424,8 @@ def test_exports_that_are_refused() -> None:
 
 
 def test_families_that_do_not_dispatch_are_refused() -> None:
-    model = hf.DebertaV2Model(hf.DebertaV2Config(**ENCODER))
-    with pytest.raises(ValueError, match="the attention of DebertaV2Model does not dispatch"):
+    model = hf.RemBertModel(hf.RemBertConfig(**ENCODER))
+    with pytest.raises(ValueError, match="the attention of RemBertModel does not dispatch"):
         mpnn.hf.use(model)
     assert model.config._attn_implementation == "eager"
 

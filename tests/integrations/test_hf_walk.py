@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from hf_walk import AGREES, BLIND, DIFFERS, NO_MODEL, REFUSED, walk
+from hf_walk import AGREES, BLIND, DIFFERS, NO_MODEL, PAGE, REFUSED, refused, walk, with_refused
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+from mpnn.integrations.hf.use import NATIVE
 
 
 @pytest.mark.slow
@@ -22,3 +21,11 @@ def test_each_family_agrees_with_eager_or_raises() -> None:
     text = PAGE.read_text()
     for _, name, what, _ in answers:
         assert what == AGREES or f"`{name}`" in text, f"docs/integrations.md does not name {name}, which {what}"
+
+
+@pytest.mark.slow
+def test_the_page_names_the_families_of_texts_that_are_refused() -> None:
+    names = refused()
+    assert "rembert" in names
+    assert not set(NATIVE) & set(names)
+    assert with_refused(PAGE.read_text(), names) == PAGE.read_text(), "run python tests/support/hf_walk.py refused"

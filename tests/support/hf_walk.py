@@ -1,14 +1,17 @@
 """Every text and vision family of transformers that says it supports attention backends, as a tiny model against eager.
 
-python tests/support/hf_walk.py      prints the answers as docs/integrations.md lists them
+python tests/support/hf_walk.py             prints the answers as docs/integrations.md lists them
+python tests/support/hf_walk.py refused     writes the families of texts that `mpnn.hf.use` refuses into that page
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,6 +22,7 @@ from transformers.models.auto import modeling_auto as auto
 
 import mpnn.hf
 
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 AGREES, DIFFERS, BLIND, REFUSED, NO_MODEL = "agrees", "differs", "notices no change", "raises", "no tiny model"
 
 _KINDS = {
@@ -264,7 +268,43 @@ def walk() -> Iterator[tuple[str, str, str, str]]:
             yield kind, name, *answer(kind, made)
 
 
+def refused() -> list[str]:
+    """The families of texts that `mpnn.hf.use` refuses, without weights."""
+    names = []
+    for name, class_name in _texts().items():
+        model = getattr(transformers, class_name, None)
+        try:
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made = model(model.config_class())
+        except Exception:  # not offered, or its default configuration makes no model
+            continue
+        try:
+            mpnn.hf.use(made, maps=False, layers=False)
+        except ValueError:
+            names.append(name)
+    return sorted(names)
+
+
+def _texts() -> dict[str, str]:
+    """The first class of each family of texts."""
+    classes: dict[str, str] = {}
+    for mapping in _KINDS["text"]:
+        for name, listed in mapping.items():
+            classes.setdefault(name, listed if isinstance(listed, str) else listed[0])
+    return classes
+
+
+def with_refused(page: str, names: list[str]) -> str:
+    """The page with the list of the families that are refused."""
+    lines = ", ".join(f"`{name}`" for name in names)
+    return re.sub(r"(<!-- refused -->\n).*?(\n<!-- end -->)", rf"\g<1>{lines}\g<2>", page, flags=re.DOTALL)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["refused"]:
+        PAGE.write_text(with_refused(PAGE.read_text(), refused()))
+        sys.exit()
     counts: Counter[tuple[str, str]] = Counter()
     for kind, name, what, detail in walk():
         counts[kind, what] += 1

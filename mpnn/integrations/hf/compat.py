@@ -41,6 +41,10 @@ METHODS = {
     "Attention": ["_attn"],
     "XLNetRelativeAttention": ["rel_attn_core", "rel_shift_bnij"],
     "BigBirdAttention": ["set_attention_type"],
+    "BloomAttention": ["_reshape"],
+    "FalconAttention": ["_split_heads"],
+    "GPTJAttention": ["_get_embed_positions", "_merge_heads", "_split_heads"],
+    "MPNetEncoder": ["compute_position_bias", "relative_position_bucket"],
     "BigBirdBlockSparseAttention": [
         "_bigbird_block_rand_mask", "_bigbird_block_rand_mask_with_head", "_get_rand_attn_plan",
     ],

@@ -146,6 +146,10 @@ class Mask:
     def contiguous(self) -> "Mask":
         return self
 
+    def to(self, dtype: torch.dtype) -> "Mask":
+        """The mask itself, which is one of bools (MPT asks for them)."""
+        return self if dtype == torch.bool else self.__getattr__("to")
+
     def __repr__(self) -> str:
         return f"Mask{self.shape}"
 

@@ -6,7 +6,8 @@ layers of a model these classes, so the model keeps its weights, heads, caches a
 
 from collections import Counter
 from collections.abc import Callable
-from math import log
+from functools import partial
+from math import log, sqrt
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.models.big_bird import modeling_big_bird as big_bird
+from transformers.models.bloom import modeling_bloom as bloom
+from transformers.models.deberta import modeling_deberta as deberta
+from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta_v2
+from transformers.models.falcon import modeling_falcon as falcon
+from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.longformer import modeling_longformer as longformer
+from transformers.models.mpnet import modeling_mpnet as mpnet
+from transformers.models.mpt import modeling_mpt as mpt
 from transformers.models.openai import modeling_openai as openai
 from transformers.models.reformer import modeling_reformer as reformer
 from transformers.models.xlnet import modeling_xlnet as xlnet
@@ -29,6 +37,7 @@ from mpnn.integrations.hf.builders import placed, sources
 from mpnn.integrations.hf.closures import Rule, Sizes, parse
 from mpnn.integrations.hf.interface import attend, must_be_causal, text_of
 from mpnn.integrations.hf.masks import Instead, Mask, from_dense
+from mpnn.integrations.hf.offset_bias import OffsetBias
 
 _CAUSAL = (None, 0)
 _COMPLETE = (None, None)
@@ -58,6 +67,27 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 def _refuse_weights(layer: nn.Module, requested: Any) -> None:
     if requested:
         raise ValueError(f"{type(layer).__name__} gives no output_attentions; call the model without them")
+
+
+def _over_topology(allowed: Tensor, topology: Topology | None, first_query: int = 0) -> Mask:
+    """The mask of the pairs allowed bool [B, 1, queries, keys]. A topology leaves out further pairs, and its positions
+    count from the first column."""
+    mask = from_dense(allowed, first_query)
+    if topology is None:
+        return mask
+    return Mask.of_rules([Rule(placed(topology) & rule.topology) for rule in mask.rules], mask.sizes)
+
+
+def _with_key_bias(query: Tensor, key: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key with one more feature, whose product is the bias of a key: [B, H, N, D + 1].
+
+    bias: [B or 1, H, 1, keys], as ALiBi's (Press et al. 2022), which is the same for all queries. A grouped key gets as
+    many heads as the query.
+    """
+    batch, heads, queries, _ = query.shape
+    key = key.expand(-1, heads, -1, -1) if key.shape[1] == 1 else key
+    column = bias.to(key).expand(batch, heads, 1, -1).mT
+    return torch.cat([query, query.new_ones(batch, heads, queries, 1)], -1), torch.cat([key, column], -1)
 
 
 class GPTAttention(openai.Attention):
@@ -110,11 +140,7 @@ class XLNetAttention(xlnet.XLNetRelativeAttention):
 
         def build() -> Mask:
             allowed = torch.ones(1, 1, queries, keys) if attn_mask is None else attn_mask.permute(2, 3, 0, 1) <= 0
-            result = from_dense(allowed, keys - queries)
-            if topology is not None:  # what masks forbid stays so; positions count from the first column
-                rules = [Rule(placed(topology) & rule.topology) for rule in result.rules]
-                result = Mask.of_rules(rules, result.sizes)
-            return result
+            return _over_topology(allowed, topology, keys - queries)
 
         query, key, value = (x.permute(1, 2, 0, 3) for x in (q_head + self.r_w_bias, k_head_h, v_head_h))
         out, weights = attend(
@@ -392,6 +418,297 @@ def _chunk_graph(layer: Any, order: Tensor, attention_mask: Tensor | None, lengt
     return selected(graph, graph.edge_index[0] <= graph.edge_index[1]) if layer.is_decoder else graph
 
 
+class MPNetEncoder(mpnet.MPNetEncoder):
+    """MPNet (Song et al. 2020), whose layers share a bias by offset."""
+
+    def compute_position_bias(self, x: Tensor, position_ids: Any = None, num_buckets: int = 32) -> Any:
+        if position_ids is not None:
+            return super().compute_position_bias(x, position_ids, num_buckets)
+        bucket = partial(self.relative_position_bucket, num_buckets=num_buckets)
+        return OffsetBias(self.relative_attention_bias, bucket, 128, x.shape[1], x.shape[1], 0)
+
+
+class MPNetAttention(mpnet.MPNetSelfAttention):
+    """MPNet: complete, with the encoder's bias."""
+
+    is_causal = False
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        position_bias: Any = None,
+        output_attentions: bool = False,
+        **options: Any,
+    ) -> Any:
+        query, key, value = (_heads(to(hidden_states), self.num_attention_heads) for to in (self.q, self.k, self.v))
+        out, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            position_bias=position_bias,
+            dropout=self.dropout.p if self.training else 0.0,
+            is_causal=False,
+            output_attentions=output_attentions,
+        )
+        out = self.o(out.flatten(2))
+        return (out, weights) if output_attentions else (out,)
+
+
+class GPTJAttention(gptj.GPTJAttention):
+    """GPT-J (Wang and Komatsuzaki 2021): causal, with rotary embeddings of a part of each head."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        layer_past: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        **options: Any,
+    ) -> Any:
+        heads, width = self.num_attention_heads, self.head_dim
+        query, key = (self._split_heads(to(hidden_states), heads, width, True) for to in (self.q_proj, self.k_proj))
+        value = _heads(self.v_proj(hidden_states), heads)
+        table = self._get_embed_positions(position_ids)
+        at = position_ids[..., None].expand(-1, -1, table.shape[-1])
+        sin, cos = table.gather(1, at).to(key.dtype).chunk(2, -1)
+        turned = self.rotary_dim or width
+        query, key = (
+            torch.cat([gptj.apply_rotary_pos_emb(x[..., :turned], sin, cos), x[..., turned:]], -1).transpose(1, 2)
+            for x in (query, key)
+        )
+        if layer_past is not None:
+            key, value = layer_past.update(key, value, self.layer_idx)
+        out, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=1 / self.scale_attn,
+            dropout=self.attn_dropout.p if self.training else 0.0,
+            output_attentions=output_attentions,
+        )
+        return self.resid_dropout(self.out_proj(out.flatten(2))), weights
+
+
+class FalconAttention(falcon.FalconAttention):
+    """Falcon (Almazrouei et al. 2023): causal, with rotary embeddings or ALiBi, and shared keys."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        alibi: Tensor | None,
+        attention_mask: Any,
+        position_ids: Any = None,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        position_embeddings: Any = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = (x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states)))
+        if alibi is None:
+            query, key = falcon.apply_rotary_pos_emb(query, key, *position_embeddings)
+        if layer_past is not None:
+            key, value = layer_past.update(key, value, self.layer_idx)
+        if alibi is not None:
+            query, key = _with_key_bias(query, key, alibi.view(len(query), self.num_heads, 1, -1))
+        topology = topology_of(self)
+        mask = attention_mask
+        if isinstance(mask, Tensor):  # bools, or, with ALiBi, its sums with the smallest number
+            # The dtype of `alibi` has the smallest number of the sums.
+            least = None if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+
+            def build() -> Mask:
+                allowed = mask if least is None else (mask > least).any(1, keepdim=True)
+                return _over_topology(allowed, topology, key.shape[2] - query.shape[2])
+
+            mask = _cached(attention_mask, build, topology)
+        elif topology is not None:
+            mask = _over_topology(mask.dense(), topology, key.shape[2] - query.shape[2])
+        out, weights = attend(
+            _PLAIN,
+            query,
+            key,
+            value,
+            mask,
+            scaling=self.inv_norm_factor,
+            dropout=self.attention_dropout.p if self.training and alibi is not None else 0.0,
+            output_attentions=output_attentions,
+        )
+        return self.dense(out.flatten(2)), weights
+
+
+class BloomAttention(bloom.BloomAttention):
+    """BLOOM (Le Scao et al. 2022): causal, with ALiBi."""
+
+    is_causal = True
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        residual: Tensor,
+        alibi: Tensor,
+        attention_mask: Any,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = self._reshape(self.query_key_value(hidden_states))
+        if layer_past is not None:
+            key, value = layer_past.update(key, value, self.layer_idx)
+        bias = alibi.view(len(query), self.num_heads, 1, -1) / self.inv_norm_factor
+        query, key = _with_key_bias(query, key, bias)
+        out, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.inv_norm_factor,
+            dropout=self.attention_dropout.p if self.training else 0.0,
+            output_attentions=output_attentions,
+        )
+        out = self.dense(out.flatten(2))
+        return bloom.dropout_add(out, residual, self.hidden_dropout, self.training), weights
+
+
+class MptBlock(mpt.MptBlock):
+    """Refuses weights, which transformers' block does not ask its attention for."""
+
+    def forward(self, *args: Any, output_attentions: bool = False, **options: Any) -> Any:
+        _refuse_weights(self, output_attentions)
+        return super().forward(*args, **options)
+
+
+class MptAttention(mpt.MptAttention):
+    """MPT (MosaicML 2023): causal, with ALiBi."""
+
+    is_causal = True
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_bias: Tensor | None,
+        past_key_values: Any = None,
+        attention_mask: Any = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        mixed = self.Wqkv(hidden_states)
+        if self.clip_qkv:
+            mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
+        query, key, value = (_heads(x, self.n_heads) for x in mixed.chunk(3, 2))
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        scale: Any = self.softmax_scale
+        if position_bias is not None:
+            bias = position_bias[None, ..., max(0, position_bias.shape[-1] - key.shape[2]) :]
+            query, key = _with_key_bias(query, key, bias / scale)
+        out, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=scale,
+            dropout=self.attn_dropout_p if self.training else 0.0,
+        )
+        return self.out_proj(out.flatten(2)), weights
+
+
+class DebertaAttention(deberta.DisentangledSelfAttention):
+    """DeBERTa (He et al. 2021, section 3): complete, with biases of content and position, which transformers computes
+    for each pair."""
+
+    is_causal = False
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        output_attentions: bool = False,
+        query_states: Tensor | None = None,
+        relative_pos: Tensor | None = None,
+        rel_embeddings: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.talking_head or query_states is not None:
+            raise ValueError("a DeBERTa whose heads talk, or with queries of its own, runs by transformers only")
+        query, key, value = self.transpose_for_scores(self.in_proj(hidden_states)).chunk(3, -1)
+        query = query + self.transpose_for_scores(self.q_bias[None, None])
+        value = value + self.transpose_for_scores(self.v_bias[None, None])
+        factor = 1 + len(self.pos_att_type)
+        query = query / sqrt(query.shape[-1] * factor)
+        bias = None
+        if self.relative_attention and rel_embeddings is not None and relative_pos is not None:
+            table = self.pos_dropout(rel_embeddings)
+            bias = self.disentangled_att_bias(query, key, relative_pos, table, factor)
+        out, weights = _disentangled(self, query, key, value, attention_mask, bias, 1.0, output_attentions)
+        return out.flatten(2), weights
+
+
+class DebertaV2Attention(deberta_v2.DisentangledSelfAttention):
+    """DeBERTa's second and third version (He et al. 2023)."""
+
+    is_causal = False
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        output_attentions: bool = False,
+        query_states: Tensor | None = None,
+        relative_pos: Tensor | None = None,
+        rel_embeddings: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        states = hidden_states if query_states is None else query_states
+        query = self.transpose_for_scores(self.query_proj(states), self.num_attention_heads)
+        key = self.transpose_for_scores(self.key_proj(hidden_states), self.num_attention_heads)
+        value = _heads(self.value_proj(hidden_states), self.num_attention_heads)
+        factor = 1 + ("c2p" in self.pos_att_type) + ("p2c" in self.pos_att_type)
+        shape = (-1, self.num_attention_heads)
+        bias = None
+        if self.relative_attention:
+            table = self.pos_dropout(rel_embeddings)
+            bias = self.disentangled_attention_bias(query, key, relative_pos, table, factor).unflatten(0, shape)
+        query = query.unflatten(0, shape)
+        scale = 1 / sqrt(query.shape[-1] * factor)
+        key = key.unflatten(0, shape)
+        out, weights = _disentangled(self, query, key, value, attention_mask, bias, scale, output_attentions)
+        return out.flatten(2), weights
+
+
+def _disentangled(
+    layer: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    output_attentions: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention [B, N, H, D] over the pairs of `attention_mask` [B, 1, N, N], with a bias of each pair [B, H, N, N]."""
+    topology = topology_of(layer)
+    mask = _cached(attention_mask, lambda: _over_topology(attention_mask.bool(), topology), topology)
+    return attend(
+        _PLAIN,
+        query,
+        key,
+        value,
+        mask,
+        scaling=scale,
+        position_bias=bias,
+        dropout=layer.dropout.p if layer.training else 0.0,
+        output_attentions=output_attentions,
+    )
+
+
 _OURS: dict[type, type] = {
     kind.__mro__[1]: kind
     for kind in (
@@ -403,8 +720,18 @@ _OURS: dict[type, type] = {
         BigBirdBlocks,
         ReformerLocal,
         ReformerLSH,
+        MPNetEncoder,
+        MPNetAttention,
+        GPTJAttention,
+        FalconAttention,
+        BloomAttention,
+        MptBlock,
+        MptAttention,
+        DebertaAttention,
+        DebertaV2Attention,
     )
 }
+_CONTAINERS = BigBirdAttention, MPNetEncoder, MptBlock
 _ADDED = "_added_by_mpnn"
 _THEIRS = {ours: original for original, ours in _OURS.items()}
 for _original in _OURS:
@@ -412,8 +739,8 @@ for _original in _OURS:
 
 
 def is_ours(layer: nn.Module) -> bool:
-    """Whether this is an attention layer of ours."""
-    return type(layer) in _THEIRS and type(layer) is not BigBirdAttention  # which contains one
+    """Whether this is an attention layer of ours. The others of ours contain one."""
+    return type(layer) in _THEIRS and type(layer) not in _CONTAINERS
 
 
 def adapt(model: nn.Module, config: Any) -> None:

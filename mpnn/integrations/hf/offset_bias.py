@@ -2,6 +2,7 @@
 
 `by_offset` replaces `compute_bias` of attention layers such as T5's, whose bias depends on the offset between key and
 query only (Raffel et al. 2020, section 2.1). The layers pass what it returns to the attention function unchanged.
+MPNet's encoder (`native.py`) has the same bias.
 """
 
 from collections.abc import Callable
@@ -21,10 +22,15 @@ _FAMILIES = "t5", "mt5"  # which pass the bias on without computing with it
 
 @dataclass(eq=False)
 class OffsetBias:
-    """The bias of `queries` after `past` tokens over `keys`, which all layers of a forward pass share. It holds the
-    layer rather than its table, so that gradient checkpointing does not differentiate one table twice."""
+    """The bias of `queries` after `past` tokens over `keys`, which all layers of a forward pass share.
 
-    layer: Any
+    It holds the embedding rather than its table, so that gradient checkpointing does not differentiate one table twice.
+    `bucket` maps offsets of key and query to rows of the embedding; offsets above `max_distance` share one.
+    """
+
+    embedding: nn.Module
+    bucket: Callable[[Tensor], Tensor]
+    max_distance: int
     queries: int
     keys: int
     first: int | Tensor
@@ -38,7 +44,7 @@ class OffsetBias:
     @property
     def clip(self) -> int:
         """The largest offset in the table; all larger ones are in the buckets of `max_distance`."""
-        return min(max(self.queries, self.keys) - 1, self.layer.relative_attention_max_distance + self.past)
+        return min(max(self.queries, self.keys) - 1, self.max_distance + self.past)
 
     def table(self, like: Tensor) -> Tensor:
         """The bias of each offset of key and query, [2 * clip + 1, H]."""
@@ -55,18 +61,12 @@ class OffsetBias:
 
     def _of(self, offsets: Tensor, like: Tensor) -> Tensor:
         """The bias of these offsets of key and query, [..., H]."""
-        layer = self.layer
-        buckets = layer._relative_position_bucket(
-            offsets,
-            bidirectional=not layer.is_decoder,
-            num_buckets=layer.relative_attention_num_buckets,
-            max_distance=layer.relative_attention_max_distance,
-        )
-        bias: Tensor = layer.relative_attention_bias(buckets)
+        bias: Tensor = self.embedding(self.bucket(offsets))
         return bias.to(like)
 
     def _device(self, like: Tensor) -> torch.device:
-        device: torch.device = self.layer.relative_attention_bias.weight.device
+        weight: Any = self.embedding.weight
+        device: torch.device = weight.device
         # An offloaded weight is loaded by accelerate's hooks when the module is called.
         return like.device if device.type == "meta" else device
 
@@ -85,13 +85,21 @@ class OffsetBias:
 class _ByOffset:
     """`compute_bias` of a layer. It is an object, not a closure, so that copies of the model use their own layer."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: Any) -> None:
         self.layer = layer
 
     def __call__(
         self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: int | Tensor = 0
     ) -> OffsetBias:
-        return OffsetBias(self.layer, query_length, key_length, past_seen_tokens)
+        layer = self.layer
+        bucket = partial(
+            layer._relative_position_bucket,
+            bidirectional=not layer.is_decoder,
+            num_buckets=layer.relative_attention_num_buckets,
+            max_distance=layer.relative_attention_max_distance,
+        )
+        most = layer.relative_attention_max_distance
+        return OffsetBias(layer.relative_attention_bias, bucket, most, query_length, key_length, past_seen_tokens)
 
 
 def by_offset(model: nn.Module) -> list[Callable[[], None]]:

@@ -24,8 +24,8 @@ _MIXING = nn.Conv1d, nn.Conv2d, nn.RNNBase  # layers in which tokens of two docu
 PROVEN = frozenset({
     "albert", "bert", "bert-generation", "camembert", "data2vec-text", "distilbert", "electra", "embedding_gemma2",
     "embedding_gemma2_text", "ernie", "esm", "esmc", "eurobert", "gte", "jina_embeddings_v3", "layoutlm", "markuplm",
-    "modernbert", "neomme", "nomic_bert", "openai_privacy_filter", "roberta", "roberta-prelayernorm", "roc_bert",
-    "splinter", "ultrabert", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    "modernbert", "mpnet", "neomme", "nomic_bert", "openai_privacy_filter", "roberta", "roberta-prelayernorm",
+    "roc_bert", "splinter", "ultrabert", "xlm-roberta", "xlm-roberta-xl", "xmod",
 })  # fmt: skip
 """The families whose texts a test changed, and found that no other text of the batch changed
 (`tests/integrations/test_hf_unpadded.py` walks all encoders of transformers)."""

@@ -28,8 +28,12 @@ from mpnn.integrations.hf.unpadded import is_encoder, remove_padding
 
 Graphs = str | Topology | Graph | Mapping[Any, Any] | Callable[[int], str | Topology | Graph | None]
 
-NATIVE = "longformer", "big_bird", "reformer", "xlnet", "openai-gpt"
-"""Families whose attention does not dispatch; `native.py` has classes for their layers."""
+_OWN_MASKS = "longformer", "reformer", "xlnet", "openai-gpt"
+_SHARED_MASKS = "big_bird", "bloom", "deberta", "deberta-v2", "falcon", "gptj", "mpnet", "mpt"
+
+NATIVE = (*_OWN_MASKS, *_SHARED_MASKS)
+"""Families whose attention does not dispatch; `native.py` has classes for their layers. Those of `_SHARED_MASKS` get
+their masks from `AttentionMaskInterface`, or, as DeBERTa, compute them from the padding."""
 
 _UNDISPATCHED = "BigBirdPegasusSelfAttention", "BigBirdPegasusBlockSparseAttention", "GitSelfAttention"
 """Layers that compute with a mask that other layers of their models get, and do not dispatch."""
@@ -99,8 +103,8 @@ def use(
 
     Args:
         model: any model whose attention layers dispatch through transformers' `AttentionInterface`, a Longformer,
-            BigBird, Reformer, XLNet or OpenAI GPT, or a module that contains such models, such as a
-            `SentenceTransformer` or a `CrossEncoder`.
+            BigBird, Reformer, XLNet, OpenAI GPT, MPNet, DeBERTa, GPT-J, BLOOM, MPT or Falcon, or a module that contains
+            such models, such as a `SentenceTransformer` or a `CrossEncoder`.
         graph: None for the masks that the model has (causal, windows, chunks, padding, packed sequences), also where an
             earlier call or a checkpoint gave it a topology (`model.config.mpnn_graph` keeps that one); or a topology
             that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
@@ -309,9 +313,9 @@ def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
 def _set_implementation(model: PreTrainedModel) -> Callable[[], None]:
     """Makes the attention layers call this library; returns what gives layers that do not dispatch their class back."""
     if model.config.model_type in NATIVE:
-        from mpnn.integrations.hf import native  # imports five models of transformers
+        from mpnn.integrations.hf import native  # imports the models of these families
 
-        if model.config.model_type == "big_bird":  # its layers do not dispatch, its masks do
+        if model.config.model_type in _SHARED_MASKS:
             model.config._attn_implementation = NAME
         native.adapt(model, model.config)
         return partial(native.restore, model)
