@@ -37,6 +37,15 @@ RED: dict[tuple[str, tuple[str, ...], tuple[str, ...]], str] = {
         ),
         (),
     ): _BY_OFFSET,
+    (
+        "native: MPNetModel",
+        (
+            "inputs are replaced by hooks", "inputs are replaced by a global hook",
+            "gradients are replaced by hooks of modules", "gradients are replaced by a global hook",
+        ),
+        (),
+    ): _BY_OFFSET,
+    ("native: FalconModel", ("gradients are replaced by a global hook",), ()): "its own code writes to outputs",
     ("native: XLNetModel", ("the forward of", "a module gets another class"), ()): "the code of a layer is replaced",
     ("recurrences: Jamba", ("functions of",), ()): _OF_A_COPY,
     ("recurrences: Lfm2", ("functions of",), ()): _OF_A_COPY,

@@ -7,12 +7,13 @@ layers of a model these classes, so the model keeps its weights, heads, caches a
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from math import log, sqrt
+from math import log
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.models.big_bird import modeling_big_bird as big_bird
 from transformers.models.bloom import modeling_bloom as bloom
@@ -69,6 +70,25 @@ def _refuse_weights(layer: nn.Module, requested: Any) -> None:
         raise ValueError(f"{type(layer).__name__} gives no output_attentions; call the model without them")
 
 
+_CODE_OF_DROPOUT = nn.Dropout.forward, nn.Dropout.__call__
+
+
+def _dropout(layer: nn.Module, module: nn.Module) -> float:
+    """The probability with which the dropout module of a layer drops an attention weight: 0 in inference.
+
+    Raises:
+        ValueError: if the module computes something else. It would get all weights as a matrix, which is never made.
+    """
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    is_own = type(module) is not nn.Dropout or "forward" in vars(module)
+    if any(hooks) or _has_any_global_hook() or is_own or (nn.Dropout.forward, nn.Dropout.__call__) != _CODE_OF_DROPOUT:
+        raise ValueError(
+            f"the dropout of {type(layer).__name__} has hooks or code of its own, which would get all attention "
+            "weights as a matrix; mpnn makes none. Remove them, or use attn_implementation='eager'"
+        )
+    return float(module.p) if layer.training else 0.0  # type: ignore[arg-type]
+
+
 def _over_topology(allowed: Tensor, topology: Topology | None, first_query: int = 0) -> Mask:
     """The mask of the pairs allowed bool [B, 1, queries, keys]. A topology leaves out further pairs, and its positions
     count from the first column."""
@@ -111,7 +131,7 @@ class GPTAttention(openai.Attention):
             v,
             mask,
             scaling=v.shape[-1] ** -0.5 if self.scale else 1.0,
-            dropout=self.attn_dropout.p if self.training else 0.0,
+            dropout=_dropout(self, self.attn_dropout),
             output_attentions=output_attentions,
         )
         return [out.transpose(1, 2), weights] if output_attentions else [out.transpose(1, 2)]
@@ -151,7 +171,7 @@ class XLNetAttention(xlnet.XLNetRelativeAttention):
             build() if attn_mask is None else _cached(attn_mask, build, topology),
             scaling=self.scale,
             position_bias=self.scale * bias,
-            dropout=self.dropout.p if self.training else 0.0,
+            dropout=_dropout(self, self.dropout),
             output_attentions=output_attentions,
         )
         out = out.transpose(0, 1)
@@ -238,7 +258,7 @@ class BigBirdFull(big_bird.BigBirdSelfAttention):
             key,
             value,
             encoder_attention_mask if cross else attention_mask,
-            dropout=self.dropout.p if self.training else 0.0,
+            dropout=_dropout(self, self.dropout),
             is_causal=self.is_decoder and not cross,
             output_attentions=options.get("output_attentions"),
         )
@@ -449,7 +469,7 @@ class MPNetAttention(mpnet.MPNetSelfAttention):
             value,
             attention_mask,
             position_bias=position_bias,
-            dropout=self.dropout.p if self.training else 0.0,
+            dropout=_dropout(self, self.dropout),
             is_causal=False,
             output_attentions=output_attentions,
         )
@@ -490,7 +510,7 @@ class GPTJAttention(gptj.GPTJAttention):
             value,
             attention_mask,
             scaling=1 / self.scale_attn,
-            dropout=self.attn_dropout.p if self.training else 0.0,
+            dropout=_dropout(self, self.attn_dropout),
             output_attentions=output_attentions,
         )
         return self.resid_dropout(self.out_proj(out.flatten(2))), weights
@@ -537,8 +557,8 @@ class FalconAttention(falcon.FalconAttention):
             key,
             value,
             mask,
-            scaling=self.inv_norm_factor,
-            dropout=self.attention_dropout.p if self.training and alibi is not None else 0.0,
+            scaling=self.head_dim**-0.5,
+            dropout=0.0 if alibi is None else _dropout(self, self.attention_dropout),
             output_attentions=output_attentions,
         )
         return self.dense(out.flatten(2)), weights
@@ -563,7 +583,7 @@ class BloomAttention(bloom.BloomAttention):
         query, key, value = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             key, value = layer_past.update(key, value, self.layer_idx)
-        bias = alibi.view(len(query), self.num_heads, 1, -1) / self.inv_norm_factor
+        bias = alibi.view(len(query), self.num_heads, 1, -1) * (self.beta / self.inv_norm_factor)
         query, key = _with_key_bias(query, key, bias)
         out, weights = attend(
             self,
@@ -572,7 +592,7 @@ class BloomAttention(bloom.BloomAttention):
             value,
             attention_mask,
             scaling=self.inv_norm_factor,
-            dropout=self.attention_dropout.p if self.training else 0.0,
+            dropout=_dropout(self, self.attention_dropout),
             output_attentions=output_attentions,
         )
         out = self.dense(out.flatten(2))
@@ -643,7 +663,7 @@ class DebertaAttention(deberta.DisentangledSelfAttention):
         query = query + self.transpose_for_scores(self.q_bias[None, None])
         value = value + self.transpose_for_scores(self.v_bias[None, None])
         factor = 1 + len(self.pos_att_type)
-        query = query / sqrt(query.shape[-1] * factor)
+        query = query / deberta.scaled_size_sqrt(query, factor).to(query.dtype)
         bias = None
         if self.relative_attention and rel_embeddings is not None and relative_pos is not None:
             table = self.pos_dropout(rel_embeddings)
@@ -677,7 +697,7 @@ class DebertaV2Attention(deberta_v2.DisentangledSelfAttention):
             table = self.pos_dropout(rel_embeddings)
             bias = self.disentangled_attention_bias(query, key, relative_pos, table, factor).unflatten(0, shape)
         query = query.unflatten(0, shape)
-        scale = 1 / sqrt(query.shape[-1] * factor)
+        scale = 1 / float(deberta_v2.scaled_size_sqrt(query, factor))
         key = key.unflatten(0, shape)
         out, weights = _disentangled(self, query, key, value, attention_mask, bias, scale, output_attentions)
         return out.flatten(2), weights
@@ -704,7 +724,7 @@ def _disentangled(
         mask,
         scaling=scale,
         position_bias=bias,
-        dropout=layer.dropout.p if layer.training else 0.0,
+        dropout=_dropout(layer, layer.dropout),
         output_attentions=output_attentions,
     )
 
