@@ -20,7 +20,7 @@ def test_each_family_agrees_with_eager_or_raises() -> None:
     assert (counts[AGREES], counts[REFUSED], counts[NO_MODEL]) == (agree, refuse, untried), counts
     text = PAGE.read_text()
     for _, name, what, _ in answers:
-        assert what == AGREES or f"`{name}`" in text, f"docs/integrations.md does not name {name}, which {what}"
+        assert what == AGREES or f"`{name}`" in text, f"docs/families.md does not name {name}, which {what}"
 
 
 @pytest.mark.slow

@@ -343,7 +343,7 @@ def test_packed_texts_under_each_wrapper(family: str, wrapper: str, way: str) ->
 @pytest.mark.slow
 def test_packed_texts_of_each_family_are_as_the_page_says() -> None:
     answers = {family: company.by_way(family) for family in company.families()}
-    page = (packed_texts.ROOT / "docs" / "integrations.md").read_text()
+    page = (packed_texts.ROOT / "docs" / "families.md").read_text()
     assert company.table(answers) in page, "run python tests/support/company.py"
 
 

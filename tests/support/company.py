@@ -1,6 +1,6 @@
 """Which decoders of transformers keep packed texts apart, by how they are told and under which wrapper.
 
-python tests/support/company.py           prints the table of docs/integrations.md
+python tests/support/company.py           prints the table of docs/families.md
 python tests/support/company.py FAMILY    prints the answers of one family
 """
 

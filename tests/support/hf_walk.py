@@ -1,6 +1,6 @@
 """Every text and vision family of transformers that says it supports attention backends, as a tiny model against eager.
 
-python tests/support/hf_walk.py             prints the answers as docs/integrations.md lists them
+python tests/support/hf_walk.py             prints the answers as docs/families.md lists them
 python tests/support/hf_walk.py refused     writes the families of texts that `mpnn.hf.use` refuses into that page
 """
 
@@ -22,7 +22,7 @@ from transformers.models.auto import modeling_auto as auto
 
 import mpnn.hf
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 AGREES, DIFFERS, BLIND, REFUSED, NO_MODEL = "agrees", "differs", "notices no change", "raises", "no tiny model"
 
 _KINDS = {
