@@ -17,17 +17,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from mpnn.aggregate import Sum
 from mpnn.attention.dot_product import DotProduct
-from mpnn.graph import Graph, causal
+from mpnn.graph import Graph
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.witness import Unwatchable, Witness
-from mpnn.kernels.layers import Documents, EncoderLayer, Form, Weights, refusal
+from mpnn.kernels.layers import EncoderLayer, Form, Weights, refusal
+from mpnn.kernels.parts import Parts
 from mpnn.position import Llama3Rotary, Rotary
 from mpnn.update import MLP, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from mpnn.update.dropout import Dropout, DropPath
@@ -74,10 +74,10 @@ def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
     call. Where the operator or the graph ask for something else: the reason, a clause."""
     if x.dtype is not torch.float32 or not x.numel():
         return "it takes float32 features of one node or more"
-    documents = None
+    parts = None
     if isinstance(graph, Graph) and graph.num_dst == graph.num_src == x.shape[-2]:
-        documents = documents_of(graph, x.shape[:-2].numel())
-    if documents is None:
+        parts = parts_of(graph, x.shape[:-2].numel())
+    if parts is None:
         return "the graph is neither complete nor causal, within documents or as a whole"
     if torch.is_grad_enabled() and (x.requires_grad or operator.training):
         return _RECORDS
@@ -93,16 +93,16 @@ def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
         return "features or weights have other sizes or dtypes, or weights are no plain tensors"
     if torch.is_grad_enabled() and any(t.requires_grad for group in weights for t in group if t is not None):
         return _RECORDS
-    return partial(_run, known.kernel, weights, documents, _turns(operator.attention, graph, x))
+    return partial(_run, known.kernel, weights, parts, _turns(operator.attention, graph, x))
 
 
 _RECORDS = "it has no backward pass, and gradients are recorded: call it in torch.no_grad()"
 
 
 def _run(
-    kernel: EncoderLayer, weights: Weights, documents: Documents, turns: tuple[Tensor, Tensor] | None, x: Tensor
+    kernel: EncoderLayer, weights: Weights, parts: Parts, turns: tuple[Tensor, Tensor] | None, x: Tensor
 ) -> Tensor:
-    return kernel(x.contiguous(), weights, documents, turns)
+    return kernel(x.contiguous(), weights, parts, turns)
 
 
 # ------------------------------------------------------------------------------------------------ operators
@@ -267,20 +267,14 @@ def _turns(attention: DotProduct, graph: Graph, x: Tensor) -> tuple[Tensor, Tens
 # ------------------------------------------------------------------------------------------------ graphs
 
 
-def documents_of(graph: Graph, batch: int) -> Documents | None:
-    """The documents of a graph for each item of a batch; None if there are none, or edges have more than their ends."""
-    documents: Documents | None = graph.cached(("documents", batch), lambda: _as_documents(graph, batch))
-    return documents
+def parts_of(graph: Graph, batch: int) -> Parts | None:
+    """The parts of a graph for each item of a batch; None if there are none, their nodes are not consecutive, or edges
+    have more than their ends."""
+    return graph.cached(("parts", batch), lambda: _parts_of(graph, batch))
 
 
-def _as_documents(graph: Graph, batch: int) -> Documents | None:
-    """None if the nodes of a document are not consecutive, or edges have more than their ends."""
+def _parts_of(graph: Graph, batch: int) -> Parts | None:
     if graph.is_explicit or graph.exchange is not LOCAL or graph.edge_attr is not None:
         return None
-    if graph.labels is None:
-        lengths = causal.documents(graph)
-        return None if lengths is None else Documents(lengths * batch, is_causal=True)
-    if graph.has_scattered_cliques:
-        return None
-    sizes = np.unique(graph.labels, return_counts=True)[1]
-    return Documents(np.tile(sizes, batch).tolist())
+    parts = graph.parts
+    return None if parts is None or parts.order is not None else parts.repeated(batch)

@@ -1,7 +1,7 @@
 """Dot-product attention over dense blocks of pairs, by torch's scaled dot product attention.
 
-A block is the whole graph (complete, causal, or small enough for a mask), or one of its disjoint cliques or causal
-documents. Those of one size run as a batch; cliques of all sizes run in one kernel where torch has it. Features that
+A block is the whole graph (complete, causal, or small enough for a mask), or one of its parts, complete or
+causal. Those of one size run as a batch; parts of all sizes run in one kernel where torch has it. Features that
 torch's kernels lack (soft capping, sinks, other normalizers, dropout with the same mask in every backend, returned
 weights) are computed by torch operations on the logits of the block.
 
@@ -15,21 +15,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, priced
 from mpnn.graph import Graph, rng
-from mpnn.graph.causal import documents
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, total
 from mpnn.graph.modes import is_differentiated_by_transform, is_transformed
 from mpnn.graph.relations import Offset, Relation
 from mpnn.graph.row_groups import row_groups
-from mpnn.graph.runs import Ints, cliques_of
+from mpnn.graph.runs import Ints
 from mpnn.kernels.dense import pair_tables, varlen
 from mpnn.kernels.derivatives import attention, differentiable_again
+from mpnn.kernels.parts import Parts
 from mpnn.round import Result, Round, reads
 from mpnn.round.needs import DEVICES, FLOATS, NORMALIZED, by_rule, on_edges
 from mpnn.scores import Dot
@@ -64,8 +63,8 @@ def refusal(round: Round) -> str | None:
         return "it does not support softcap with edge_key"
     if _packed(round) is not None:
         return None
-    if (cliques := _cliques_of(round)) is not None:
-        pairs = cliques.pairs
+    if (parts := _parts_of(round)) is not None:
+        pairs = _num_pairs(parts)
     else:
         pairs = graph.num_dst * graph.num_src
         if pairs > _MAX_PAIRS and _plain_shape(graph) is None:
@@ -79,20 +78,20 @@ def refusal(round: Round) -> str | None:
 
 
 def counts(round: Round) -> dict[str, float]:
-    """Pairs times heads, by operation, and the copies of nodes for cliques."""
+    """Pairs times heads, by operation, and the copies of nodes for parts."""
     graph = round.graph
     width = round.value.shape[-1]
     heads = round.batch.numel() * round.heads
     if (groups := _packed(round)) is not None:
         return both_ways(_counts_of_groups(groups, heads, width, kind_of(round.value.dtype)), round.needs_grad)
-    cliques = _cliques_of(round)
+    parts = _parts_of(round)
     written = _has_logits_in_memory(round)
-    by_cliques = cliques is not None
-    pairs = float(heads * (graph.num_dst * graph.num_src if cliques is None else cliques.pairs))
+    by_parts = parts is not None
+    pairs = float(heads * (graph.num_dst * graph.num_src if parts is None else _num_pairs(parts)))
     shape = _plain_shape(graph)
     num_dst = graph.num_dst
     num_src = graph.num_src
-    masked = not by_cliques and shape is None
+    masked = not by_parts and shape is None
     biased = _is_biased(round)
     on_cuda = round.value.device.type == "cuda"
     operations = {"direct call" if direct(round) else "call": 1.0}
@@ -110,18 +109,18 @@ def counts(round: Round) -> dict[str, float]:
             operations["capped pair"] = pairs
     else:
         kind = kind_of(round.value.dtype)
-        if not by_cliques and not biased and shape == "causal":
+        if not by_parts and not biased and shape == "causal":
             # blocks of sources on the diagonal are computed in full
             pairs *= 0.5 + min(0.5, 256 / max(num_src, 1))
         operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
-        operations["block"] = float(heads * _blocks(graph, cliques))
+        operations["block"] = float(heads * _blocks(graph, parts))
         operations["node number"] = float(heads * (num_dst + num_src) * width)
     if _vectors(round):
         products = heads * num_dst * _classes(round) * width
         operations["written number"] = operations.get("written number", 0.0) + products
-    if cliques is not None:
-        operations |= {"size call": 1.0 if _fits_flash(round) else float(len(cliques.sizes))}
-        operations["clique"] = float(heads * cliques.counts.sum())
+    if parts is not None:
+        operations["size call"] = float(len(parts.sizes[0]))
+        operations["clique"] = float(heads * parts.count)
         operations["clique number"] = float(graph.num_dst * heads * width)
     return both_ways(operations, round.needs_grad)
 
@@ -137,16 +136,21 @@ def _counts_of_groups(groups: "list[_Packed]", heads: int, width: int, kind: str
     }
 
 
-def _blocks(graph: Graph, cliques: "_Cliques | None") -> int:
+def _num_pairs(parts: Parts) -> int:
+    """The number of pairs of nodes within parts."""
+    return int((parts.lengths**2).sum())
+
+
+def _blocks(graph: Graph, parts: Parts | None) -> int:
     """The number of blocks of (destinations, sources) that torch's kernel visits for each head."""
 
     def of(num_dst: int, num_src: int) -> int:
         rows = 256 if num_dst >= 768 else 64 if num_dst >= 192 else 32
         return -(-num_dst // rows) * -(-num_src // 512)
 
-    if cliques is None:
+    if parts is None:
         return of(graph.num_dst, graph.num_src)
-    return sum(count * of(size, size) for size, count in zip(cliques.sizes, cliques.counts, strict=True))
+    return sum(count * of(size, size) for size, count in zip(*parts.sizes, strict=True))
 
 
 def estimate(round: Round) -> Estimate:
@@ -155,13 +159,13 @@ def estimate(round: Round) -> Estimate:
     if (groups := _packed(round)) is not None:
         numbers = sum(group.copied for group in groups) * heads * round.value.shape[-1]
         return priced(round.value.device, NAME, counts(round), float(numbers * round.value.element_size()))
-    cliques = _cliques_of(round)
+    parts = _parts_of(round)
     written = _has_logits_in_memory(round)
-    by_cliques = cliques is not None
-    pairs = graph.num_dst * graph.num_src if cliques is None else cliques.pairs
+    by_parts = parts is not None
+    pairs = graph.num_dst * graph.num_src if parts is None else _num_pairs(parts)
     copies = (3 + 2 * bool(round.dropout) + 1.5 * round.needs_grad) * written + 1.7 * _is_biased(round)
-    gathered = graph.num_dst * heads * (4 * round.value.shape[-1] * by_cliques + _classes(round))
-    masked = not by_cliques and _plain_shape(graph) is None
+    gathered = graph.num_dst * heads * (4 * round.value.shape[-1] * by_parts + _classes(round))
+    masked = not by_parts and _plain_shape(graph) is None
     size = (pairs * heads * copies + gathered) * torch.finfo(round.accumulate_dtype).bits / 8 + 5 * pairs * masked
     return priced(round.value.device, NAME, counts(round), size)
 
@@ -187,29 +191,23 @@ def run(round: Round) -> Result:
         return Result(kernel(*features, score.scale))
     if (groups := _packed(round)) is not None:
         return Result(_run_packed(groups, *features, score.scale))
-    cliques = _cliques_of(round)
-    if cliques is None:
+    parts = _parts_of(round)
+    if parts is None:
         block = graph.cached("dense block", lambda: _whole(graph))
         out, weights = _run_block(round, block, *(x.unsqueeze(-4) for x in features))
         if round.return_weights and weights is not None:
             src, dst = graph.ends
             return Result(out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1))
         return Result(out.squeeze(-4))
-    members = graph.cached("members of cliques", lambda: cliques.members(graph))
-    order, inverse = graph.cached("clique by clique", lambda: _order(members))
+    members = graph.cached("members of parts", lambda: _members(parts, graph.device))
+    order, inverse = graph.cached("part by part", lambda: _order(members))
     query, key, value = (x.index_select(-3, order) for x in features)
-    if _fits_flash(round) and len(members) > 1 and not cliques.causal:
-        sizes, largest = graph.cached("clique sizes", lambda: _sizes(members))
-        ends = varlen.starts(sizes, round.batch.numel())
-        q, k, v = (x.flatten(0, -3) for x in (query, key, value))
-        out = varlen.packed(q, k, v, ends, ends, largest, largest, score.scale).view(query.shape)
-        return Result(out.index_select(-3, inverse))
     outs = []
     first = 0
     for nodes in members:
-        parts = (x.narrow(-3, first, nodes.numel()).unflatten(-3, nodes.shape) for x in (query, key, value))
-        block = _Block(nodes, nodes, causal=cliques.causal)
-        outs.append(_run_block(round, block, *parts)[0].flatten(-4, -3))
+        members_of = (x.narrow(-3, first, nodes.numel()).unflatten(-3, nodes.shape) for x in (query, key, value))
+        block = _Block(nodes, nodes, causal=parts.is_causal)
+        outs.append(_run_block(round, block, *members_of)[0].flatten(-4, -3))
         first += nodes.numel()
     return Result(torch.cat(outs, -3).index_select(-3, inverse))
 
@@ -236,8 +234,13 @@ def _complete(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: b
 _causal = partial(_complete, causal=True)
 
 
+def _members(parts: Parts, device: torch.device) -> list[Tensor]:
+    """The nodes of the parts, one int64 tensor [number of parts, size] for each size."""
+    return [_on(device, nodes) for nodes in parts.members]
+
+
 def _order(members: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The nodes sorted by clique, and the inverse permutation."""
+    """The nodes sorted by part, and the inverse permutation."""
     order = torch.cat([nodes.flatten() for nodes in members])
     return order, order.argsort()
 
@@ -322,12 +325,6 @@ def _run_group(group: _Packed, query: Tensor, key: Tensor, value: Tensor, scale:
     q, k, v = (x.flatten(0, -3) for x in (query, key, value))
     ends = group.dst_starts, group.src_starts, group.most_dst, group.most_src
     return varlen.packed(q, k, v, *ends, scale, group.is_causal).view(query.shape)
-
-
-def _sizes(members: list[Tensor]) -> tuple[Tensor, int]:
-    """The sizes of the cliques in the order of `_order`, and the largest."""
-    sizes = [size for count, size in (nodes.shape for nodes in members) for _ in range(count)]
-    return torch.tensor(sizes, device=members[0].device), max(sizes)
 
 
 @dataclass(frozen=True)
@@ -533,9 +530,12 @@ def _plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
 def _find_plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
     if graph.is_explicit and graph.num_edges not in _plain_counts(graph.num_dst, graph.num_src):
         return None  # without reading the edges
-    if _is_complete(graph):
-        return "complete"
-    return "causal" if graph.clique_sizes is None and graph.runs.is_causal else None
+    parts = graph.parts
+    if parts is None:
+        return "complete" if graph.runs.is_complete else "causal" if graph.runs.is_causal else None
+    if parts.count > 1:
+        return None
+    return "complete" if parts.is_complete else "causal"
 
 
 def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
@@ -544,64 +544,17 @@ def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
     return num_dst * num_src, short * (short + 1) // 2 + (num_dst - short) * num_src
 
 
-def _is_complete(graph: Graph) -> bool:
-    """Counts the cliques if there are any, so that their many runs are not built."""
-    cliques = graph.clique_sizes
-    return graph.runs.is_complete if cliques is None else bool(cliques[1].sum() <= 1)
+def runs_by_parts(round: Round) -> bool:
+    """Whether each part of the graph is computed by itself."""
+    return _parts_of(round) is not None
 
 
-class _Cliques(NamedTuple):
-    """Disjoint cliques, or causal documents: the distinct sizes, and the number of each. To plan, it takes no memory
-    by node."""
-
-    sizes: Ints
-    counts: Ints
-    causal: bool
-
-    @property
-    def pairs(self) -> int:
-        return int((self.sizes**2 * self.counts).sum())
-
-    def labels(self, graph: Graph) -> Ints:
-        """The clique of each node of the graph, [N]."""
-        lengths = documents(graph) if self.causal else None
-        labels = graph.labels if lengths is None else np.repeat(np.arange(len(lengths)), lengths)
-        assert labels is not None
-        return labels
-
-    def members(self, graph: Graph) -> list[Tensor]:
-        """The nodes of the cliques, one int64 tensor [number of cliques, size] for each size."""
-        return [torch.from_numpy(nodes).to(graph.device) for nodes in cliques_of(self.labels(graph))]
-
-
-def runs_by_cliques(round: Round) -> bool:
-    """Whether each clique or document is computed by itself."""
-    return _cliques_of(round) is not None
-
-
-def _cliques_of(round: Round) -> _Cliques | None:
-    """What to run clique by clique: there are several, and no data per edge or returned weights."""
+def _parts_of(round: Round) -> Parts | None:
+    """What to run part by part: there are several, and no data per edge or returned weights."""
     if round.return_weights or not all(isinstance(b, EmbeddingTable) and b.relation is not None for b in round.bias):
         return None
-    return cliques_of_graph(round.graph)
-
-
-def cliques_of_graph(graph: Graph) -> _Cliques | None:
-    """The cliques or causal documents of a structured graph, if there are several."""
-    return graph.cached("dense cliques", lambda: _find_cliques(graph))
-
-
-def _find_cliques(graph: Graph) -> _Cliques | None:
-    if graph.is_explicit or graph.stack or _is_complete(graph):
-        return None
-    if graph.clique_sizes is not None:
-        sizes, counts = graph.clique_sizes
-        return _Cliques(sizes, counts, causal=False)
-    lengths = documents(graph)
-    if lengths is None or len(lengths) < 2:
-        return None
-    sizes, counts = np.unique(lengths, return_counts=True)
-    return _Cliques(sizes, counts, causal=True)
+    parts = None if round.graph.is_explicit else round.graph.parts
+    return parts if parts is not None and parts.count > 1 else None
 
 
 def _vectors(round: Round) -> list[PerEdge]:

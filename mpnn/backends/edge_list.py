@@ -22,7 +22,6 @@ from mpnn.aggregate import (
 )
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.graph import rng
-from mpnn.graph.causal import documents
 from mpnn.graph.csr import CSR
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.round import Result, Round
@@ -175,7 +174,8 @@ def _recurrence(round: Round, csr: CSR) -> Result:
     beta = round.beta
     query, key, value = (_all_heads(x, round) for x in (score.query, score.key, round.value))  # [..., H, N, D]
     nodes = graph.num_dst
-    first = (documents(graph) or [0])[0]
+    assert graph.parts is not None
+    first = int(graph.parts.lengths[:1].sum())
     L = torch.zeros((), dtype=torch.float64, device=value.device).expand(*round.batch, round.heads, nodes, 1)
     if round.log_gate is not None:
         L = round.log_gate.double().clamp(min=_NO_GATE).cumsum(-3).transpose(-2, -3)

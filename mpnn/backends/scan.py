@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.graph import Graph
-from mpnn.graph.causal import convolution, documents, is_of_prefixes
+from mpnn.graph.causal import convolution, is_of_prefixes
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.row_groups import bounds
@@ -74,7 +74,7 @@ def refusal(round: Round) -> str | None:
         on_gpu = round.value.device.type == "cuda"
         return unavailable(round.value, round.tensors) if on_gpu else library.why_missing()
     if _is_of_prefixes(round):
-        lengths = documents(round.graph)
+        lengths = _documents(round.graph)
         count = len(lengths) if lengths is not None else 1 if is_of_prefixes(round.graph) else 0
         few = 0 < count * _MIN_ROWS <= round.graph.num_dst
         return None if few else "running sums without weights are those of causal() or prefix(), or of long documents"
@@ -95,7 +95,7 @@ def counts(round: Round) -> dict[str, float]:
         numbers = float(round.value.numel()) * (found[0] + 1)
         return both_ways({"call": 1.0, "shifted number": numbers}, round.needs_grad)
     score = round.score
-    blocks = _documents(round.graph) if round.recurrent else _blocks(round.graph)
+    blocks = _causal_blocks(round.graph) if round.recurrent else _blocks(round.graph)
     assert isinstance(score, Dot)
     assert blocks is not None
     heads = round.batch.numel() * round.heads
@@ -134,7 +134,7 @@ def _steps(round: Round, deep: int, wide: int) -> dict[str, float]:
     chunks of running sums."""
     if not round.recurrent:
         return {"step": round.graph.num_dst / LOGITS}
-    lengths = documents(round.graph) or [0]
+    lengths = _documents(round.graph) or [0]
     ends = list(accumulate(n for n in lengths if n)) or [0]
     chunked = in_chunks(round.value.dtype, deep, wide, ends)
     return {"chunk": max(lengths) / 64} if chunked else {"node": float(max(lengths))}
@@ -173,7 +173,7 @@ def _run_recurrence(round: Round) -> Result:
     features = flat(score.query), flat(score.key), flat(round.value)
     numbers = (None if x is None else flat(x) for x in (gate, round.beta, round.state))
     out, last = recurrence(
-        *features, *numbers, scale=score.scale, documents=documents(round.graph), dtype=round.value.dtype
+        *features, *numbers, scale=score.scale, documents=_documents(round.graph), dtype=round.value.dtype
     )
     last = last.view(*round.batch, *last.shape[1:])
     return Result(out.view(*round.batch, *out.shape[1:]), state=last if round.return_state else None)
@@ -193,7 +193,7 @@ def _run_prefixes(round: Round) -> Result:
     """Nodes first, so that running sums add rows to rows."""
     of_prefixes = _OF_PREFIXES[type(round.reduce)]
     x = round.value.to(round.accumulate_dtype).movedim(-3, 0)
-    lengths = documents(round.graph)
+    lengths = _documents(round.graph)
     if lengths is not None:
         out = torch.cat([of_prefixes(part) for part in x.flatten(1).split(lengths or [0])])
     else:
@@ -245,8 +245,17 @@ def _in_groups(x: Tensor, groups: int) -> Tensor:
 # ------------------------------------------------------------------------------------------------ the graph in blocks
 
 
-def _documents(graph: Graph) -> list[Block]:
-    ends = list(accumulate(documents(graph) or (), initial=0))
+def _documents(graph: Graph) -> list[int] | None:
+    """The lengths of causal documents, or None."""
+    return graph.cached("causal documents", lambda: _lengths_of_documents(graph))
+
+
+def _lengths_of_documents(graph: Graph) -> list[int] | None:
+    return graph.parts.lengths.tolist() if graph.parts is not None and graph.parts.is_causal else None
+
+
+def _causal_blocks(graph: Graph) -> list[Block]:
+    ends = list(accumulate(_documents(graph) or (), initial=0))
     return [Block(a, b, a, b, PAST) for a, b in pairwise(ends)]
 
 

@@ -19,7 +19,6 @@ from mpnn.attention import KeyValue, Recurrent
 from mpnn.attention.choice import TopK, block_means
 from mpnn.graph import Graph
 from mpnn.graph.arguments import integer
-from mpnn.graph.causal import documents
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
@@ -177,7 +176,8 @@ class KVCache:
         start = entry.count
         stop = entry.count + x.shape[-2]
         self._check_length(stop)
-        if source is not None or not isinstance(graph, Topology) or documents(graph.bind(self.length)) != [self.length]:
+        parts = graph.bind(self.length).parts if source is None and isinstance(graph, Topology) else None
+        if not isinstance(graph, Topology) or parts is None or not parts.is_causal or parts.count != 1:
             raise ValueError(f"a recurrence decodes node by node over the topology causal() alone; got {graph}")
         new = graph.bind(stop - start).to(x.device)
         if (

@@ -16,7 +16,7 @@ from mpnn.backends import BACKENDS, Backend, csr, dense, edge_list, registered, 
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine import rewrites
 from mpnn.engine.rewrites.rewrite import Rewrite
-from mpnn.graph import Graph, batches, causal
+from mpnn.graph import Graph, batches
 from mpnn.graph.modes import is_transformed
 from mpnn.round import Result, Round
 from mpnn.round.needs import missing
@@ -180,15 +180,11 @@ def _of_kind(round: Round, able: list[Backend], equalities: Sequence[tuple[Rewri
             return able
         order: tuple[Backend, ...] = (csr,)
         last: tuple[Backend, ...] = (edge_list, dense)
-    elif (
-        not graph.stack
-        and graph.has_scattered_cliques
-        and any(rewrites.IN_ORDER is rewrite for rewrite, reason in equalities if not reason)
-    ):
+    elif graph.is_scattered and any(rewrites.IN_ORDER is rewrite for rewrite, reason in equalities if not reason):
         return []  # tiles run its cliques in order
     elif _is_packed(graph):
         order = (tiles, csr)
-        last = (edge_list,) if dense.runs_by_cliques(round) else (edge_list, dense)
+        last = (edge_list,) if dense.runs_by_parts(round) else (edge_list, dense)
     else:
         return able
     # Backends that users registered always compete: they know what their own promise about bits is.
@@ -212,17 +208,8 @@ def _is_packed(graph: Graph) -> bool:
 
 def _find_packed(graph: Graph) -> bool:
     # A stacked graph is folded first, and the folded graph passes here.
-    if graph.stack or graph.num_dst != graph.num_src:
-        return False
-    if graph.clique_sizes is not None:
-        sizes, counts = graph.clique_sizes
-        several = counts.sum() > 1 and sizes.max(initial=0) > 1
-    else:
-        lengths = causal.documents(graph)
-        if lengths is None:
-            return False
-        several = len(lengths) > 1 and max(lengths) > 1
-    return bool(several) or "documents(" in graph.name
+    parts = graph.parts
+    return parts is not None and ((parts.count > 1 and int(parts.lengths.max()) > 1) or "documents(" in graph.name)
 
 
 def _by(backend: Backend, round: Round, estimated: bool = False) -> Choice | str:

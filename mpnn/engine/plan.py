@@ -241,8 +241,8 @@ def _describe_graph(round: Round) -> str:
     text = f"Graph({named}{size}, {_count(graph.num_edges)} edges), {percent} of all pairs{_from_later(graph)}"
     if graph.is_explicit:
         return text
-    if graph.clique_sizes is not None and (cliques := int(graph.clique_sizes[1].sum())) > 1:
-        return f"{text}, {_count(cliques)} cliques"
+    if graph.parts is not None and graph.parts.is_complete and graph.parts.count > 1:
+        return f"{text}, {_count(graph.parts.count)} cliques"
     return f"{text}, {_count(graph.runs.num_runs)} runs"
 
 

@@ -66,15 +66,15 @@ class BlockMask:
         return ptr, row[order], order
 
 
-def grid(documents: Ints, size: int) -> Ints:
-    """Where blocks begin, and the last one's end: every `size` nodes from the beginning of each document on.
-    `documents`: where documents begin, and the last one's end."""
-    count = -(-np.diff(documents) // size)
+def grid(bounds: Ints, size: int) -> Ints:
+    """Where blocks begin, and the last one's end: every `size` nodes from each of the `bounds` on, which are
+    nodes, ascending, from the first to the end of the last."""
+    count = -(-np.diff(bounds) // size)
     number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    return np.append(np.repeat(documents[:-1], count) + number * size, documents[-1])
+    return np.append(np.repeat(bounds[:-1], count) + number * size, bounds[-1])
 
 
-def documents(runs: Runs) -> tuple[Ints, Ints]:
+def boundaries(runs: Runs) -> tuple[Ints, Ints]:
     """The destinations and the sources at which the parts of a graph begin that have no edges to one another, and the
     numbers of both: lengths of documents, where the graph has them. A row without edges belongs to the part before."""
     begins, ends = runs.ptr[:-1], runs.ptr[1:]

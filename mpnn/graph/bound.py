@@ -10,6 +10,7 @@ from mpnn.graph.csr import built
 from mpnn.graph.exchange import LOCAL, Exchange
 from mpnn.graph.handles import Handled
 from mpnn.graph.relations import Relation
+from mpnn.kernels.parts import Parts
 
 B = TypeVar("B", bound="BoundGraph")
 T = TypeVar("T")
@@ -42,6 +43,8 @@ class BoundGraph(Handled):
     `StackedGraph` one for each item of a batch and each head."""
 
     exchange: Exchange = LOCAL  # of the class, so that whole graphs neither store nor pickle it
+    parts: Parts | None = None
+    is_scattered: bool = False
     stack: tuple[int, ...] = ()
     """The numbers of items and heads of a `StackedGraph`, whose edges differ by item and head."""
 

@@ -1,29 +1,9 @@
-"""Whether a graph is a chain of causal documents, over which gates form a product and the last nodes are convolved, or
-one of prefixes, over which sums run."""
+"""Whether a graph is one of causal documents of which the last nodes are convolved, or one of prefixes, over which sums
+run."""
 
 import numpy as np
 
 from mpnn.graph.graph import Graph
-
-
-def documents(graph: Graph) -> list[int] | None:
-    """The lengths of the documents of `causal() & documents(lengths)`, without empty ones; one for `causal()`. None if
-    the graph is another."""
-    return graph.cached("causal documents", lambda: _documents(graph))
-
-
-def _documents(graph: Graph) -> list[int] | None:
-    runs = graph.runs
-    row = np.arange(graph.num_dst)
-    if graph.num_dst != graph.num_src or not np.array_equal(runs.row, row) or (runs.stop != row + 1).any():
-        return None
-    begins = runs.start == row
-    if not (begins[1:] | (runs.start[1:] == runs.start[:-1])).all():
-        return None
-    lengths = np.diff(np.flatnonzero(begins), append=graph.num_dst)
-    if int((lengths * (lengths + 1) // 2).sum()) != graph.num_edges:  # edges that are repeated
-        return None
-    return [int(n) for n in lengths]
 
 
 def is_of_prefixes(graph: Graph) -> bool:

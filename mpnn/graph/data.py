@@ -19,7 +19,8 @@ from mpnn.graph.csr import CSR, graph_property, sorted_by
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.modes import outside_modes
 from mpnn.graph.relations import Relation, Table, as_relation
-from mpnn.graph.runs import Ints, Runs, cliques_of
+from mpnn.graph.runs import Ints, Runs
+from mpnn.kernels.parts import Parts
 
 G = TypeVar("G", bound="GraphData")
 T = TypeVar("T")
@@ -153,47 +154,40 @@ class GraphData(BoundGraph):
         return sorted_by(src, dst, self.num_src, self.num_dst)
 
     @graph_property
-    def labels(self) -> Ints | None:
-        """The clique of each node, [N], if the graph consists of disjoint cliques; otherwise None."""
-        if self._labels is None and self._edges is None and (cliques := self.runs.cliques) is not None:
-            size, count = cliques
-            return np.repeat(np.arange(count.sum()), np.repeat(size, count))
-        return self._labels
-
-    @graph_property
-    def clique_sizes(self) -> tuple[Ints, Ints] | None:
-        """The sizes of the disjoint cliques, ascending and distinct, and the number of cliques of each size; None if
-        the graph does not consist of disjoint cliques."""
-        if self._edges is not None:
-            return None
+    def parts(self) -> Parts | None:
+        """The complete or causal parts that the graph falls into; None if it is another graph, as one of which the
+        edges are repeated."""
         if self._labels is not None:
-            return np.unique(np.unique(self._labels, return_counts=True)[1], return_counts=True)
-        if (cliques := self.runs.cliques) is None:
+            return Parts.of_labels(self._labels)
+        if self.num_dst != self.num_src or not self.runs.has_one_run_each:
             return None
-        sizes, which = np.unique(cliques[0], return_inverse=True)
-        counts = np.zeros(len(sizes), np.int64)
-        np.add.at(counts, which, cliques[1])
-        return sizes, counts
+        parts = Parts.of_rows(self.runs.start, self.runs.stop)
+        return parts if parts is None or parts.num_edges == self.num_edges else None
 
     @graph_property
-    def has_scattered_cliques(self) -> bool:
-        """Whether the graph consists of disjoint cliques whose nodes are not consecutive."""
-        return self._labels is not None and bool((np.diff(self._labels) < 0).any())
+    def is_scattered(self) -> bool:
+        """Whether the graph falls into complete parts whose nodes are not consecutive."""
+        return self._labels is not None and self.parts is not None and self.parts.order is not None
+
+    @graph_property
+    def labels(self) -> Ints | None:
+        """The clique of each node, [N], if a structured graph consists of disjoint cliques; otherwise None."""
+        if self._labels is not None or self.is_explicit or self.parts is None or not self.parts.is_complete:
+            return self._labels
+        return self.parts.labels
 
     @graph_property
     def cliques(self) -> list[Tensor]:
         """The members of the disjoint cliques: one int64 tensor [number of cliques, size] per clique size."""
-        if self.labels is None:
+        if self.labels is None or self.parts is None:
             raise ValueError(f"{self} is not a graph of disjoint cliques")
-        return [torch.from_numpy(members).to(self.device) for members in cliques_of(self.labels)]
+        return [torch.from_numpy(members).to(self.device) for members in self.parts.members]
 
     @graph_property
     def num_edges(self) -> int:
         if self._edges is not None:
             return self._edges.shape[1]
-        if self._labels is not None:
-            return int((np.unique(self._labels, return_counts=True)[1] ** 2).sum())
-        return self.runs.num_edges
+        return self.runs.num_edges if self._labels is None else Parts.of_labels(self._labels).num_edges
 
     @property
     def edge_type(self) -> Tensor | None:

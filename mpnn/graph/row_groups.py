@@ -37,6 +37,8 @@ def row_groups(graph: Graph) -> list[RowGroups] | None:
 
 
 def _row_groups(graph: Graph) -> list[RowGroups] | None:
+    if graph.is_scattered and (parts := graph.parts) is not None:
+        return [RowGroups(parts.order, parts.order, parts.lengths, parts.lengths, is_causal=False)]
     runs = graph.runs
     if graph.is_explicit or runs.most_runs > 1 or not graph.num_edges:
         return None

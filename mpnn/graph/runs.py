@@ -166,6 +166,11 @@ class Runs:
         """The largest number of runs of a row."""
         return int(np.diff(self.ptr).max(initial=0))
 
+    @property
+    def has_one_run_each(self) -> bool:
+        """Whether each row has one run."""
+        return self.num_runs == self.num_dst and bool((np.diff(self.ptr) == 1).all())
+
     def grouped(self, size: int) -> "Iterator[Runs]":
         """The union of every `size` rows as one row, for some of these groups at a time."""
         step = size * max(1, self.num_dst * _RUNS_AT_ONCE // (max(self.num_runs, 1) * size))
@@ -306,18 +311,6 @@ class Runs:
     def is_complete(self) -> bool:
         return self._is_prefix_of(np.full(self.num_dst, self.num_src))
 
-    @property
-    def cliques(self) -> tuple[Ints, Ints] | None:
-        """As `Strips.cliques`."""
-        if self.num_dst != self.num_src or len(self.start) != self.num_dst or (np.diff(self.ptr) != 1).any():
-            return None
-        row = np.arange(self.num_dst)
-        first = self.start
-        if not ((first <= row) & (row < self.stop) & (first[first] == first) & (self.stop[first] == self.stop)).all():
-            return None
-        sizes = (self.stop - first)[first == row]
-        return (sizes, np.ones_like(sizes)) if sizes.sum() == self.num_dst else None
-
     @cached_property
     def is_causal(self) -> bool:
         """Whether row i receives from exactly the sources 0..i."""
@@ -330,8 +323,7 @@ class Runs:
 
     def _is_prefix_of(self, length: Ints) -> bool:
         """Whether row i receives from exactly its first `length[i]` > 0 sources."""
-        one_run_per_row = len(self.start) == self.num_dst and bool((np.diff(self.ptr) == 1).all())
-        return one_run_per_row and bool((self.start == 0).all() and (self.stop == length).all())
+        return self.has_one_run_each and bool((self.start == 0).all() and (self.stop == length).all())
 
     def _size(self) -> tuple[int, int]:
         return self.num_dst, self.num_src
@@ -393,14 +385,6 @@ def expand(start: Ints, stop: Ints) -> Ints:
     length = stop - start
     before = np.cumsum(length) - length
     return np.repeat(start - before, length) + np.arange(int(length.sum()))
-
-
-def cliques_of(labels: Ints) -> list[Ints]:
-    """The nodes of each label, one array [number of cliques, size] per clique size, in ascending order of size."""
-    order = np.argsort(labels, kind="stable")
-    size = np.bincount(np.unique(labels, return_inverse=True)[1])
-    first = np.cumsum(size) - size
-    return [order[expand(first[size == s], first[size == s] + s)].reshape(-1, s) for s in np.unique(size)]
 
 
 def _sort(x: Ints) -> Ints:

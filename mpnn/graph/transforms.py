@@ -33,7 +33,7 @@ class Transforms(GraphData):
         }
         if self.is_explicit:
             return renumbered(self, self.stored_edges.flip(0), **changes, **_of_the_way_back(self))
-        if self.clique_sizes is not None:
+        if self.labels is not None:
             return structured(self, self.runs, labels=self._labels, **changes)
         return structured(self, self.runs.transpose(), **changes)
 
@@ -42,7 +42,7 @@ class Transforms(GraphData):
         one_set("power", self)
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise ValueError(f"power needs an integer k >= 1; got {k!r}")
-        return self if self.clique_sizes is not None else structured(self, reachability.power(self.runs, k))
+        return self if self.labels is not None else structured(self, reachability.power(self.runs, k))
 
     def with_self_loops(self: G, fill: float = 0.0) -> G:
         """Adds the missing self-loops. New loops come last, with edge attributes of `fill`."""
@@ -54,7 +54,7 @@ class Transforms(GraphData):
             )
         if not hasattr(fill, "__float__"):
             raise TypeError(f"fill must be a number, the edge attribute of new loops; got {fill!r}")
-        if self.clique_sizes is not None:
+        if self.labels is not None:
             return self
         if not self.is_explicit:
             i = np.arange(self.num_dst)
@@ -73,7 +73,7 @@ class Transforms(GraphData):
         """Adds the missing reverse edges. They come last and copy the attributes of the original edge; shifts of a
         periodic graph change their sign."""
         one_set("undirected", self)
-        if self.clique_sizes is not None:
+        if self.labels is not None:
             return self
         if not self.is_explicit:
             return structured(self, self.runs | self.runs.transpose())

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from mpnn.aggregate import Sum
 from mpnn.graph import Graph
 from mpnn.graph.bound import BoundGraph
-from mpnn.graph.causal import documents
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers
 from mpnn.graph.exchange import Exchange, Layer
 from mpnn.graph.topology import Topology
@@ -121,7 +120,7 @@ def recurrence(round: Round) -> None:
     _fits("beta", round.beta, (*round.batch, nodes, heads), ((),))
     _fits("state", round.state, (*round.batch, heads, width, round.value.shape[-1]), ((),))
     graph = round.graph  # A compiled program checks when it runs, and the plan refuses a stack.
-    if isinstance(graph, Graph) and documents(graph) is None:
+    if isinstance(graph, Graph) and (graph.parts is None or not graph.parts.is_causal):
         raise ValueError(
             "log_gate, beta and states need causal() or causal() & documents(lengths), where the gates form a product "
             f"from node to node; got {graph}"

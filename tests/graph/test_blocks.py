@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from mpnn import graphs
-from mpnn.graph.blocks import BlockMask, count_blocks, documents, grid
+from mpnn.graph.blocks import BlockMask, boundaries, count_blocks, grid
 from mpnn.graph.runs import Runs
 
 
@@ -36,7 +36,7 @@ def test_a_window_by_hand() -> None:
 
 def test_blocks_begin_where_documents_do() -> None:
     graph = (graphs.documents([3, 2]) & graphs.causal()).bind(5)
-    dst, src = documents(graph.runs)
+    dst, src = boundaries(graph.runs)
     assert dst.tolist() == src.tolist() == [0, 3, 5]
     queries, keys = grid(dst, 2), grid(src, 4)
     assert queries.tolist() == [0, 2, 3, 5]
@@ -50,11 +50,11 @@ def test_rows_without_edges_belong_to_the_document_before() -> None:
     #       · ■ · ·
     #       · · · ·
     #       · · · ■
-    dst, src = documents(Runs.from_edges(4, 4, np.array([1, 3]), np.array([1, 3])))
+    dst, src = boundaries(Runs.from_edges(4, 4, np.array([1, 3]), np.array([1, 3])))
     assert dst.tolist() == [0, 1, 3, 4]
     assert src.tolist() == [0, 1, 3, 4]
     none = np.array([], np.int64)
-    assert [x.tolist() for x in documents(Runs.from_edges(2, 3, none, none))] == [[0, 2], [0, 3]]
+    assert [x.tolist() for x in boundaries(Runs.from_edges(2, 3, none, none))] == [[0, 2], [0, 3]]
 
 
 def test_columns_between_two_runs_of_a_tile_are_kept() -> None:

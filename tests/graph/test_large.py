@@ -97,16 +97,17 @@ def test_rows_that_do_not_fit_are_refused_before_any_work() -> None:
 
 def test_documents_are_cliques() -> None:
     graph = graphs.documents([3, 1, 0, 1, 3])._graph(8, 8)
-    assert graph.clique_sizes is not None
-    assert [x.tolist() for x in graph.clique_sizes] == [[1, 3], [2, 2]]
+    assert graph.parts is not None
+    assert graph.parts.lengths.tolist() == [3, 1, 1, 3]
+    assert [x.tolist() for x in graph.parts.sizes] == [[1, 3], [2, 2]]
     assert graph.labels is not None
     assert graph.labels.tolist() == [0, 0, 0, 1, 2, 3, 3, 3]
     assert [members.tolist() for members in graph.cliques] == [[[3], [4]], [[0, 1, 2], [5, 6, 7]]]
     assert graph.num_edges == 9 + 1 + 1 + 9
-    assert (graphs.documents([3, 5]) & graphs.causal())._graph(8, 8).clique_sizes is None
-    assert graphs.causal().bind(4).reverse().runs.cliques is None  # rows of one start or one stop are not enough
-    assert Runs.of(3, 3, [(np.arange(3), np.array([0, 0, 1]), 3)]).cliques is None
-    assert graphs.from_blocks([[1], [0]], size=2, num_blocks=2).runs.cliques is None
+    assert (graphs.documents([3, 5]) & graphs.causal())._graph(8, 8).labels is None
+    assert graphs.causal().bind(4).reverse().parts is None  # rows of one start or one stop are not enough
+    assert Graph.from_runs(Runs.of(3, 3, [(np.arange(3), np.array([0, 0, 1]), 3)])).parts is None
+    assert graphs.from_blocks([[1], [0]], size=2, num_blocks=2).parts is None
 
 
 def test_plans_of_random_rows_take_memory_by_run() -> None:

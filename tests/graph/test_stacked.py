@@ -99,7 +99,7 @@ REFUSED: dict[str, Callable[[StackedGraph], Any]] = {
     "relation": lambda g: g.with_relation(Offset(2)),
     "pin": lambda g: g.pin_memory(),
     "edge positions": lambda g: g.edge_positions(),
-    "scipy": graphs.to_scipy, "pyg": graphs.to_pyg, "cliques": lambda g: g.clique_sizes,
+    "scipy": graphs.to_scipy, "pyg": graphs.to_pyg, "cliques": lambda g: g.cliques,
 }  # fmt: skip
 
 

@@ -90,10 +90,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     run = EncoderLayer.__call__
 
-    def counted(self: EncoderLayer, x: Tensor, weights: Any, documents: Any, *others: Any) -> Tensor:
-        if documents.rows != encoder_layers.TRIED:
-            rows.append(documents.rows)
-        return run(self, x, weights, documents, *others)
+    def counted(self: EncoderLayer, x: Tensor, weights: Any, parts: Any, *others: Any) -> Tensor:
+        if parts.num_nodes != encoder_layers.TRIED:
+            rows.append(parts.num_nodes)
+        return run(self, x, weights, parts, *others)
 
     monkeypatch.setattr(EncoderLayer, "__call__", counted)
     return rows

@@ -11,7 +11,6 @@ from mpnn import graphs, ops
 from mpnn.backends import BACKENDS
 from mpnn.engine.plan import refusal
 from mpnn.graph import Graph
-from mpnn.graph.causal import documents
 from mpnn.kernels.cpu import library
 from mpnn.round import Round
 from mpnn.scores import Dot
@@ -173,15 +172,11 @@ def test_a_sparse_tensor_is_refused_after_a_dense_one_of_its_shape() -> None:
         ops.attend(graph, **given | {"log_gate": torch.zeros(2, NODES, HEADS).double().to_sparse()}, normalize="none")
 
 
-def test_documents_of_graphs() -> None:
-    assert [documents(graph) for graph, _ in GRAPHS.values()] == [[NODES], [20, 1, 1, 39]]
-    assert documents(graphs.identity().bind(3)) == [1, 1, 1]
-    assert documents(graphs.causal().bind(0)) == []
-    pairs = torch.tensor([[0, 1, 0, 2], [0, 1, 1, 2]])
-    assert documents(graphs.from_edges(pairs, 3)) == [2, 1]
-    assert documents(graphs.from_edges(torch.cat([pairs, pairs], 1), 3)) is None
-    for topology in (graphs.window(1), graphs.complete(), graphs.causal() - graphs.identity(), graphs.prefix(2)):
-        assert documents(topology.bind(4)) is None
+def test_parts_of_graphs() -> None:
+    for graph, lengths in GRAPHS.values():
+        assert graph.parts is not None
+        assert graph.parts.is_causal
+        assert graph.parts.lengths.tolist() == (lengths or [NODES])
 
 
 @pytest.mark.parametrize("nodes", [5, 70, 131], ids=str)

@@ -43,9 +43,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     run = EncoderLayer.__call__
 
-    def counted(self: EncoderLayer, x: Tensor, weights: Any, documents: Any, *others: Any) -> Tensor:
-        rows.append(documents.rows)
-        return run(self, x, weights, documents, *others)
+    def counted(self: EncoderLayer, x: Tensor, weights: Any, parts: Any, *others: Any) -> Tensor:
+        rows.append(parts.num_nodes)
+        return run(self, x, weights, parts, *others)
 
     monkeypatch.setattr(EncoderLayer, "__call__", counted)
     return rows

@@ -1,6 +1,6 @@
 """Runs CPU kernels in small and odd sizes from the library argv[1]: under an address sanitizer, by a test.
 
-With the further argument "planted", a layer gets documents of more rows than it has, which a sanitizer must report.
+With the further argument "planted", a layer gets parts of more rows than it has, which a sanitizer must report.
 """
 
 import ctypes
@@ -12,7 +12,8 @@ import torch
 from mpnn import MessagePassing, graphs
 from mpnn.attention import DotProduct
 from mpnn.kernels.cpu import library
-from mpnn.kernels.layers.encoder_layer import Documents, EncoderLayer, Form, Weights
+from mpnn.kernels.layers.encoder_layer import EncoderLayer, Form, Weights
+from mpnn.kernels.parts import Parts
 
 WIDE = {
     "BERT": Form(64, 2, 192, "gelu", False, (1e-12, 1e-3), 0.2),
@@ -35,14 +36,14 @@ def layer(form: Form, rows: int, transposed: tuple[bool, ...], is_causal: bool, 
     of_keys = (form.kv_heads or form.heads) * head_width
     first = rows // 3
     lengths = [first, rows - first] if first else [rows]
-    documents = Documents(lengths, is_causal=is_causal)
+    parts = Parts(lengths, is_causal=is_causal)
     turns = (torch.rand(rows, head_width), torch.rand(rows, head_width)) if form.gated else None
     states = torch.empty(rows * of_keys), torch.empty(rows * of_keys)
     x = torch.randn(rows, form.width)
     if claimed:
-        documents._table[-1, 1] += claimed
-        documents._table[-1, 3] += claimed
-    EncoderLayer(form)(x, weights(form, transposed), documents, turns, states)
+        parts.table[-1, 1] += claimed
+        parts.table[-1, 3] += claimed
+    EncoderLayer(form)(x, weights(form, transposed), parts, turns, states)
 
 
 def layers() -> None:

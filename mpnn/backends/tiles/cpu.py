@@ -16,7 +16,7 @@ from mpnn.backends import again
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles import split
 from mpnn.graph import Graph
-from mpnn.graph.blocks import BlockMask, count_blocks, documents, grid
+from mpnn.graph.blocks import BlockMask, boundaries, count_blocks, grid
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
@@ -46,7 +46,7 @@ _GOLDEN = 0.6180339887  # multiples of it are spread evenly in 0 to 1
 def refusal(round: Round) -> str | None:
     if (reason := library.why_missing()) is not None:
         return reason
-    if round.graph.has_scattered_cliques:
+    if round.graph.is_scattered:
         return "the nodes of its cliques are not contiguous; cliques run faster as a batch"
     return None
 
@@ -220,7 +220,7 @@ def count_tiles(runs: Runs, rows: int, columns: int) -> tuple[int, int]:
 
 def _layout(graph: Graph) -> Layout:
     runs = graph.runs
-    queries, keys = (grid(starts, size) for starts, size in zip(documents(runs), (ROWS, COLUMNS), strict=True))
+    queries, keys = (grid(starts, size) for starts, size in zip(boundaries(runs), (ROWS, COLUMNS), strict=True))
     tiles = BlockMask.on(runs, queries, keys)
     ptr, row, order = tiles.transposed()
     length = runs.stop - runs.start

@@ -35,7 +35,7 @@ class CliquesInOrder(Rewrite):
         return isinstance(round.score, Dot) and round.value.is_cpu
 
     def refusal(self, round: Round) -> str | None:
-        if round.graph.stack or not round.graph.has_scattered_cliques:
+        if not round.graph.is_scattered:
             return "the graph is not made of cliques whose nodes are scattered"
         if round.graph.positions is not None:
             return "positions of nodes are given"
@@ -83,12 +83,13 @@ class _Sorted(NamedTuple):
 
 
 def _sort(graph: Graph) -> _Sorted:
-    labels = graph.labels
-    assert labels is not None
-    order = np.argsort(labels, kind="stable")
+    parts = graph.parts
+    assert parts is not None
+    assert parts.order is not None
+    order = parts.order
     inverse = np.empty_like(order)
     inverse[order] = np.arange(len(order))
-    sorted_graph = Graph.from_labels(np.sort(labels))
+    sorted_graph = Graph.from_labels(np.repeat(np.arange(parts.count), parts.lengths))
     # Dropout hashes the numbers that nodes have in the whole graph.
     known = graph.node_ids
     ids = torch.from_numpy(order)

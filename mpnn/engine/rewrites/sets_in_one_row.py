@@ -53,13 +53,11 @@ class SetsInOneRow(Rewrite):
 
 def _sizes(graph: Graph) -> np.ndarray | None:
     """The sizes of the sets of sources, in the order of the nodes; None if rows do not share their sources."""
-    if not graph.num_dst or graph.has_scattered_cliques:
-        return None
-    # Documents lie one after the other, so that their sizes give their runs. Scattered cliques do not.
-    if graph.clique_sizes is not None:
-        labels = graph.labels
-        return None if labels is None else np.unique(labels, return_counts=True)[1]
-    return np.array([graph.num_src]) if graph.runs.is_complete else None
+    parts = graph.parts
+    if parts is None:
+        return np.array([graph.num_src]) if graph.num_dst and graph.runs.is_complete else None
+    # Parts lie one after the other, so that their sizes give their runs. Scattered ones do not.
+    return parts.lengths if parts.count and parts.is_complete and not graph.is_scattered else None
 
 
 def _rows(graph: Graph) -> tuple[Graph, Tensor | None]:

@@ -90,11 +90,10 @@ def attend_documents(graph: Graph, query: Tensor, key: Tensor, value: Tensor, sc
 
 def _packed_texts(graph: Graph) -> tuple[Packing | None, bool]:
     """The texts that a graph consists of, if there are several, and whether they are causal."""
-    cliques = dense.cliques_of_graph(graph)
-    if cliques is None or graph.has_scattered_cliques:
+    parts = None if graph.is_explicit else graph.parts
+    if parts is None or parts.count < 2 or parts.order is not None:
         return None, False
-    lengths: list[int] = np.unique(cliques.labels(graph), return_counts=True)[1].tolist()
-    return Packing((1, graph.num_dst), lengths), cliques.causal
+    return Packing((1, graph.num_dst), parts.lengths.tolist()), parts.is_causal
 
 
 def _text_by_text(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, texts: Packing) -> Tensor:

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 from transformers.pytorch_utils import Conv1D
 
-from mpnn.attention.whole_layer import documents_of
+from mpnn.attention.whole_layer import parts_of
 from mpnn.graph import guard
 from mpnn.graph.sharding import active
 from mpnn.graph.witness import Constant, Unwatchable, Witness
@@ -35,7 +35,6 @@ from mpnn.integrations.hf.closures import Sizes
 from mpnn.integrations.hf.masks import Mask
 from mpnn.kernels.layers import (
     MAPS,
-    Documents,
     EncoderLayer,
     Form,
     Located,
@@ -44,6 +43,7 @@ from mpnn.kernels.layers import (
     are_plain,
     refusal,
 )
+from mpnn.kernels.parts import Parts
 
 _CACHE = "past_key_values"
 _TURNS = "position_embeddings"
@@ -240,15 +240,15 @@ class Forward(Constant):
         kernel, weights = located
         parts = layer.parts
         shape = (x.shape[0], x.shape[1])
-        documents = _documents(parts.is_causal, given, shape)
+        texts = _parts_within(parts.is_causal, given, shape)
         turns = _turns_of(given.get(_TURNS), shape, parts.head_width) if layer.has_turns else None
-        if documents is None or (layer.has_turns and turns is None):
+        if texts is None or (layer.has_turns and turns is None):
             return None
         cache = given.get(_CACHE)
         if cache is None:
-            return kernel(x.contiguous(), weights, documents, turns)
+            return kernel(x.contiguous(), weights, texts, turns)
         keys, values = x.new_empty(2, shape[0], parts.kv_heads, shape[1], parts.head_width)
-        out = kernel(x.contiguous(), weights, documents, turns, (keys, values))
+        out = kernel(x.contiguous(), weights, texts, turns, (keys, values))
         cache.update(keys, values, parts.attention.layer_idx)
         return out
 
@@ -520,7 +520,7 @@ class _Layer:
             return None
         if not isinstance(expected, Tensor):
             return None
-        documents = Documents([TRIED], is_causal=is_causal)
+        texts = Parts([TRIED], is_causal)
         for pre_norm in (False, True):
             form = parts.form(self._activation, pre_norm)
             if refusal(form) is not None:
@@ -528,7 +528,7 @@ class _Layer:
             kernel = EncoderLayer(form)
             if not kernel.reads(weights):
                 return None
-            difference = (kernel(x, weights, documents, turns) - expected).abs().max()
+            difference = (kernel(x, weights, texts, turns) - expected).abs().max()
             if difference <= _CLOSE * expected.abs().max():
                 return kernel
         return None
@@ -552,28 +552,28 @@ def _are_close(values: Any, expected: Tensor) -> bool:
 # ------------------------------------------------------------------------------------------------ what a call gives
 
 
-def _documents(is_causal: bool, given: dict[str, Any], shape: tuple[int, int]) -> Documents | None:
+def _parts_within(is_causal: bool, given: dict[str, Any], shape: tuple[int, int]) -> Parts | None:
     """The texts within which a layer attends; None if it attends otherwise. `is_causal`: without a mask."""
     mask = given.get(_MASK)
     if mask is not None and type(mask) is not Mask:
         return None
     texts = interface.texts_of(mask, given, shape)
     if mask is None:
-        return _whole(*shape, is_causal) if texts is None else texts.documents(is_causal)
+        return _whole(*shape, is_causal) if texts is None else texts.parts(is_causal)
     if texts is None:
-        return mask.documents(*shape)
+        return mask.parts(*shape)
     if given.get(_CACHE) is not None:
         return None
     whole = mask.is_causal_or_complete()
     if whole is not None:
-        return texts.documents(whole)
+        return texts.parts(whole)
     graph, _ = mask.graph(None, shape[0], shape[1], torch.device("cpu"), flat=True)
-    return documents_of(graph, 1)
+    return parts_of(graph, 1)
 
 
 @lru_cache(maxsize=64)
-def _whole(rows: int, tokens: int, is_causal: bool) -> Documents:
-    return Documents([tokens] * rows, is_causal=is_causal)
+def _whole(rows: int, tokens: int, is_causal: bool) -> Parts:
+    return Parts([tokens] * rows, is_causal)
 
 
 def _turns_of(given: Any, shape: tuple[int, int], width: int) -> tuple[Tensor, Tensor] | None:

@@ -21,7 +21,7 @@ from mpnn.integrations.hf.builders import crossed, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, band_of, banded, is_combined, special
 from mpnn.integrations.hf.packing import Packing
 from mpnn.integrations.hf.trees import TreeMask
-from mpnn.kernels.layers import Documents
+from mpnn.kernels.parts import Parts
 
 _MANY = 1 << 24  # pairs of a text, above which a mask of them is not written out in a program
 _SHORT = 1024  # keys of a text whose padding a GPU computes in less time than Python makes a graph
@@ -375,32 +375,32 @@ class Mask:
         rows = rules * (self.batch // len(rules))
         return [rule.within(row.tobytes()) for rule, row in zip(rows, self.texts.positions, strict=True)]
 
-    def documents(self, rows: int, tokens: int) -> Documents | None:
-        """The rows of a batch as documents, each of which attends to its keys that are not padding; None for another
+    def parts(self, rows: int, tokens: int) -> Parts | None:
+        """The rows of a batch as parts, each of which attends to its keys that are not padding; None for another
         mask, for padding between keys, and for a row of padding only."""
         if self.sizes != Sizes(tokens, tokens) or self.batch not in (1, rows) or self.texts is not None:
             return None
-        if (rows, tokens) not in self._documents:
-            self._documents[rows, tokens] = self._as_documents(rows)
-        return self._documents[rows, tokens]
+        if (rows, tokens) not in self._parts:
+            self._parts[rows, tokens] = self._as_parts(rows)
+        return self._parts[rows, tokens]
 
     @cached_property
-    def _documents(self) -> dict[tuple[int, int], Documents | None]:
+    def _parts(self) -> dict[tuple[int, int], Parts | None]:
         return {}
 
-    def _as_documents(self, rows: int) -> Documents | None:
+    def _as_parts(self, rows: int) -> Parts | None:
         pairs = None if self._is_on_device() or self._band is None else _of_all_tokens(self._band, self.sizes)
         if pairs is None:
             return None
         lengths = [self.sizes.keys] * rows
         if self._padding is None:
-            return Documents(lengths, is_causal=pairs.is_causal)
+            return Parts(lengths, is_causal=pairs.is_causal)
         entries = self._padding * (rows // self.batch)
         first = [entry.find(1) for entry in entries]
         keys = [entry.rfind(1) + 1 - start for entry, start in zip(entries, first, strict=True)]
         if any(start < 0 or entry.count(1) != n for entry, start, n in zip(entries, first, keys, strict=True)):
             return None
-        return Documents(lengths, first, keys, pairs.is_causal)
+        return Parts(lengths, pairs.is_causal, keys=(first, keys))
 
     def is_causal_or_complete(self) -> bool | None:
         """True for a causal mask over a whole text, False for a complete one, None for another or with padding."""

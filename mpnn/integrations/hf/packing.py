@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from mpnn.graph.runs import Ints
 from mpnn.integrations.callers import calling
 from mpnn.integrations.hf import compat
-from mpnn.kernels.layers import Documents
+from mpnn.kernels.parts import Parts
 
 NAMES = "seq_idx", "cu_seq_lens_q", "cu_seqlens", "cu_seq_lens_k"
 """The keywords that say where texts begin."""
@@ -98,13 +98,13 @@ class Packing:
             )
         return positions
 
-    def documents(self, is_causal: bool) -> Documents:
+    def parts(self, is_causal: bool) -> Parts:
         """The texts as compiled layers take them."""
-        key = "documents", is_causal
+        key = "parts", is_causal
         if key not in self.divided:
-            self.divided[key] = Documents(self.lengths, is_causal=is_causal)
-        documents: Documents = self.divided[key]
-        return documents
+            self.divided[key] = Parts(self.lengths, is_causal)
+        parts: Parts = self.divided[key]
+        return parts
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Packing):

@@ -180,6 +180,7 @@ def _bound(
 def _batch(among: Topology, num_nodes: int, device: torch.device) -> Tensor:
     """The number of each node's graph, int64 [N]."""
     graph = among.bind(num_nodes)
-    if graph.labels is None or graph.has_scattered_cliques:
+    parts = graph.parts
+    if parts is None or not parts.is_complete or parts.order is not None:
         raise ValueError(f"among must be graphs of consecutive nodes, documents(sizes) or complete(); got {among}")
-    return torch.from_numpy(graph.labels).to(device)
+    return torch.from_numpy(parts.labels).to(device)

@@ -7,7 +7,6 @@ transformers in place. There is no gradient: both call it in inference only. The
 from mpnn.kernels.layers.encoder_layer import (
     ACTIVATIONS,
     MAPS,
-    Documents,
     EncoderLayer,
     Form,
     Located,
@@ -20,7 +19,6 @@ from mpnn.kernels.layers.encoder_layer import (
 __all__ = [
     "ACTIVATIONS",
     "MAPS",
-    "Documents",
     "EncoderLayer",
     "Form",
     "Located",

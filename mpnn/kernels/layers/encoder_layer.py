@@ -15,14 +15,13 @@ from functools import cache
 from operator import add
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
 from mpnn.kernels.cpu import library, threads
 from mpnn.kernels.cpu.library import address, fields
+from mpnn.kernels.parts import Parts
 
 ACTIVATIONS = "identity", "gelu", "gelu_tanh", "relu", "quick_gelu", "silu"
 """In the order of `panels::Activation`."""
@@ -49,38 +48,6 @@ class _Parameters(Structure):
         *fields(c_void_p, "x y cos sin keys values documents"),
         *fields(c_int64, "count causal"),
     )
-
-
-class Documents:
-    """The documents of a batch, one behind the other: the number of rows of each, and the keys that its rows attend
-    to, `keys` of them from the row `first_key` of the document on. In causal documents, a row attends to those of them
-    up to itself.
-
-    Raises:
-        ValueError: if a document has no keys, or keys that are not among its rows.
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[int],
-        first_key: Sequence[int] | None = None,
-        keys: Sequence[int] | None = None,
-        is_causal: bool = False,
-    ) -> None:
-        self.is_causal = is_causal
-        lengths = np.asarray(rows, np.int64)
-        self.count = len(lengths)
-        self.rows = int(lengths.sum())
-        self._table: NDArray[np.int64] = np.empty((len(lengths), 4), np.int64)
-        self._table[:, 0] = np.cumsum(lengths) - lengths
-        self._table[:, 1] = lengths
-        self._table[:, 2] = 0 if first_key is None else first_key
-        self._table[:, 3] = lengths if keys is None else keys
-        if self.count and (self._table[:, 2:].sum(1) > lengths).any():
-            raise ValueError("the keys of a document must be among its rows")
-        if self.count and self._table[:, 3].min() < 1:
-            raise ValueError("a document must have at least one key")
-        self.address = self._table.ctypes.data
 
 
 @dataclass(frozen=True)
@@ -219,23 +186,23 @@ class EncoderLayer:
         self,
         x: Tensor,
         weights: Weights | Located,
-        documents: Documents,
+        parts: Parts,
         turns: tuple[Tensor, Tensor] | None = None,
         states: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Returns the states [..., width] of rows x [..., width], contiguous, which are those of the documents.
+        """Returns the states [..., width] of rows x [..., width], contiguous, which are those of the parts.
 
         turns: cosine and sine of the angles by which queries and keys turn, [rows, width of a head], contiguous.
-        states: where keys and values of each document are written, [heads of keys, rows, width of a head].
+        states: where keys and values of each part are written, [heads of keys, rows, width of a head].
 
         Raises:
             TypeError: if a tensor is not one of float32 in this process's memory.
-            ValueError: if x has other rows than the documents, or another width than the layer; if weights, turns or
+            ValueError: if x has other rows than the parts, or another width than the layer; if weights, turns or
                 states have other sizes, or do not lie in memory as the kernel reads them.
             MemoryError: if there was no memory for intermediate results.
         """
         p = weights.write() if isinstance(weights, Located) else _Parameters.from_buffer_copy(self._p)
-        rows = documents.rows
+        rows = parts.num_nodes
         if x.shape[-1] != p.width or x.numel() != rows * p.width:
             raise ValueError(f"x must hold {rows} rows of {p.width} numbers; got {list(x.shape)}")
         p.x = _address_of_rows("x", x)
@@ -250,9 +217,9 @@ class EncoderLayer:
                 shape = [p.kv_heads, rows, p.head_width]
                 raise ValueError(f"states must be {shape}; got {list(states[0].shape)}")
             p.keys, p.values = (_address_of_rows("states", state) for state in states)
-        p.documents = documents.address
-        p.count = documents.count
-        p.causal = documents.is_causal
+        p.documents = parts.address
+        p.count = parts.count
+        p.causal = parts.is_causal
         with torch._C._profiler._RecordFunctionFast("mpnn::layer"):
             if isinstance(weights, Weights):
                 self._point_to(weights, p)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.kernels.cpu import library
-from mpnn.kernels.layers.encoder_layer import ACTIVATIONS, Documents, EncoderLayer, Form, Weights
+from mpnn.kernels.layers.encoder_layer import ACTIVATIONS, EncoderLayer, Form, Weights
+from mpnn.kernels.parts import Parts
 
 pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="there are no compiled kernels")
 
@@ -124,7 +125,7 @@ def test_a_layer(sizes: tuple[int, int, int], activation: str, pre_norm: bool, w
     shape = form(*sizes, activation, pre_norm)
     w, x = weights(shape, with_biases), torch.randn(sum(LENGTHS), shape.width)
     first, keys = [2, 0, 0, 30], [3, 1, 130, 7]
-    out = EncoderLayer(shape)(x, w, Documents(LENGTHS, first, keys))
+    out = EncoderLayer(shape)(x, w, Parts(LENGTHS, keys=(first, keys)))
     expected = reference(shape, w, x, LENGTHS, first, keys)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance(shape, expected))
 
@@ -147,12 +148,12 @@ def test_a_causal_layer(name: str, with_biases: bool) -> None:
     kv_heads, head_width = shape.kv_heads or shape.heads, shape.head_width or shape.width // shape.heads
     turns = turns_of(lengths, head_width) if shape.gated else None
     expected = reference(shape, w, x, lengths, first, keys, True, turns)
-    documents = Documents(lengths, first, keys, is_causal=True)
+    parts = Parts(lengths, is_causal=True, keys=(first, keys))
     states = torch.full((2, sum(lengths) * kv_heads * head_width), torch.nan)
-    out = EncoderLayer(shape)(x, w, documents, turns, (states[0], states[1]))
+    out = EncoderLayer(shape)(x, w, parts, turns, (states[0], states[1]))
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance(shape, expected))
     transposed = w._replace(maps=tuple(map.T.contiguous().T for map in w.maps))
-    assert EncoderLayer(shape)(x, transposed, documents, turns).equal(out)
+    assert EncoderLayer(shape)(x, transposed, parts, turns).equal(out)
     read = x if not shape.pre_norm else norm_of(shape, w, x)
     values = F.linear(read, w.maps[2], w.biases[2])
     sizes = [n * kv_heads * head_width for n in lengths]
@@ -175,17 +176,17 @@ def test_no_later_node_moves_a_bit_of_a_causal_layer(name: str) -> None:
     shape = DECODERS[name]
     layer, x = partial(run, EncoderLayer(shape), weights(shape)), torch.randn(129, shape.width)
     turns = turns_of([129], 64 if shape.gated else 32)
-    whole = layer(x, Documents([129], is_causal=True), turns)
-    assert same_bits(lambda: [layer(x, Documents([129], is_causal=True), turns)], 1, 2, 3)
+    whole = layer(x, Parts([129], is_causal=True), turns)
+    assert same_bits(lambda: [layer(x, Parts([129], is_causal=True), turns)], 1, 2, 3)
     for n in (1, 7, 32, 100):
-        alone = layer(x[:n], Documents([n], is_causal=True), (turns[0][:n], turns[1][:n]))
+        alone = layer(x[:n], Parts([n], is_causal=True), (turns[0][:n], turns[1][:n]))
         assert alone.equal(whole[:n]), "a prefix is computed as it is alone"
         changed = x.clone()
         changed[n:] = torch.nan
-        assert layer(changed, Documents([129], is_causal=True), turns)[:n].equal(whole[:n])
+        assert layer(changed, Parts([129], is_causal=True), turns)[:n].equal(whole[:n])
         padded = torch.cat([torch.randn(n, shape.width), x[:7], torch.randn(3, shape.width)])
         places = [F.pad(turn[:7], (0, 0, n, 3)) for turn in turns]
-        found = layer(padded, Documents([n + 10], [n], [7], is_causal=True), (places[0], places[1]))
+        found = layer(padded, Parts([n + 10], is_causal=True, keys=([n], [7])), (places[0], places[1]))
         assert found[n : n + 7].equal(whole[:7])
 
 
@@ -193,20 +194,20 @@ def test_no_later_node_moves_a_bit_of_a_causal_layer(name: str) -> None:
 def test_bits_depend_neither_on_company_nor_on_threads(pre_norm: bool) -> None:
     shape, lengths = form(128, 4, 512, pre_norm=pre_norm), [*LENGTHS, 600, 12, 3]
     layer, x = partial(run, EncoderLayer(shape), weights(shape)), torch.randn(sum(lengths), 128)
-    assert same_bits(lambda: [layer(x, Documents(lengths)), layer(x[:17], Documents([9, 8]))], 1, 2, 3)
-    together = layer(x, Documents(lengths)).split(lengths)
+    assert same_bits(lambda: [layer(x, Parts(lengths)), layer(x[:17], Parts([9, 8]))], 1, 2, 3)
+    together = layer(x, Parts(lengths)).split(lengths)
     for document, states in zip(x.split(lengths), together, strict=True):
-        assert layer(document, Documents([len(document)])).equal(states)
+        assert layer(document, Parts([len(document)])).equal(states)
     padded = torch.cat([torch.randn(4, 128), x[:5], torch.randn(8, 128)])
-    assert layer(padded, Documents([17], [4], [5]))[4:9].equal(together[0])
+    assert layer(padded, Parts([17], keys=([4], [5])))[4:9].equal(together[0])
 
 
 def test_no_number_of_another_document_counts() -> None:
     shape = form()
     layer, x = partial(run, EncoderLayer(shape), weights(shape)), torch.randn(sum(LENGTHS), 64)
-    out = layer(x, Documents(LENGTHS))
+    out = layer(x, Parts(LENGTHS))
     x[:6] = torch.nan
-    again = layer(x, Documents(LENGTHS))
+    again = layer(x, Parts(LENGTHS))
     assert again[:6].isnan().all()
     assert again[6:].equal(out[6:])
 
@@ -215,10 +216,10 @@ def test_weights_that_change_are_read_again() -> None:
     shape = form()
     w, x = weights(shape), torch.randn(9, 64)
     layer = EncoderLayer(shape)
-    before = layer(x, w, Documents([9]))
+    before = layer(x, w, Parts([9]))
     w.maps[4].data[50, 20] += 1
     w.biases[1].numpy()[7] = 3
-    after = layer(x, w, Documents([9]))
+    after = layer(x, w, Parts([9]))
     expected = reference(shape, w, x, [9], [0], [9])
     assert not after.equal(before)
     torch.testing.assert_close(after.double(), expected, rtol=0, atol=tolerance(shape, expected))
@@ -240,12 +241,12 @@ def test_bits_of_a_row_depend_neither_on_the_number_of_rows_nor_on_the_layout(na
     w = contiguous._replace(maps=tuple(map(LAYOUTS[layout], contiguous.maps)))
     x = torch.randn(101, shape.width)
     turns = turns_of([1] * 101, shape.head_width or shape.width // shape.heads) if shape.gated else None
-    expected = kernel(x, contiguous, Documents([1] * 101), turns)
+    expected = kernel(x, contiguous, Parts([1] * 101), turns)
     for rows in (*range(1, 50), 64, 65, 96, 97, 101):
         part = None if turns is None else (turns[0][:rows], turns[1][:rows])
-        documents = Documents([1] * rows)
-        assert same_bits(lambda part=part, rows=rows, documents=documents: [kernel(x[:rows], w, documents, part)], 1, 2)
-        assert kernel(x[:rows], w, documents, part).equal(expected[:rows]), rows
+        parts = Parts([1] * rows)
+        assert same_bits(lambda part=part, rows=rows, parts=parts: [kernel(x[:rows], w, parts, part)], 1, 2)
+        assert kernel(x[:rows], w, parts, part).equal(expected[:rows]), rows
 
 
 def test_mixed_layouts() -> None:
@@ -253,9 +254,9 @@ def test_mixed_layouts() -> None:
         shape = DECODERS["grouped"]
         w = weights(shape)
         maps = tuple(map if i == number else map.T.contiguous().T for i, map in enumerate(w.maps))
-        x, documents, turns = torch.randn(37, shape.width), Documents([37]), turns_of([37], 64)
-        expected = EncoderLayer(shape)(x, w, documents, turns)
-        assert EncoderLayer(shape)(x, w._replace(maps=maps), documents, turns).equal(expected)
+        x, parts, turns = torch.randn(37, shape.width), Parts([37]), turns_of([37], 64)
+        expected = EncoderLayer(shape)(x, w, parts, turns)
+        assert EncoderLayer(shape)(x, w._replace(maps=maps), parts, turns).equal(expected)
 
 
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e9])
@@ -264,7 +265,7 @@ def test_large_logits(size: float) -> None:
     shape = form()
     w, x = weights(shape, with_biases=False), size * torch.randn(9, 64)
     expected = reference(shape, w, x, [9], [0], [9])
-    out = EncoderLayer(shape)(x, w, Documents([9]))
+    out = EncoderLayer(shape)(x, w, Parts([9]))
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-4)
 
 
@@ -276,21 +277,21 @@ def test_rows_whose_logits_are_all_minus_infinity() -> None:
         bias = w.biases[i]
         assert bias is not None
         bias.fill_(size)
-    out = EncoderLayer(shape)(x, w, Documents([9]))
+    out = EncoderLayer(shape)(x, w, Parts([9]))
     for part in (w.maps[:3], w.biases[:3]):
         for tensor in part:
             assert tensor is not None
             tensor.zero_()
-    assert out.equal(EncoderLayer(shape)(x, w, Documents([9]))), "such a row gets nothing"
+    assert out.equal(EncoderLayer(shape)(x, w, Parts([9]))), "such a row gets nothing"
 
 
 def test_another_default_dtype() -> None:
     shape = form()
     w, x = weights(shape), torch.randn(40, 64)
-    expected = EncoderLayer(shape)(x, w, Documents([40]))
+    expected = EncoderLayer(shape)(x, w, Parts([40]))
     torch.set_default_dtype(torch.bfloat16)
     try:
-        out = EncoderLayer(shape)(x, w, Documents([40]))
+        out = EncoderLayer(shape)(x, w, Parts([40]))
     finally:
         torch.set_default_dtype(torch.float32)
     assert out.dtype is torch.float32
@@ -300,7 +301,7 @@ def test_another_default_dtype() -> None:
 def test_a_profiler_sees_a_layer() -> None:
     shape = form()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        EncoderLayer(shape)(torch.randn(9, 64), weights(shape), Documents([9]))
+        EncoderLayer(shape)(torch.randn(9, 64), weights(shape), Parts([9]))
     assert "mpnn::layer" in {event.key for event in profile.key_averages()}
 
 
@@ -323,15 +324,15 @@ class Wrapped(Tensor):
 def test_what_the_kernel_cannot_read_is_refused(name: str) -> None:
     change, error, sentence = UNREADABLE[name]
     shape = form()
-    layer, w, x, documents = EncoderLayer(shape), weights(shape), torch.randn(9, 64), Documents([9])
+    layer, w, x, parts = EncoderLayer(shape), weights(shape), torch.randn(9, 64), Parts([9])
     with pytest.raises(error, match=sentence):
-        layer(change(x), w, documents)
+        layer(change(x), w, parts)
     for number in range(6):
         maps = tuple(change(map) if i == number else map for i, map in enumerate(w.maps))
         with pytest.raises(error, match=sentence):
-            layer(x, w._replace(maps=maps), documents)
+            layer(x, w._replace(maps=maps), parts)
     with pytest.raises(error, match=sentence):
-        layer(x, w._replace(norm_biases=(w.norm_biases[0], change(w.norm_biases[1]))), documents)
+        layer(x, w._replace(norm_biases=(w.norm_biases[0], change(w.norm_biases[1]))), parts)
 
 
 def test_weights_of_other_sizes_are_refused() -> None:
@@ -339,28 +340,28 @@ def test_weights_of_other_sizes_are_refused() -> None:
     layer, w, x = EncoderLayer(shape), weights(shape), torch.randn(9, 64)
     maps = (*w.maps[:4], w.maps[4][:128], w.maps[5])
     with pytest.raises(ValueError, match=r"the weight of the map hidden columns must be \[192, 64\]; got \[128, 64\]"):
-        layer(x, w._replace(maps=maps), Documents([9]))
+        layer(x, w._replace(maps=maps), Parts([9]))
     with pytest.raises(ValueError, match=r"the bias of the map values must be \[64\]; got \[63\]"):
-        layer(x, w._replace(biases=(*w.biases[:2], torch.ones(63), *w.biases[3:])), Documents([9]))
+        layer(x, w._replace(biases=(*w.biases[:2], torch.ones(63), *w.biases[3:])), Parts([9]))
     freed = torch.randn(64, 64)
     freed.untyped_storage().resize_(0)
     with pytest.raises(TypeError, match="was freed"):
-        layer(x, w._replace(maps=(freed, *w.maps[1:])), Documents([9]))
+        layer(x, w._replace(maps=(freed, *w.maps[1:])), Parts([9]))
 
 
 def test_errors() -> None:
     shape = form()
     layer = partial(run, EncoderLayer(shape), weights(shape))
     with pytest.raises(ValueError, match="9 rows of 64 numbers; got \\[8, 64\\]"):
-        layer(torch.randn(8, 64), Documents([9]))
+        layer(torch.randn(8, 64), Parts([9]))
     turn = torch.ones(9, 16)
     with pytest.raises(ValueError, match="turns must be \\[9, 32\\]; got \\[9, 16\\]"):
-        layer(torch.randn(9, 64), Documents([9]), (turn, turn))
+        layer(torch.randn(9, 64), Parts([9]), (turn, turn))
     with pytest.raises(ValueError, match="no kernel for these sizes"):
         EncoderLayer(form(60, 2, 120))
-    with pytest.raises(ValueError, match="must be among its rows"):
-        Documents([3], [1], [3])
+    with pytest.raises(ValueError, match="must be among its nodes"):
+        _ = Parts([3], keys=([1], [3])).table
     with pytest.raises(ValueError, match="at least one key"):
-        Documents([3], [1], [0])
+        _ = Parts([3], keys=([1], [0])).table
     with threads(2):
-        assert layer(torch.randn(0, 64), Documents([])).shape == (0, 64)
+        assert layer(torch.randn(0, 64), Parts([])).shape == (0, 64)
