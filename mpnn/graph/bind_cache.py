@@ -27,13 +27,15 @@ P = ParamSpec("P")
 
 _MAX_GRAPHS = 256  # graphs
 _OBJECT = 4096  # bytes of a graph without any array, roughly
+_SURVEY = 8  # values cached for each graph, after which all graphs are measured: to look at one takes 20 us
+_SMALL = 1 << 14  # edges of a list, up to which it waits for this
 _ATOMS = (str, bytes, int, float, type(None), type, torch.dtype, torch.device, ModuleType, nn.Module)
 
 
 @dataclass(eq=False)
 class _Entry:
     graph: Graph
-    nbytes: int = _OBJECT
+    nbytes: int = 0
     stamp: int = field(default=-1)
 
 
@@ -50,6 +52,8 @@ class BindCache:
         self._limit = limit
         self._derived = csr.DERIVATIONS[0]
         self._surveyed = 0
+        self._sum = 0
+        """Bytes of all entries as they were last measured. A graph under two keys counts twice."""
         self._lock = RLock()
 
     @property
@@ -79,6 +83,7 @@ class BindCache:
         with self._lock:
             self._entries.clear()
             self._newest = None
+            self._sum = 0
 
     def keep(self, key: Hashable, build: Callable[[], Graph]) -> Graph:
         """Returns `build()`, and the same graph as long as it is cached under this key.
@@ -93,7 +98,7 @@ class BindCache:
                     self._newest = entry
                     self._entries.move_to_end(key)
                 if csr.DERIVATIONS[0] != self._derived:
-                    self._account((entry,) if before is None else (before, entry))
+                    self._account(before, entry)
                 return entry.graph
         graph = outside_modes(build)
         with self._lock:
@@ -101,39 +106,49 @@ class BindCache:
             before = self._newest
             self._newest = entry
             self._entries.move_to_end(key)
-            if csr.DERIVATIONS[0] - self._surveyed >= len(self._entries) // 8:
-                self._surveyed = csr.DERIVATIONS[0]
-                self._account(list(self._entries.values()))
-            else:
-                self._account((entry,) if before is None else (before, entry))
+            self._account(before, entry)
             return entry.graph
 
     def drop(self, unwanted: Callable[[Any], bool]) -> None:
         """Removes the graphs whose keys are unwanted. The garbage collector may call this during any other method."""
         with self._lock:
             for key in [key for key in list(self._entries) if unwanted(key)]:
-                if self._entries.pop(key, None) is self._newest:
+                entry = self._entries.pop(key, None)
+                self._sum -= 0 if entry is None else entry.nbytes
+                if entry is self._newest:
                     self._newest = None
 
-    def _account(self, entries: Iterable[_Entry]) -> None:
-        """Measures those of the entries that have changed, and evicts.
+    def _account(self, *entries: _Entry | None) -> None:
+        """Measures those of the entries that have changed, or all once many values were cached, and evicts.
 
         The cache does not know which graph has changed. Between two lookups it is most likely the last one looked up,
-        so this entry and the current one are passed, and all entries once many values were cached.
+        so this entry and the current one are passed. To measure one takes as long as a convolution over a batch of
+        molecules, which is often gone before the next call.
         """
         self._derived = csr.DERIVATIONS[0]
-        self._measure(entries)
+        if self._derived - self._surveyed >= _SURVEY * len(self._entries):
+            self._surveyed = self._derived
+            self._measure(list(self._entries.values()))
+        else:
+            self._measure(entry for entry in entries if entry is not None and not _is_small(entry.graph))
         self._evict()
 
     def _measure(self, entries: Iterable[_Entry]) -> None:
         for entry in entries:
             stamp = _stamp(entry.graph)
             if stamp != entry.stamp:
-                entry.stamp, entry.nbytes = stamp, _OBJECT + bytes_of(entry.graph)
+                before = entry.nbytes
+                entry.stamp = stamp
+                entry.nbytes = _OBJECT + bytes_of(entry.graph)
+                self._sum += entry.nbytes - before
 
     def _evict(self) -> None:
-        while len(self._entries) > 1 and (len(self._entries) > _MAX_GRAPHS or self._total() > self._limit):
-            self._entries.popitem(last=False)
+        while len(self._entries) > 1 and (len(self._entries) > _MAX_GRAPHS or self._is_full()):
+            _, entry = self._entries.popitem(last=False)
+            self._sum -= entry.nbytes
+
+    def _is_full(self) -> bool:
+        return self._sum > self._limit and self._total() > self._limit
 
     def _total(self) -> int:
         return sum({id(entry.graph): entry.nbytes for entry in list(self._entries.values())}.values())
@@ -141,6 +156,11 @@ class BindCache:
     def unlock(self) -> None:
         """Replaces the lock: in a forked process, the thread that holds it does not exist."""
         self._lock = RLock()
+
+
+def _is_small(graph: BoundGraph) -> bool:
+    """Whether a graph is a list of few edges."""
+    return isinstance(graph, Graph) and graph.is_explicit and graph.stored_edges.shape[1] <= _SMALL
 
 
 def cached_graph(build: Callable[P, Graph]) -> Callable[P, Graph]:

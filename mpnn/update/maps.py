@@ -22,6 +22,7 @@ TORCH = "torch map"
 ONEDNN = "onednn map"
 _MIN_ROWS = 16  # with fewer, the memory limits both products
 _GAIN = 1.1  # oneDNN's product runs where it is expected to be this much quicker: prices are not exact
+_RECORDING = 60e3  # nanoseconds that torch takes in a training step for a map whose derivative is written in Python
 
 
 class Linear(nn.Linear):
@@ -60,7 +61,9 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool =
         return None
     depth, width = weight.shape if transposed else weight.shape[::-1]
     # This tells most calls in a fraction of a microsecond, so that decoding is as quick as with torch alone.
-    if x.numel() < depth * least_rows(depth, width, torch.get_num_threads()) or batches.STATE.padding is not None:
+    is_recorded = onednn.needs_grad(x, weight, bias)
+    rows = least_rows(depth, width, torch.get_num_threads(), is_recorded)
+    if x.numel() < depth * rows or batches.STATE.padding is not None:
         return None
     matrix = weight.t() if transposed else weight
     if not _is_plain(x, matrix, bias):
@@ -99,24 +102,42 @@ def chosen(rows: int, depth: int, width: int, transposed: bool = False) -> bool:
 
 def _is_quicker(operations: dict[str, dict[str, float]], threads: int) -> bool:
     """Whether oneDNN is expected to compute a product of so many operations in less time than torch."""
+    ours, torchs = _nanoseconds(operations, threads)
+    return ours * _GAIN < torchs
+
+
+def _nanoseconds(operations: dict[str, dict[str, float]], threads: int) -> tuple[float, float]:
+    """The time that a product of so many operations is expected to take by oneDNN, infinity where there is no price for
+    it, and by torch."""
     from mpnn.backends import cost_model  # imports all backends
 
     if onednn.why_missing() is not None or (prices := cost_model.map_prices(threads)) is None:
-        return False
+        return math.inf, 0.0
     ours, torchs = (
         sum(prices[way][kind] * n for kind, n in cost_model.per_thread(operations[way], threads).items())
         for way in (ONEDNN, TORCH)
     )
-    return ours * _GAIN < torchs
+    return ours, torchs
 
 
 @cache
-def least_rows(depth: int, width: int, threads: int) -> float:
+def least_rows(depth: int, width: int, threads: int, is_recorded: bool = False) -> float:
     """The number of rows from which oneDNN computes a map `depth -> width`; infinity where it never does. What a call
-    does for the weight is divided by the rows, so more rows favor it."""
+    does for the weight is divided by the rows, so more rows favor it.
+
+    Args:
+        is_recorded: the map is recorded for derivatives. Then it runs where it is quicker with its backward pass.
+    """
 
     def is_quicker(rows: int) -> bool:
-        return _is_quicker(counts(rows, depth, width), threads)
+        if not _is_quicker(counts(rows, depth, width), threads):
+            return False
+        if not is_recorded:
+            return True
+        times = [counts(rows, depth, width), counts(rows, width, depth), counts(width, rows, depth, transposed=True)]
+        (ours, torchs), *backward = [_nanoseconds(operations, threads) for operations in times]
+        ours += _RECORDING + sum(map(min, backward))
+        return ours * _GAIN < torchs + sum(by_torch for _, by_torch in backward)
 
     few = _MIN_ROWS
     many = 1 << 24
