@@ -6,15 +6,16 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn import engine
-from mpnn.aggregate import SUM, Max, Mean, Min, Sum, Var, aggregator
+from mpnn.aggregate import NAMED, SUM, Max, Mean, Min, Sum, Var, aggregator
 from mpnn.graph import Graph
+from mpnn.graph.bound import BoundGraph
 from mpnn.graph.edge_tables import BiasTable, PerEdge
 from mpnn.graph.exchange import LOCAL, Given, Layer, Terms
 from mpnn.graph.modes import uncompiled
-from mpnn.graph.sharding import active
+from mpnn.graph.sharding import ACTIVE, active
 from mpnn.graph.topology import Topology
 from mpnn.graphs import jagged
 from mpnn.graphs.explicit import edges_into
@@ -252,13 +253,16 @@ def aggregate(
         [..., N_dst, F]; F is wider if the aggregator returns several numbers per feature. Destinations without
         in-neighbors get zeros. It can be differentiated any number of times, by x and weight.
     """
-    if jagged.is_jagged(x):
+    if isinstance(x, Tensor) and x.layout is torch.jagged:
         return _aggregate_sequences(graph, x, reduce, weight, normalized, backend)
-    validation.graph(graph)
+    if not isinstance(graph, BoundGraph):
+        validation.graph(graph)
     if TYPE_CHECKING:
         assert isinstance(graph, Graph)
-    _refuse_divided_nodes()
-    graph = _traced(graph, x)
+    if ACTIVE:
+        _refuse_divided_nodes()
+    if torch.compiler.is_compiling():
+        graph = _traced(graph, x)
     validation.features("x", x, "sources", 1, graph)
     bias: tuple[PerEdge, ...] = ()
     aggregate = _aggregator(reduce)
@@ -365,4 +369,9 @@ def _aggregator(reduce: str | Any | Callable[..., Tensor]) -> Any:
         from mpnn.engine.compile.form import aggregator_of
 
         return aggregator_of(reduce)
-    return aggregator(reduce)
+    known = _WITHOUT_STATE.get(reduce) if type(reduce) is str else None
+    return aggregator(reduce) if known is None else known
+
+
+# A step compares aggregators by identity first, so the functions of a name share one.
+_WITHOUT_STATE = {name: found for name, make in NAMED.items() if not isinstance(found := make(), nn.Module)}

@@ -303,8 +303,15 @@ def device(graph: Graph, x: Tensor) -> None:
         )
 
 
+_FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+
+
 def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> None:
     """Validates the features of the graph's "sources" or "destinations", with `trailing` dimensions after the nodes."""
+    expected = graph.num_src if role == "sources" else graph.num_dst
+    is_usual = isinstance(x, Tensor) and x.dtype in _FLOATS and x.layout is torch.strided and not x.is_nested
+    if is_usual and x.dim() > trailing and x.shape[-1 - trailing] == expected:
+        return
     tensor(name, x)
     shape = f"[..., N, {'H, D' if trailing == 2 else 'H' if name.endswith('bias') else 'D'}]"
     if x.dim() < trailing + 1:
@@ -312,7 +319,6 @@ def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> No
         raise ValueError(f"{name} must have shape {shape}; got {list(x.shape)}{hint}")
     floating(name, x)
     nodes = x.shape[-1 - trailing]
-    expected = graph.num_src if role == "sources" else graph.num_dst
     if nodes != expected:
         hint = f"; {name} is read as {shape}" if expected in x.shape else ""
         raise ValueError(f"{name} has {nodes} nodes (shape {list(x.shape)}), but {graph} has {expected} {role}{hint}")

@@ -61,8 +61,7 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool =
         return None
     depth, width = weight.shape if transposed else weight.shape[::-1]
     # This tells most calls in a fraction of a microsecond, so that decoding is as quick as with torch alone.
-    is_recorded = onednn.needs_grad(x, weight, bias)
-    rows = least_rows(depth, width, torch.get_num_threads(), is_recorded)
+    rows = least_rows(depth, width, torch.get_num_threads(), weight.requires_grad)
     if x.numel() < depth * rows or batches.STATE.padding is not None:
         return None
     matrix = weight.t() if transposed else weight
@@ -121,18 +120,19 @@ def _nanoseconds(operations: dict[str, dict[str, float]], threads: int) -> tuple
 
 
 @cache
-def least_rows(depth: int, width: int, threads: int, is_recorded: bool = False) -> float:
+def least_rows(depth: int, width: int, threads: int, is_learned: bool = False) -> float:
     """The number of rows from which oneDNN computes a map `depth -> width`; infinity where it never does. What a call
     does for the weight is divided by the rows, so more rows favor it.
 
     Args:
-        is_recorded: the map is recorded for derivatives. Then it runs where it is quicker with its backward pass.
+        is_learned: the weight requires a gradient. Then oneDNN runs where it is quicker with the backward pass. It does
+            not depend on whether a call records one, so that checkpointing computes the same bits again.
     """
 
     def is_quicker(rows: int) -> bool:
         if not _is_quicker(counts(rows, depth, width), threads):
             return False
-        if not is_recorded:
+        if not is_learned:
             return True
         times = [counts(rows, depth, width), counts(rows, width, depth), counts(width, rows, depth, transposed=True)]
         (ours, torchs), *backward = [_nanoseconds(operations, threads) for operations in times]
@@ -175,4 +175,4 @@ def described(layers: Iterable[nn.Module], rows: int) -> str:
 
 
 def _rows_from(layer: nn.Linear) -> float:
-    return least_rows(layer.in_features, layer.out_features, torch.get_num_threads())
+    return least_rows(layer.in_features, layer.out_features, torch.get_num_threads(), layer.weight.requires_grad)

@@ -14,8 +14,8 @@ in `OPTIONS`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -115,25 +115,14 @@ class Replacement:
     def sizes(self, edges: Any, size: Any, x: Any) -> tuple[int, int]:
         """The numbers of nodes that send and of those that receive."""
         conv: Any = self
-        sizes = conv._check_input(edges, size)
+        # PyTorch Geometric asks six questions of each edge_index, which take as long as to find its graph.
+        is_usual = type(edges) is Tensor and edges.dtype is torch.int64 and edges.dim() == 2 and len(edges) == 2
+        is_usual = is_usual and edges.layout is torch.strided
+        sizes = list(size or (None, None)) if is_usual else conv._check_input(edges, size)
         for k, features in enumerate(x if isinstance(x, (tuple, list)) else (x,)):
             if features is not None:
                 conv._set_size(sizes, k, features)
         return sizes[0], sizes[0] if sizes[1] is None else sizes[1]
-
-    def few(self, edges: Any, size: Any, x: Any) -> tuple[Tensor, Tensor, int] | None:
-        """The edges, the features of the nodes that send and the number of those that receive, where `_sum_of_few` is
-        the quickest way to their sums; else None."""
-        conv: Any = self
-        sender = _pair(x)[0]
-        if self.mpnn_backend != "auto" or not is_edge_list(edges) or not sender.is_cpu or sender.dtype not in WIDE:
-            return None
-        ends = edges.ends if isinstance(edges, Graph) else edges
-        if ends.shape[1] * sender.shape[-1] > FEW:
-            return None
-        if isinstance(edges, Graph):
-            return ends, sender, edges.num_dst
-        return (ends if conv.flow == "source_to_target" else ends.flip(0)), sender, self.sizes(edges, size, x)[1]
 
     def with_loops(self, graph: Graph, attr: Tensor | None) -> tuple[Graph, Tensor | None]:
         """The graph and its attributes with one self-loop per node, if the convolution adds self-loops."""
@@ -155,7 +144,7 @@ class Replacement:
         conv: Any = self
         reduce = (_reducers(conv.aggr_module) or ["sum"])[0]
         dropout = float(conv.dropout) if conv.training else 0.0
-        round = Round(graph, value, score, edge_value=edge_value, dropout=dropout, reduce=aggregator(reduce))
+        round = Round(graph, value, score, edge_value=edge_value, dropout=dropout, reduce=_aggregator(reduce))
         out = engine.run(round, self.mpnn_backend)[0]
         return out.flatten(1) if conv.concat else out.mean(1)
 
@@ -179,12 +168,6 @@ class WeightedSum(Replacement):
         if weight is not None and any(isinstance(reduce, aggr.SoftmaxAggregation) for reduce in reducers):
             weighted: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
             return weighted
-        if weight is None and reducers in LINEAR and (few := self.few(edge_index, size, x)) is not None:
-            try:
-                return _sum_of_few(*few, reducers == ["mean"])
-            except IndexError:
-                self.bind(edge_index, size, x)  # a graph names the edge
-                raise
         graph, sender = self.bind(edge_index, size, x)
         if weight is not None:  # integers, or wider than the features
             dtype = torch.promote_types(sender.dtype, weight.dtype)
@@ -250,26 +233,10 @@ class GCNConv(WeightedSum, pyg.GCNConv):
 
     def by_degrees(self, edges: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
         """`s_i sum_j s_j x_j` over the in-neighbors and, with loops, the node itself, with `s_i = degree_i^-1/2`."""
-        few = self.few(edges, None, x)
-        loops = self.add_self_loops
-        if few is None:
-            graph, _ = self.bind(edges, None, x)
-            looped = graph.derive(_with_loops, True, num_dst=graph.num_dst) if loops else graph
-            scale = _inverse_root(looped.cached("in-degree", looped.degree), dtype)
-            return ops.aggregate(looped, x * scale, "sum", backend=self.mpnn_backend) * scale
-        try:
-            src, dst = few[0].unbind(0)
-            if loops and not bool((others := src != dst).all()):
-                self.bind(edges, None, x)  # loops that are left out are edges of nodes, too
-                src = src[others]
-                dst = dst[others]
-            scale = _inverse_root(torch.bincount(dst, minlength=few[2]) + int(loops), dtype)
-            x = x * scale
-            out = _sum_of_few((src, dst), x, few[2], False)
-        except (IndexError, RuntimeError):
-            self.bind(edges, None, x)  # a graph names the edge
-            raise
-        return (out + x if loops else out) * scale
+        graph, _ = self.bind(edges, None, x)
+        looped = graph.derive(_with_loops, True, num_dst=graph.num_dst) if self.add_self_loops else graph
+        scale = looped.cached(("inverse root", dtype), lambda: _inverse_root(looped.degree(), dtype))
+        return ops.aggregate(looped, x * scale, "sum", backend=self.mpnn_backend) * scale
 
 
 class ByRelation(WeightedSum):
@@ -445,10 +412,9 @@ class TransformerConv(Replacement, pyg.TransformerConv):
         if not ours or not is_edge_list(edge_index) or not self.computes(edge_index, src, dst):
             return super().forward(x, edges_of(edge_index), edge_attr, return_attention_weights)
         shape = -1, self.heads, self.out_channels
-        query, key, value = (
-            f(z).view(shape)
-            for f, z in zip((self.lin_query, self.lin_key, self.lin_value), (dst, src, src), strict=True)
-        )
+        query = self.lin_query(dst).view(shape)
+        key = self.lin_key(src).view(shape)
+        value = self.lin_value(src).view(shape)
         by_edge = None if edge_attr is None else self.lin_edge(edge_attr).view(shape)
         score = Dot(query, key, 1 / math.sqrt(self.out_channels), by_edge)
         out = self.attend(self.bind(edge_index, None, (value, query))[0], value, score, by_edge)
@@ -614,11 +580,6 @@ class ClampedStd(Composed):
 LINEAR = ["sum"], ["mean"]
 SHIFTED = "mean", "min", "max"
 """Aggregates that grow by what is added to each message. A variance stays as it is."""
-FEW = 1 << 18
-WIDE = (torch.float32, torch.float64)
-"""Numbers in all messages together, up to which sorted edges and a plan cost more than they save, and kernels keep each
-row whole; the dtypes in which they add up as torch does."""
-
 REDUCERS: dict[type, str | Aggregator] = {
     aggr.SumAggregation: "sum",
     aggr.MeanAggregation: "mean",
@@ -629,6 +590,8 @@ REDUCERS: dict[type, str | Aggregator] = {
     aggr.StdAggregation: ClampedStd(),
 }
 """Exact class of an aggregation module -> the aggregator."""
+_aggregator = cache(aggregator)
+"""The aggregator of a name in `REDUCERS`: none of them has a state, so all calls share it."""
 
 
 def _aggregated(graph: Graph, x: Tensor, reduce: Any, weight: Tensor | None, backend: str) -> Tensor:
@@ -638,14 +601,6 @@ def _aggregated(graph: Graph, x: Tensor, reduce: Any, weight: Tensor | None, bac
         return ops.aggregate(graph, x, reduce, weight=weight, backend=backend)
     logits = (x * reduce.t).detach() if reduce.semi_grad else x * reduce.t
     return engine.run(Round(graph, x.unsqueeze(-1), src_bias=logits), backend)[0].squeeze(-1)
-
-
-def _sum_of_few(ends: Iterable[Tensor], x: Tensor, num_dst: int, mean: bool) -> Tensor:
-    """Sums or means of x [..., N, F] at the destinations, without a graph. They have the bits of the kernels, which add
-    in the order of the edges, too."""
-    src, dst = ends
-    out = x.new_zeros(*x.shape[:-2], num_dst, x.shape[-1]).index_add_(-2, dst, x.index_select(-2, src))
-    return out * torch.bincount(dst, minlength=num_dst).clamp(min=1).to(x.dtype).reciprocal()[:, None] if mean else out
 
 
 def _inverse_root(degree: Tensor, dtype: torch.dtype) -> Tensor:

@@ -63,14 +63,20 @@ def _kept(form: tuple[Hashable, ...], tensors: Sequence[Tensor], build: Callable
         return outside_modes(build)
     key = *form, *map(WeakIdRef, tensors, repeat(_forget))
     numbers = [*map(_plain, tensors)]
-    graph = CACHE.keep(key, build)
-    held = graph.cached("numbers of tensors", lambda: [_held(x, graph) for x in numbers])
-    if all(map(_are_equal, numbers, held)):
+    fresh: list[Graph] = []
+
+    def make() -> Graph:
+        graph = build()
+        graph.cached("numbers of tensors", lambda: [_held(x, graph) for x in numbers])
+        fresh.append(graph)
+        return graph
+
+    graph = CACHE.keep(key, make)
+    held = graph._memo.get("numbers of tensors")
+    if graph in fresh or (held is not None and all(map(_are_equal, numbers, held))):
         return graph
     CACHE.drop(key.__eq__)
-    graph = CACHE.keep(key, build)
-    graph.cached("numbers of tensors", lambda: [_held(x, graph) for x in numbers])
-    return graph
+    return CACHE.keep(key, make)
 
 
 def values_of(edges: Any) -> Tensor | None:

@@ -6,9 +6,7 @@ import copy
 import gc
 import pickle
 from collections.abc import Callable
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -51,40 +49,19 @@ def pair_of(make: Callable[..., Any], **options: Any) -> tuple[Any, Any]:
 
 
 def agree(conv: Any, ours: Any, x: Any, edges: Any, *rest: Any) -> None:
-    """Outputs, and gradients of the parameters and of all inputs that require one: of PyTorch Geometric, here, and here
-    over a graph where few edges would do without."""
+    """Outputs, and gradients of the parameters and of all inputs that require one: of PyTorch Geometric, and here."""
     leaves = [t for t in (*(x if isinstance(x, tuple) else (x,)), *rest) if isinstance(t, Tensor) and t.requires_grad]
     grads, outs = [], []
-    runs = [(conv, 0), (ours, convolutions.FEW), *([(ours, 0)] if isinstance(ours, convolutions.WeightedSum) else [])]
-    for module, few in runs:
-        with mock.patch.object(convolutions, "FEW", few):
-            out = module(x, edges, *rest)
+    for module in (conv, ours):
+        out = module(x, edges, *rest)
         outs.append(out)
         weights = list(module.parameters())
         slope = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
         if out.requires_grad:
             grads.append(torch.autograd.grad((out * slope).sum(), [*leaves, *weights], materialize_grads=True))
-    for found in outs[1:]:
-        torch.testing.assert_close(found, outs[0])
-    for found in grads[1:]:
-        torch.testing.assert_close(found, grads[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("make", [partial(pyg.SAGEConv, aggr="sum"), partial(pyg.SAGEConv, aggr="mean"), pyg.GCNConv])
-def test_few_edges_have_the_bits_of_many(make: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph of a batch joins molecules, and results must not depend on how many."""
-    conv = make(5, 5, flow="target_to_source").to(dtype)
-    mpnn.pyg.use(conv)
-    for nodes, num_edges in ((300, 3000), (2, 9000), (9, 3)):
-        edges, x = torch.randint(nodes, (2, num_edges)), torch.randn(nodes, 5, dtype=dtype, requires_grad=True)
-        found = []
-        for few in (convolutions.FEW, 0):
-            monkeypatch.setattr(convolutions, "FEW", few)
-            y = conv(x, edges)
-            found.append([y, *torch.autograd.grad(y.sin().sum(), x)])
-        monkeypatch.undo()
-        assert all(map(torch.equal, *found))
+    torch.testing.assert_close(outs[1], outs[0])
+    if grads:
+        torch.testing.assert_close(grads[1], grads[0])
 
 
 def test_pna_without_nodes() -> None:
