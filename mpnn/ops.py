@@ -13,7 +13,7 @@ from mpnn.aggregate import NAMED, SUM, Max, Mean, Min, Sum, Var, aggregator
 from mpnn.graph import Graph
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.edge_tables import BiasTable, PerEdge
-from mpnn.graph.exchange import LOCAL, Given, Layer, Terms
+from mpnn.graph.exchange import LOCAL, AttendCall, Layer, Terms
 from mpnn.graph.modes import uncompiled
 from mpnn.graph.sharding import ACTIVE, active
 from mpnn.graph.topology import Topology
@@ -167,8 +167,8 @@ def attend(
                 "over a part of a graph, attend takes a bias by edge type (BiasTable), scale, softcap, sinks, "
                 "normalize, dropout and backend; call it outside of mpnn.distributed.sharded for other options"
             )
-        given = Given(query.shape[-2], key.shape[-2], value.shape[-1], normalize, sinks)
-        return _over_parts(given, build, graph, (query, key, value), backend)
+        call = AttendCall(query.shape[-2], key.shape[-2], value.shape[-1], normalize, sinks)
+        return _over_parts(call, build, graph, (query, key, value), backend)
     round = build(query, key, value, _traced(graph, value))
     out, more = engine.run(round, backend)
     return (out, more) if return_weights or return_lse or return_state else out
@@ -318,10 +318,10 @@ def _weight_width(weight: Tensor, num_edges: int, x: Tensor) -> int:
     return 1 if weight.dim() == 1 else weight.shape[-1]
 
 
-def _over_parts(given: Given, build: Callable[..., Round], graph: Graph, terms: Terms, backend: str) -> Tensor:
+def _over_parts(call: AttendCall, build: Callable[..., Round], graph: Graph, terms: Terms, backend: str) -> Tensor:
     """`attend` over this process's part of a graph."""
     query, key, _ = terms
-    layer = Layer(given, SUM, False, False, False, query.dtype, query.shape[:-3])
+    layer = Layer(call, SUM, False, False, False, query.dtype, query.shape[:-3])
     sharding = active()
     if sharding is not None and graph.stack:
         raise ValueError(f"{graph} differs by item and head, and its nodes are not divided over processes")

@@ -19,7 +19,7 @@ from mpnn.graph.relations import Offset, Relation
 class Position(nn.Module):
     """A relative position. Subclasses override the methods they use."""
 
-    def turn(self, query: Tensor, key: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         """Transforms queries [..., N_dst, H, D] and keys [..., N_src, H_kv, D] before their inner products."""
         return query, key
 
@@ -53,7 +53,7 @@ class Rotary(Position):
         self.dim = dim
         self.frequencies = tuple(base ** (-2 * k / dim) / factor for k in range(dim // 2))
 
-    def turn(self, query: Tensor, key: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         for x in (query, key):
             if x.shape[-1] != self.dim:
                 raise ValueError(f"these rotary positions are for heads of width {self.dim}; got {x.shape[-1]}")

@@ -1,7 +1,6 @@
 """Attention specs: how destinations weight their sources, and which values the sources send."""
 
 from mpnn.attention.additive import Additive as Additive, AdditiveV2 as AdditiveV2
-from mpnn.attention.choice import BlockTopK as BlockTopK, TopK as TopK
 from mpnn.attention.degree import Degree as Degree, degree_weights as degree_weights
 from mpnn.attention.dot_product import DotProduct as DotProduct
 from mpnn.attention.gaussian import Gaussian as Gaussian, Near as Near
@@ -22,4 +21,5 @@ from mpnn.attention.recurrent import (
     StateSpace as StateSpace,
 )
 from mpnn.attention.spec import Attention as Attention, KeyValue as KeyValue
+from mpnn.attention.topk import BlockTopK as BlockTopK, TopK as TopK
 from mpnn.attention.typed import Typed as Typed, TypedAdditive as TypedAdditive

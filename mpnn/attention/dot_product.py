@@ -88,7 +88,7 @@ class DotProduct(KeyValue):
         value = self.to_value(src).unflatten(-1, (self.kv_heads, -1))
         for position in self.positions:
             assert isinstance(position, Position)
-            query, key = position.turn(query, key, graph)
+            query, key = position.rotate(query, key, graph)
         return query, key, value
 
     def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:

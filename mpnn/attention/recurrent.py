@@ -106,7 +106,7 @@ class Retention(Recurrent):
     def terms(self, graph: Graph, *parts: Tensor) -> Round:
         query, key, value = (x.unflatten(-1, (self.heads, -1)) for x in parts)
         if self.position is not None:
-            query, key = self.position.turn(query, key, graph)
+            query, key = self.position.rotate(query, key, graph)
         gate = torch.log1p(-torch.exp2(-5.0 - torch.arange(self.heads, dtype=torch.float64, device=value.device)))
         log_gate = gate.to(torch.promote_types(value.dtype, torch.float32))[:, None].expand(*value.shape[:-1], 1)
         return Round(graph, value, Dot(query, key, self.scale), log_gate=log_gate)

@@ -93,16 +93,16 @@ def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
         return "features or weights have other sizes or dtypes, or weights are no plain tensors"
     if torch.is_grad_enabled() and any(t.requires_grad for group in weights for t in group if t is not None):
         return _RECORDS
-    return partial(_run, known.kernel, weights, parts, _turns(operator.attention, graph, x))
+    return partial(_run, known.kernel, weights, parts, _cos_sin(operator.attention, graph, x))
 
 
 _RECORDS = "it has no backward pass, and gradients are recorded: call it in torch.no_grad()"
 
 
 def _run(
-    kernel: EncoderLayer, weights: Weights, parts: Parts, turns: tuple[Tensor, Tensor] | None, x: Tensor
+    kernel: EncoderLayer, weights: Weights, parts: Parts, cos_sin: tuple[Tensor, Tensor] | None, x: Tensor
 ) -> Tensor:
-    return kernel(x.contiguous(), weights, parts, turns)
+    return kernel(x.contiguous(), weights, parts, cos_sin)
 
 
 # ------------------------------------------------------------------------------------------------ operators
@@ -248,8 +248,8 @@ def _activation(function: nn.Module) -> str:
     return str(name)
 
 
-def _turns(attention: DotProduct, graph: Graph, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Cosine and sine of the angles by which queries and keys turn, [rows, width of a head]; None if they do not."""
+def _cos_sin(attention: DotProduct, graph: Graph, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Cosine and sine of the angles by which queries and keys are rotated, [rows, width of a head]; None if not."""
     if not len(attention.positions):
         return None
     rotary = attention.positions[0]
@@ -260,8 +260,8 @@ def _turns(attention: DotProduct, graph: Graph, x: Tensor) -> tuple[Tensor, Tens
         cos, sin = (part.float().squeeze(1).repeat(batch, 2) for part in rotary.angles(graph)[0])
         return cos, sin
 
-    turns: tuple[Tensor, Tensor] = graph.cached(("turns", rotary.frequencies, batch), make)
-    return turns
+    cos_sin: tuple[Tensor, Tensor] = graph.cached(("cos_sin", rotary.frequencies, batch), make)
+    return cos_sin
 
 
 # ------------------------------------------------------------------------------------------------ graphs

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.attention import KeyValue, Recurrent
-from mpnn.attention.choice import TopK, block_means
+from mpnn.attention.topk import TopK, block_means
 from mpnn.graph import Graph
 from mpnn.graph.arguments import integer
 from mpnn.graph.runs import Runs

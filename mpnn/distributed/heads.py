@@ -20,7 +20,7 @@ from mpnn.distributed.halo import OwnExchange
 from mpnn.distributed.owners import Owners
 from mpnn.engine.rewrites.prepare import lower_score
 from mpnn.graph import Graph
-from mpnn.graph.exchange import Given, Layer, Terms
+from mpnn.graph.exchange import AttendCall, Layer, Terms
 from mpnn.round import Round
 from mpnn.scores import BUILT_IN
 
@@ -41,7 +41,7 @@ def refusal(layer: Layer, ranks: int) -> str | None:
     return "it does not return weights: each rank has those of its heads" if layer.return_weights else None
 
 
-def heads_of(attention: KeyValue | Given) -> tuple[int, int]:
+def heads_of(attention: KeyValue | AttendCall) -> tuple[int, int]:
     """The numbers of heads, and of key/value heads."""
     heads = int(cast(Any, attention).heads)
     return heads, int(getattr(attention, "kv_heads", heads))

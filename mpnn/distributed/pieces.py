@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mpnn.aggregate import Sum
 from mpnn.attention.spec import KeyValue
-from mpnn.graph.exchange import Given, Layer
+from mpnn.graph.exchange import AttendCall, Layer
 from mpnn.round import Round
 from mpnn.scores import Role
 
@@ -20,7 +20,7 @@ Visit = Callable[[Tensor, Kind, int], Tensor]
 
 def not_by_node(attention: Any) -> str | None:
     """Why queries, keys and values cannot be sent instead of features, or None if they can."""
-    if isinstance(attention, (KeyValue, Given)) and attention.depends_on == "node":
+    if isinstance(attention, (KeyValue, AttendCall)) and attention.depends_on == "node":
         return None
     what = "a layer without attention" if attention is None else type(attention).__name__
     return f"{what} does not compute queries, keys and values of single nodes, as DotProduct does"

@@ -68,9 +68,9 @@ def traced_graph(graph: Topology | Graph, num_dst: int, num_src: int, device: to
 
 def listed(edges: Tensor, num_dst: int, num_src: int, edge_attr: Tensor | None) -> Any:
     """A stand-in for a graph whose edges are an input of a program that `torch.export` traces."""
-    from mpnn.engine.compile.traced_graph import Listed
+    from mpnn.engine.compile.traced_graph import EdgeListGraph
 
-    return Listed(edges, num_dst, num_src, edge_attr)
+    return EdgeListGraph(edges, num_dst, num_src, edge_attr)
 
 
 FUNCTIONS["listed"] = listed

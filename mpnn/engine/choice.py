@@ -89,7 +89,7 @@ class _Steps:
     def __call__(self, round: Round) -> Result:
         return next(self._steps).run(round)
 
-    def maybe(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:
+    def run_if(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:
         step = next(self._steps)
         return step.run(round()) if needed() else None
 
@@ -257,7 +257,7 @@ class _Planner:
         self.estimates += [found.estimate] if found.estimate is not None else []
         return _stand_in(round)
 
-    def maybe(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:
+    def run_if(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:
         counted = len(self.estimates)
         result = self(round())
         del self.estimates[counted:]  # It is rarely needed.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpnn.graph.csr import built
 from mpnn.graph.exchange import LOCAL, Exchange
-from mpnn.graph.handles import Handled
+from mpnn.graph.handles import HasToken
 from mpnn.graph.relations import Relation
 from mpnn.kernels.parts import Parts
 
@@ -38,7 +38,7 @@ class Values(dict[Hashable, Any]):
         return value
 
 
-class BoundGraph(Handled):
+class BoundGraph(HasToken):
     """Edges between `num_dst` destinations and `num_src` sources, which layers take. `Graph` is one set of edges,
     `StackedGraph` one for each item of a batch and each head."""
 

@@ -10,8 +10,8 @@ Terms = tuple[Tensor, Tensor, Tensor]
 """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D] of an attention, each of one node."""
 
 
-class Given(NamedTuple):
-    """What a caller computed queries, keys and values of, in place of an attention."""
+class AttendCall(NamedTuple):
+    """The sizes and options of a call of `ops.attend`, which stands where an operator has its attention."""
 
     heads: int
     kv_heads: int

@@ -17,10 +17,10 @@ from mpnn.graph.modes import outside_modes
 from mpnn.graph.witness import Constant
 
 _NUMBERS = count(int.from_bytes(urandom(7), "big"))  # random start, so that numbers of another process are invalid here
-_KNOWN: "WeakValueDictionary[int, Handled]" = WeakValueDictionary()
+_KNOWN: "WeakValueDictionary[int, HasToken]" = WeakValueDictionary()
 
 
-class Handled(Constant):
+class HasToken(Constant):
     """Base class of objects that compiled programs refer to: `token` is the number, an int64 scalar on the CPU.
 
     Copies and unpickled objects get new numbers.

@@ -99,7 +99,7 @@ class GridOffset(_Checked):
 
 
 @dataclass(frozen=True)
-class Taps(_Checked):
+class KernelOffset(_Checked):
     """The kernel weight of each edge of a convolution between two images.
 
     Destination (y, x) receives from source (y * stride - padding + a * dilation, x * stride - padding + b * dilation)

@@ -22,7 +22,7 @@ from mpnn.graph import Graph
 from mpnn.graph.arguments import integer
 from mpnn.graph.bind_cache import CACHE
 from mpnn.graph.bound import B, BoundGraph, refuse_truth
-from mpnn.graph.handles import Handled
+from mpnn.graph.handles import HasToken
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import Relation, as_relation
 from mpnn.graph.runs import Ints, Runs, check_line, require_room
@@ -43,7 +43,7 @@ _MAX_NESTED = 100
 _OF_GRAPHS = {name for name in dir(Graph) if not name.startswith("_")} | {"num_dst", "num_src", "edge_attr", "device"}
 
 
-class Topology(Handled, ABC):
+class Topology(HasToken, ABC):
     """A rule for edges that is independent of the graph's size; `bind(n)` returns the `Graph`."""
 
     @staticmethod

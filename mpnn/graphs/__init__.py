@@ -7,10 +7,10 @@ features, other libraries' graphs) return a `Graph`.
 from torch.serialization import add_safe_globals
 
 from mpnn.graph import Graph, bind_cache
-from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
+from mpnn.graph.relations import Flipped, GridOffset, KernelOffset, Offset, Table
 from mpnn.graph.runs import Runs
 from mpnn.graph.stacked import StackedGraph as StackedGraph
-from mpnn.graphs.choice import blocks as blocks, chosen as chosen
+from mpnn.graphs.chosen_edges import blocks as blocks, chosen as chosen
 from mpnn.graphs.compressed import CompressedGraph as CompressedGraph, compressed as compressed
 from mpnn.graphs.content import chunks as chunks, knn as knn, lsh as lsh
 from mpnn.graphs.convert import (
@@ -73,4 +73,4 @@ from mpnn.graphs.trees import rollouts as rollouts, tree as tree
 cache = bind_cache.CACHE
 
 # What pickles of topologies and graphs name. Each checks what it reads, so `torch.load(weights_only=True)` may call it.
-add_safe_globals([parse, Graph, StackedGraph, Runs, Offset, GridOffset, Taps, Flipped, Table])
+add_safe_globals([parse, Graph, StackedGraph, Runs, Offset, GridOffset, KernelOffset, Flipped, Table])

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer, at_least
-from mpnn.graph.relations import GridOffset, Offset, Relation, Taps
+from mpnn.graph.relations import GridOffset, KernelOffset, Offset, Relation
 from mpnn.graph.runs import Ints, Runs
 from mpnn.graph.topology import Pairs, Topology
 
@@ -244,7 +244,7 @@ def convolution(
     size = _size(height, width)
     taps = _pair("kernel", kernel, 1)
     step, pad, apart = _pair("stride", stride, 1), _pair("padding", padding, 0), _pair("dilation", dilation, 1)
-    relation = Taps(size[1], convolved(*size, taps, step, pad, apart)[1], taps, step, pad, apart)
+    relation = KernelOffset(size[1], convolved(*size, taps, step, pad, apart)[1], taps, step, pad, apart)
     return Topology.of(_convolution, *size, taps, step, pad, apart, relation=relation)
 
 
@@ -318,7 +318,7 @@ def pooling(height: int, width: int, size: int | Sequence[int]) -> Topology:
                                            ........#
     """
     (height, width), cell = _size(height, width), _pair("size", size, 1)
-    return Topology.of(_pooling, height, width, cell, relation=Taps(width, -(-width // cell[1]), cell, cell))
+    return Topology.of(_pooling, height, width, cell, relation=KernelOffset(width, -(-width // cell[1]), cell, cell))
 
 
 def _pooling(i: Ints, num_src: int, height: int, width: int, size: tuple[int, int]) -> Pairs:

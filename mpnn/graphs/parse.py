@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from mpnn.graph.registry import FUNCTIONS, did_you_mean, unknown
-from mpnn.graph.relations import Flipped, GridOffset, Offset, Relation, Taps
+from mpnn.graph.relations import Flipped, GridOffset, KernelOffset, Offset, Relation
 from mpnn.graph.topology import Topology
 from mpnn.graphs import image, sequence, sparse
 
@@ -30,7 +30,9 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
 
 _REGISTERED: dict[str, Callable[..., Topology]] = {}
 
-_RELATIONS: dict[str, Callable[..., Relation]] = {kind.__name__: kind for kind in (Offset, GridOffset, Taps, Flipped)}
+_RELATIONS: dict[str, Callable[..., Relation]] = {
+    kind.__name__: kind for kind in (Offset, GridOffset, KernelOffset, Flipped)
+}
 
 _OPERATORS: dict[type[ast.operator], Callable[[Topology, Topology], Topology]] = {
     ast.BitOr: operator.or_,

@@ -1,10 +1,10 @@
 """The needs of a round: the features that a backend must serve to run it.
 
 A backend states the needs that it serves; the engine refuses all others with the sentences below. Each field of a
-round, or of its score, that differs from its default is a need of that name, unless `FINER` or `FINER_SCORE` states
-finer ones.
-So every backend refuses a field that it does not know. Types count exactly: a subclass is "own score",
-"own aggregate" or "by own rule", because its methods may compute something else.
+round, or of its score, that differs from its default is a need of that name, unless `NEEDS_OF_FIELD` or
+`NEEDS_OF_SCORE` states more specific ones. So every backend refuses a field that it does not
+know. Types count exactly: a subclass is "own score", "own aggregate" or "by own rule", because its methods may compute
+something else.
 """
 
 from collections.abc import Callable, Iterable
@@ -119,14 +119,14 @@ def has_own(x: Any, method: str) -> bool:
 
 def needs_of(round: Any) -> frozenset[str]:
     """The needs of a round."""
-    return frozenset([*_of_fields(round, FINER), *(("gradient",) if round.needs_grad else ())])
+    return frozenset([*_of_fields(round, NEEDS_OF_FIELD), *(("gradient",) if round.needs_grad else ())])
 
 
-def _of_fields(owner: Any, finer: dict[str, Callable[[Any, Any], Iterable[str]]]) -> Iterable[str]:
+def _of_fields(owner: Any, needs: dict[str, Callable[[Any, Any], Iterable[str]]]) -> Iterable[str]:
     for name, default in _defaults(cast(Any, type(owner))):
         value = getattr(owner, name)
-        if name in finer:
-            yield from finer[name](owner, value)
+        if name in needs:
+            yield from needs[name](owner, value)
         elif value is not default and (isinstance(value, Tensor) or value != default):
             yield name if name not in _RESERVED else f"field {name}"
 
@@ -155,7 +155,7 @@ def _score(round: Any, score: Any) -> Iterable[str]:
         yield "no score"
     elif type(score) in BUILT_IN and not has_own(score, "logits"):
         yield type(score).__name__
-        yield from _of_fields(score, FINER_SCORE)
+        yield from _of_fields(score, NEEDS_OF_SCORE)
     else:
         yield "own score"
 
@@ -205,7 +205,7 @@ def _nothing(owner: Any, value: Any) -> Iterable[str]:
     return ()
 
 
-FINER: dict[str, Callable[[Any, Any], Iterable[str]]] = {
+NEEDS_OF_FIELD: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     "graph": _graph,
     "value": _value,
     "score": _score,
@@ -220,7 +220,7 @@ FINER: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     "keep_accumulate_dtype": _keep_accumulate_dtype,
     "head_ids": lambda round, ids: ("head_ids",) if ids is not None and round.dropout else (),
 }
-FINER_SCORE: dict[str, Callable[[Any, Any], Iterable[str]]] = {
+NEEDS_OF_SCORE: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     **dict.fromkeys(("query", "key", "dst", "src", "vector", "scale"), _nothing),
     "activation": lambda score, activation: ("own activation",) if slope_of(activation) is None else (),
     "edge_key": lambda score, data: _edges("edge_key", data),

@@ -162,8 +162,8 @@ def test_hubs_are_divided_and_put_together_again(make: Callable[[Graph], Round],
     graph = hubs_for(kernels)
     if kernels is CPU:
         edges = edge_orders.by_destination(graph)
-        cuts = torch.from_numpy(row_attention.parts_of(edges, 1).cuts)
-        assert int((cuts < edges.ptr[1]).sum()) > 10  # a hub lies in more than ten parts
+        cuts = torch.from_numpy(row_attention.chunks_of(edges, 1).cuts)
+        assert int((cuts < edges.ptr[1]).sum()) > 10  # a hub lies in more than ten chunks
     else:
         for edges in (on_device.rows(graph), on_device.columns(graph)()):
             assert edges.divided.slots >= 2
@@ -248,7 +248,7 @@ def test_heads_that_share_keys_get_the_same_bits_on_any_number_of_threads() -> N
         out, _ = engine.run(given, "csr")
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
-    assert len(row_attention.parts_of(edge_orders.by_destination(given.graph), 8 * 40)) > 8
+    assert len(row_attention.chunks_of(edge_orders.by_destination(given.graph), 8 * 40)) > 8
     assert same_bits(results, 1, 2)
 
 

@@ -168,7 +168,7 @@ def test_every_form_of_weights(aggregator: Aggregator) -> None:
 def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> None:
     graph = random_graph(40, 30, 60_000)
     value, weight = halves(30, 1, 24), weights(graph, 1)
-    assert len(row_reduce.parts_of(edge_orders.by_destination(graph), 24)) > 4
+    assert len(row_reduce.chunks_of(edge_orders.by_destination(graph), 24)) > 4
     request = Round(graph, value, bias=(weight,), normalize="none", reduce=aggregator)
 
     def results() -> list[Tensor]:
@@ -186,18 +186,18 @@ def test_hubs_are_split_and_threads_change_no_bit(aggregator: Aggregator) -> Non
 def test_a_part_for_each_edge(aggregator: Aggregator, edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpnn.kernels.rows.rows.MIN_PIECE", 1)
     graph = graphs.from_edges([list(range(edges)), [0] * edges], edges)
-    width = 4 * 2**18 // edges + 1  # so many numbers that each of 16 parts would be worth a thread
+    width = 4 * 2**18 // edges + 1  # so many numbers that each of 16 chunks would be worth a thread
     monkeypatch.setattr(row_reduce, "_MIN_COMPONENTS", width // 2)
     request = Round(graph, -1 - torch.rand(edges, 1, width), normalize="none", reduce=aggregator)
     torch.testing.assert_close(engine.run(request, "csr")[0], engine.run(request, "edge_list")[0], rtol=1e-5, atol=1e-5)
-    assert len(row_reduce.parts_of(edge_orders.by_destination(graph), width)) == edges
+    assert len(row_reduce.chunks_of(edge_orders.by_destination(graph), width)) == edges
 
 
 @pytest.mark.parametrize("reduce", [Sum(), Mean(), Max(), Min(), Var()], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.covering
 def test_bfloat16_and_its_gradients_are_rounded_once(reduce: Aggregator, weighted: bool) -> None:
-    """Degrees up to 100,000 in few rows, so that parts share them; widths with and without a rest of a vector."""
+    """Degrees up to 100,000 in few rows, so that chunks share them; widths with and without a rest of a vector."""
     for graph, width in ((random_graph(3, 20_000, 100_000), 21), (random_graph(400, 300, 5_000), 64)):
         narrow = torch.rand(graph.num_src, 1, width).bfloat16().requires_grad_()
         weight = torch.randint(1, 256, (graph.num_edges, 1)) / 256  # products are exact, so extremes are the same
@@ -219,7 +219,7 @@ def test_bfloat16_and_its_gradients_are_rounded_once(reduce: Aggregator, weighte
 
 
 def test_equal_extremes_share_the_gradient_in_one_row_and_across_parts() -> None:
-    for count in (3, 70_000):  # the latter is cut into several parts
+    for count in (3, 70_000):  # the latter is cut into several chunks
         graph = graphs.complete().bind(1, count)
         x = torch.zeros(count, 8)
         x[::2] = 1.0

@@ -21,7 +21,7 @@ from mpnn.attention import AdditiveV2, Degree, DotProduct, Typed
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
 from mpnn.engine.compile.names import describe, restore
 from mpnn.graph.handles import resolve
-from mpnn.graph.relations import Flipped, GridOffset, Offset, Taps
+from mpnn.graph.relations import Flipped, GridOffset, KernelOffset, Offset
 from mpnn.models import GPT
 from mpnn.position import Rotary, Table
 
@@ -200,7 +200,7 @@ def test_numbers_of_other_processes_mean_nothing_here() -> None:
 OBJECTS = [
     Offset(3),
     GridOffset(width=4, rows=1, columns=2),
-    Flipped(Taps(4, 2, (3, 3), (2, 2), (0, 1))),
+    Flipped(KernelOffset(4, 2, (3, 3), (2, 2), (0, 1))),
 ]
 
 

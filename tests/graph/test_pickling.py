@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpnn import Graph, Topology, graphs
-from mpnn.graph.relations import GridOffset, Offset, Table, Taps
+from mpnn.graph.relations import GridOffset, KernelOffset, Offset, Table
 from mpnn.graph.runs import Runs
 from mpnn.graph.state import FIELDS
 
@@ -173,7 +173,7 @@ def test_a_part_of_one_process_is_not_saved() -> None:
         (Offset, {"clip": -1}),
         (Offset, {"clip": 0.5}),
         (GridOffset, {"width": 0, "rows": 1, "columns": 1}),
-        (Taps, {"width": 4, "dst_width": 4, "kernel": (3, 0)}),
+        (KernelOffset, {"width": 4, "dst_width": 4, "kernel": (3, 0)}),
         (Table, {"classes": torch.tensor([[9]]), "count": 1}),
     ],
 )

@@ -11,7 +11,7 @@ from drawings import drawn
 from well_formed import check_well_formed
 
 from mpnn import Graph, Topology, graphs
-from mpnn.graph.relations import Flipped, GridOffset, Offset, Table, Taps
+from mpnn.graph.relations import Flipped, GridOffset, KernelOffset, Offset, Table
 from tests.fuzz.cases import draw_rule
 from tests.fuzz.project import topology_of
 from tests.fuzz.topologies import matrix_of
@@ -83,7 +83,7 @@ RELATED = [
     (~graphs.window(1)).with_relation(Offset(2)),
     ~graphs.window(1).with_relation(Offset(2)),
     graphs.window(1).with_relation(Offset(2)) - graphs.identity(),
-    graphs.complete().with_relation(Flipped(Taps(4, 2, (1, 2), padding=(0, 1)))),
+    graphs.complete().with_relation(Flipped(KernelOffset(4, 2, (1, 2), padding=(0, 1)))),
     graphs.convolution(4, 6, [1, 3], padding=[0, 1], dilation=2),
     graphs.pooling(4, 6, [2, 3]),
 ]

@@ -98,7 +98,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     run = EncoderLayer.__call__
 
     def counted(self: EncoderLayer, x: Tensor, weights: Any, parts: Any, *others: Any) -> Tensor:
-        if parts.num_nodes != encoder_layers.TRIED:
+        if parts.num_nodes != encoder_layers.TRIAL_TOKENS:
             rows.append(parts.num_nodes)
         return run(self, x, weights, parts, *others)
 

@@ -143,7 +143,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, list[Call]]:
-    """The calls of each case. Parts are small, so that they share rows."""
+    """The calls of each case. Chunks are small, so that they share rows."""
     calls = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_attention, "_MIN_COMPONENTS", 4096)

@@ -131,12 +131,12 @@ def test_parts_that_two_threads_build_point_to_memory_that_stays(monkeypatch: py
     def interrupted(count: int, piece: int) -> Any:
         if not others:
             others.append(None)
-            others[0] = rows.parts(1, 2, 1)
+            others[0] = rows.chunks(1, 2, 1)
         return cuts(count, piece)
 
     monkeypatch.setattr(rows, "_cuts", interrupted)
-    assert rows.parts(1, 2, 1) is others[0]
-    assert rows.parts(1, 2, 1).cuts.tolist() == [0, 2, 4]
+    assert rows.chunks(1, 2, 1) is others[0]
+    assert rows.chunks(1, 2, 1).cuts.tolist() == [0, 2, 4]
 
 
 def test_parts_begin_at_rows_and_at_pieces_of_long_ones() -> None:
@@ -146,7 +146,7 @@ def test_parts_begin_at_rows_and_at_pieces_of_long_ones() -> None:
         ptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees[order].cumsum(0)])
         rows = Rows(ptr, torch.zeros(int(ptr[-1]), dtype=torch.int32))
         for most in (1, 2, 7):
-            cuts = set(rows.parts(8, most, 1).cuts.tolist())
+            cuts = set(rows.chunks(8, most, 1).cuts.tolist())
             first = int(ptr[order.index(2)])
             long_row = {first, first + MIN_PIECE, first + 2 * MIN_PIECE, first + 2 * MIN_PIECE + 5}
             assert {first, *long_row} <= cuts

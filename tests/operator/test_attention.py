@@ -124,7 +124,7 @@ def test_rotary_rotates_pairs_by_the_position() -> None:
 def test_rotary_angles_do_not_suffer_from_half_precision() -> None:
     position = Rotary(HEAD).bfloat16()
     x = torch.ones(5000, 1, HEAD, dtype=torch.float64)
-    turned, _ = position.turn(x, x, graphs.identity().bind(5000))
+    turned, _ = position.rotate(x, x, graphs.identity().bind(5000))
     slow = 4999 * 10000.0**-0.5
     torch.testing.assert_close(float(turned[-1, 0, 1]), math.cos(slow) - math.sin(slow))
 

@@ -70,7 +70,7 @@ def test_top_k_attends_to_the_sources_that_the_indexer_scores_highest(options: d
 
 
 def test_the_index_loss_is_the_divergence_over_the_chosen_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpnn.attention.choice._AT_ONCE", 1000)  # several chunks of rows
+    monkeypatch.setattr("mpnn.attention.topk._AT_ONCE", 1000)  # several chunks of rows
     attention, x = TopK(DIM, HEADS, 5, index_heads=2, index_dim=8).double(), torch.randn(B, N, DIM).double()
     x.requires_grad_()
     graph, pairs = graphs.causal().bind(N), top_pairs(attention, x)

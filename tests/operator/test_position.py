@@ -34,7 +34,7 @@ def test_shaw_refuses_a_distance_below_zero():
 def test_rotary_refuses_keys_of_another_width_too():
     graph = graphs.complete().bind(3)
     with pytest.raises(ValueError, match="for heads of width 4; got 2"):
-        Rotary(4).turn(torch.ones(3, 1, 4), torch.ones(3, 1, 2), graph)
+        Rotary(4).rotate(torch.ones(3, 1, 4), torch.ones(3, 1, 2), graph)
 
 
 # ------------------------------------------------------------------------------------------------ sinusoids
@@ -95,7 +95,7 @@ def test_rotary_rotations_equal_llama(measured):
     query, key = torch.randn(2, 60, 4, 8), torch.randn(2, 60, 2, 8)
     cos, sin = llama.LlamaRotaryEmbedding(config)(query, torch.arange(60)[None])
     theirs = llama.apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim=2)
-    ours = Rotary(8).turn(query, key, graphs.causal().bind(60))
+    ours = Rotary(8).rotate(query, key, graphs.causal().bind(60))
     error = max(map(largest, map(torch.sub, ours, theirs)))
     measured("Positional encodings", "Hugging Face Llama (rotary)", error, BOUND)
 

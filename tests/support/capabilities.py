@@ -401,7 +401,7 @@ def differentiates(backend: Backend, how: str) -> bool:
 
 # ---------------------------------------------------------------------------------------- the page
 
-_TRIED = """
+_TRIAL_TOKENS = """
 ## Rounds, graphs and dtypes, tried
 
 Rounds and dtypes are tried over a causal graph, and rounds and graphs in float32. Graphs and dtypes are tried with
@@ -441,7 +441,7 @@ def updated(text: str) -> str:
         f"| need | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}",
         *(f"| {need} | {' | '.join('yes' if need in serves(*c) else '' for c in COLUMNS)} |" for need in SENTENCES),
         "\n</details>",
-        _TRIED,
+        _TRIAL_TOKENS,
         *rows("request", REQUESTS, lambda name, b, device: refusal(b, REQUESTS[name](causal), device=device)),
         *rows("graph", GRAPHS, lambda name, b, device: refusal(b, simple(b, device)(GRAPHS[name]), device=device)),
         *rows("dtype", DTYPES, lambda name, b, device: refusal(b, simple(b, device)(causal), DTYPES[name], device)),

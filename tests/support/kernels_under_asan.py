@@ -37,13 +37,13 @@ def layer(form: Form, rows: int, transposed: tuple[bool, ...], is_causal: bool, 
     first = rows // 3
     lengths = [first, rows - first] if first else [rows]
     parts = Parts(lengths, is_causal=is_causal)
-    turns = (torch.rand(rows, head_width), torch.rand(rows, head_width)) if form.gated else None
+    cos_sin = (torch.rand(rows, head_width), torch.rand(rows, head_width)) if form.gated else None
     states = torch.empty(rows * of_keys), torch.empty(rows * of_keys)
     x = torch.randn(rows, form.width)
     if claimed:
         parts.table[-1, 1] += claimed
         parts.table[-1, 3] += claimed
-    EncoderLayer(form)(x, weights(form, transposed), parts, turns, states)
+    EncoderLayer(form)(x, weights(form, transposed), parts, cos_sin, states)
 
 
 def layers() -> None:

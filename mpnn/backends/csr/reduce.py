@@ -130,9 +130,9 @@ def _is_fixed(weight: Any, dtype: torch.dtype) -> bool:
 
 def _run_sum(kind: str, sum_rows: Callable[..., Tensor], round: Round) -> Result:
     graph = round.graph
-    listed = graph.cached("listed", lambda: row_reduce.Listed(graph.ends, graph.num_dst, graph.num_src))
+    edge_list = graph.cached("edge_list", lambda: row_reduce.EdgeList(graph.ends, graph.num_dst, graph.num_src))
     weight: Any = round.bias[0].unsqueeze(0).contiguous() if round.bias else None  # type: ignore[union-attr]
-    return Result(sum_rows(round.value.contiguous(), weight, partial(edges.in_order, graph), listed, kind))
+    return Result(sum_rows(round.value.contiguous(), weight, partial(edges.in_order, graph), edge_list, kind))
 
 
 def run(round: Round) -> Result:

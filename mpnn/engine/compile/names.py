@@ -12,13 +12,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpnn.aggregate import PNA, Max, Mean, Median, Min, PowerMean, Softmax, Std, Sum, Var
-from mpnn.graph.relations import Flipped, GridOffset, Offset, Taps
+from mpnn.graph.relations import Flipped, GridOffset, KernelOffset, Offset
 
 _FIELDS: dict[type, dict[str, str]] = {
     **{kind: {} for kind in (Sum, Mean, Max, Min, Var, Std, Median, Softmax)},
     PowerMean: {"eps": "eps", "limit": "limit"},
     PNA: {"aggregators": "parts", "scalers": "scalers", "average_log_degree": "average_log_degree"},
-    **{kind: {name: name for name in kind.__dataclass_fields__} for kind in (Offset, GridOffset, Taps, Flipped)},
+    **{
+        kind: {name: name for name in kind.__dataclass_fields__} for kind in (Offset, GridOffset, KernelOffset, Flipped)
+    },
 }
 """For each type, the constructor's arguments and the attributes that hold them. Parameters are not included; they are
 tensors of a call."""

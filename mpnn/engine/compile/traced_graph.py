@@ -140,7 +140,7 @@ class Built(TracedGraph):
         self.original: Any = None
 
 
-class Listed(Built):
+class EdgeListGraph(Built):
     """A graph whose edges are an input of an exported program: `token` is its `edge_index`, int64 [2, E]."""
 
     def __init__(self, edges: Tensor, num_dst: int, num_src: int, edge_attr: Tensor | None = None) -> None:
@@ -158,7 +158,7 @@ class Listed(Built):
     def derive(
         self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
     ) -> "TracedGraph":
-        graph = Listed(self.token, num_dst, self.num_src if num_src is None else num_src)
+        graph = EdgeListGraph(self.token, num_dst, self.num_src if num_src is None else num_src)
         graph.base = (self.num_dst, self.num_src)
         graph.recipe = (build, *arguments)
         return graph

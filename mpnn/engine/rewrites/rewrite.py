@@ -18,7 +18,7 @@ class Runner(Protocol):
     def __call__(self, round: Round) -> Result:
         """The result of a round; while planning, stand-ins of the same shapes without memory."""
 
-    def maybe(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:
+    def run_if(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:
         """The result of `round()` if `needed()`, else None. The plan counts it, and chooses for the later rounds as
         if it was."""
 

@@ -52,7 +52,7 @@ class SoftmaxOverDestinations(Rewrite):
         def again() -> Round:
             return _shifted(_alike_both_ways(round), lse.detach())
 
-        rest = run.maybe(lambda: _is_rounded(lse), lambda: _reversed(again()))
+        rest = run.run_if(lambda: _is_rounded(lse), lambda: _reversed(again()))
         factor = None if rest is None else _lse(rest).neg().exp()
         last = _shifted(round, lse) if factor is None else _times(again(), factor)
 

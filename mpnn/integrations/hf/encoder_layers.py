@@ -46,11 +46,11 @@ from mpnn.kernels.layers import (
 from mpnn.kernels.parts import Parts
 
 _CACHE = "past_key_values"
-_TURNS = "position_embeddings"
+_COS_SIN = "position_embeddings"
 _MASK = "attention_mask"
 _READ = interface.HARMLESS.union(packing.NAMES, (_CACHE, _MASK))
 """What any layer may be given."""
-TRIED = 7  # tokens for which a layer is compared with its class
+TRIAL_TOKENS = 7  # tokens for which a layer is compared with its class
 _CLOSE = 1e-4  # of the largest number
 _SETTLED = 8  # calls after which a change of a layer is none of those that follow one another
 _AT_ONCE = 3  # changes that follow one another, after each of which a layer is learned again at once
@@ -158,7 +158,7 @@ def _find(module: nn.Module) -> _Names | None:
     names = next((names for names in _FAMILIES if _matches(module, names)), None)
     if names is None or interface.graph_of(_get(module, names.attention)) is not None:
         return None
-    return names if refusal(_Parts(module, names).form("identity", False)) is None else None
+    return names if refusal(_Submodules(module, names).form("identity", False)) is None else None
 
 
 def _matches(module: nn.Module, names: _Names) -> bool:
@@ -241,14 +241,14 @@ class Forward(Constant):
         parts = layer.parts
         shape = (x.shape[0], x.shape[1])
         texts = _parts_within(parts.is_causal, given, shape)
-        turns = _turns_of(given.get(_TURNS), shape, parts.head_width) if layer.has_turns else None
-        if texts is None or (layer.has_turns and turns is None):
+        cos_sin = _cos_sin_of(given.get(_COS_SIN), shape, parts.head_width) if layer.has_cos_sin else None
+        if texts is None or (layer.has_cos_sin and cos_sin is None):
             return None
         cache = given.get(_CACHE)
         if cache is None:
-            return kernel(x.contiguous(), weights, texts, turns)
+            return kernel(x.contiguous(), weights, texts, cos_sin)
         keys, values = x.new_empty(2, shape[0], parts.kv_heads, shape[1], parts.head_width)
-        out = kernel(x.contiguous(), weights, texts, turns, (keys, values))
+        out = kernel(x.contiguous(), weights, texts, cos_sin, (keys, values))
         cache.update(keys, values, parts.attention.layer_idx)
         return out
 
@@ -266,7 +266,7 @@ class Forward(Constant):
         if active() is not None or _has_any_global_hook() or interface.is_recorded():
             return False
         for name, value in given.items():
-            is_read = name in _READ or name == _TURNS
+            is_read = name in _READ or name == _COS_SIN
             if value is not None and value is not False and not is_read:
                 return False
         return compat.collects_only("hidden_states")
@@ -300,7 +300,7 @@ def _parameters_of(module: nn.Module) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------ what is learned
 
 
-class _Parts:
+class _Submodules:
     """The parts of a layer, and what the kernel has to know of them."""
 
     def __init__(self, module: nn.Module, names: _Names) -> None:
@@ -364,7 +364,7 @@ class _Parameters:
     `sources`: for each weight of the kernel, the number of its tensor, as `Places` takes them.
     """
 
-    def __init__(self, parts: _Parts) -> None:
+    def __init__(self, parts: _Submodules) -> None:
         self._owners: list[dict[str, Any]] = []
         self._names: list[str] = []
         self._absent: list[tuple[dict[str, Any], str]] = []
@@ -426,7 +426,7 @@ def _learn(module: nn.Module, names: _Names) -> _Known:
         return _Known(witness, None)
     if witness.unread or not _matches(module, names) or not _runs_its_classes(module):
         return _Known(witness, None)
-    parts = _Parts(module, names)
+    parts = _Submodules(module, names)
     activation = _activation(parts.activation)
     if activation is None or not _attends(parts.attention, witness):
         return _Known(witness, None)
@@ -456,9 +456,9 @@ def _attends(attention: nn.Module, witness: Witness) -> bool:
 class _Layer:
     """A layer that its kernel computes if it gives the numbers of the class, as long as a witness holds."""
 
-    def __init__(self, module: nn.Module, parts: _Parts, activation: str) -> None:
+    def __init__(self, module: nn.Module, parts: _Submodules, activation: str) -> None:
         self.parts = parts
-        self.has_turns = _TURNS in _parameters_of(module)
+        self.has_cos_sin = _COS_SIN in _parameters_of(module)
         self._module = module
         self._activation = activation
         self._parameters = _Parameters(parts)
@@ -505,14 +505,14 @@ class _Layer:
         parts = self.parts
         generator = torch.Generator().manual_seed(0)
         options: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-        x = torch.randn(1, TRIED, parts.shapes[0][1], **options)
+        x = torch.randn(1, TRIAL_TOKENS, parts.shapes[0][1], **options)
         is_causal = bool(getattr(parts.attention, "is_causal", False))
-        given: dict[str, Any] = {_MASK: Mask(1, Sizes(TRIED, TRIED), (None, 0 if is_causal else None))}
-        turns = None
-        if self.has_turns:
-            angles = torch.randn(1, TRIED, parts.head_width // 2, **options).repeat(1, 1, 2)
-            turns = angles.cos(), angles.sin()
-            given[_TURNS] = turns
+        given: dict[str, Any] = {_MASK: Mask(1, Sizes(TRIAL_TOKENS, TRIAL_TOKENS), (None, 0 if is_causal else None))}
+        cos_sin = None
+        if self.has_cos_sin:
+            angles = torch.randn(1, TRIAL_TOKENS, parts.head_width // 2, **options).repeat(1, 1, 2)
+            cos_sin = angles.cos(), angles.sin()
+            given[_COS_SIN] = cos_sin
         try:
             with torch.no_grad(), packing.within(None):
                 expected = type(self._module).forward(self._module, x, **given)
@@ -520,7 +520,7 @@ class _Layer:
             return None
         if not isinstance(expected, Tensor):
             return None
-        texts = Parts([TRIED], is_causal)
+        texts = Parts([TRIAL_TOKENS], is_causal)
         for pre_norm in (False, True):
             form = parts.form(self._activation, pre_norm)
             if refusal(form) is not None:
@@ -528,7 +528,7 @@ class _Layer:
             kernel = EncoderLayer(form)
             if not kernel.reads(weights):
                 return None
-            difference = (kernel(x, weights, texts, turns) - expected).abs().max()
+            difference = (kernel(x, weights, texts, cos_sin) - expected).abs().max()
             if difference <= _CLOSE * expected.abs().max():
                 return kernel
         return None
@@ -576,18 +576,18 @@ def _whole(rows: int, tokens: int, is_causal: bool) -> Parts:
     return Parts([tokens] * rows, is_causal)
 
 
-def _turns_of(given: Any, shape: tuple[int, int], width: int) -> tuple[Tensor, Tensor] | None:
+def _cos_sin_of(given: Any, shape: tuple[int, int], width: int) -> tuple[Tensor, Tensor] | None:
     """Cosine and sine of the angles of each token, [rows, width of a head]; None for others."""
     if not isinstance(given, tuple) or len(given) != 2 or not are_plain(given):
         return None
     cos, sin = given
     sizes = [shape[0], shape[1], width]
-    for turn in given:
+    for each in given:
         if (
-            turn.requires_grad
-            or turn.dim() != 3
-            or turn.shape[0] not in (1, shape[0])
-            or [*turn.shape[1:]] != sizes[1:]
+            each.requires_grad
+            or each.dim() != 3
+            or each.shape[0] not in (1, shape[0])
+            or [*each.shape[1:]] != sizes[1:]
         ):
             return None
     if cos.shape[0] != shape[0] or sin.shape[0] != shape[0]:

@@ -41,7 +41,7 @@ _UNDISPATCHED = "BigBirdPegasusSelfAttention", "BigBirdPegasusBlockSparseAttenti
 _RECORD = "attn_implementation", "mpnn_graph", "mpnn_causal"  # what config.json keeps
 _CHANGED = compat.INTERNAL, *_RECORD
 
-_TRIED = 512  # tokens over which a topology is tried at once; a run tries its own number
+_TRIAL_TOKENS = 512  # tokens over which a topology is tried at once; a run tries its own number
 
 
 class Handle:
@@ -282,7 +282,7 @@ def _is_causal(layer: Any) -> bool:
 
 
 def _try(topology: Topology, is_causal: bool) -> None:
-    tokens = most_nodes(topology) or _TRIED
+    tokens = most_nodes(topology) or _TRIAL_TOKENS
     try:
         topology.bind(tokens)
     except ValueError:  # it takes one length only, and is tried over the tokens that come

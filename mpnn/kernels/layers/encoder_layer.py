@@ -187,17 +187,17 @@ class EncoderLayer:
         x: Tensor,
         weights: Weights | Located,
         parts: Parts,
-        turns: tuple[Tensor, Tensor] | None = None,
+        cos_sin: tuple[Tensor, Tensor] | None = None,
         states: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Returns the states [..., width] of rows x [..., width], contiguous, which are those of the parts.
 
-        turns: cosine and sine of the angles by which queries and keys turn, [rows, width of a head], contiguous.
+        cos_sin: cosine and sine of the angles by which queries and keys are rotated, [rows, head width], contiguous.
         states: where keys and values of each part are written, [heads of keys, rows, width of a head].
 
         Raises:
             TypeError: if a tensor is not one of float32 in this process's memory.
-            ValueError: if x has other rows than the parts, or another width than the layer; if weights, turns or
+            ValueError: if x has other rows than the parts, or another width than the layer; if weights, cos_sin or
                 states have other sizes, or do not lie in memory as the kernel reads them.
             MemoryError: if there was no memory for intermediate results.
         """
@@ -208,10 +208,10 @@ class EncoderLayer:
         p.x = _address_of_rows("x", x)
         y = torch.empty_like(x)
         p.y = y.data_ptr()
-        if turns is not None:
-            if any(turn.numel() != rows * p.head_width for turn in turns):
-                raise ValueError(f"turns must be [{rows}, {p.head_width}]; got {list(turns[0].shape)}")
-            p.cos, p.sin = (_address_of_rows("turns", turn) for turn in turns)
+        if cos_sin is not None:
+            if any(each.numel() != rows * p.head_width for each in cos_sin):
+                raise ValueError(f"cos_sin must be [{rows}, {p.head_width}]; got {list(cos_sin[0].shape)}")
+            p.cos, p.sin = (_address_of_rows("cos_sin", each) for each in cos_sin)
         if states is not None:
             if any(state.numel() != p.kv_heads * rows * p.head_width for state in states):
                 shape = [p.kv_heads, rows, p.head_width]

@@ -25,7 +25,7 @@ from mpnn.kernels.derivatives import (
     once_differentiable,
 )
 from mpnn.kernels.dropout_threshold import threshold
-from mpnn.kernels.rows.rows import EdgeTensor, NodeTensor, Parts, Rows, RowsStruct, edge_tensor, node_tensor
+from mpnn.kernels.rows.rows import Chunks, EdgeTensor, NodeTensor, Rows, RowsStruct, edge_tensor, node_tensor
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 
 LANES = 8  # features are padded to a multiple of this
@@ -40,7 +40,7 @@ _MIN_COMPONENTS = 1 << 17  # of a part's edges
 SHARED_FORWARD = 8
 SHARED_BACKWARD = 4
 _LONG = 16  # edges of a node from which on copies of keys pay
-_SHARED_PARTS = 8  # parts with copies of the gradients of keys
+_SHARED_PARTS = 8  # chunks with copies of the gradients of keys
 
 
 class EdgeTypes(NamedTuple):
@@ -160,9 +160,9 @@ class RowSums(Structure):
     )
 
 
-def parts_of(rows: Rows, width: int) -> Parts:
-    """The parts that are run side by side, where an edge has `width` components."""
-    return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
+def chunks_of(rows: Rows, width: int) -> Chunks:
+    """The chunks that are run side by side, where an edge has `width` components."""
+    return rows.chunks(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
 def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -190,8 +190,8 @@ class Repeated:
         self._batch = value.shape[:-3]
         self._heads = spec.heads
         self._width = value.shape[-1]
-        parts = spec.rows.parts(self._heads * self._width, _MAX_PARTS, _MIN_COMPONENTS)
-        self._filled = bytes(_parameters(spec, tensors, parts))
+        chunks = spec.rows.chunks(self._heads * self._width, _MAX_PARTS, _MIN_COMPONENTS)
+        self._filled = bytes(_parameters(spec, tensors, chunks))
 
     @staticmethod
     def serves(spec: Spec, tensors: Tensors) -> bool:
@@ -218,14 +218,14 @@ class Repeated:
         """Out [..., N_dst, H, DV]. `numbers`: scale, softcap and slope."""
         heads = self._heads
         width = self._width
-        parts = rows.parts(heads * width, _MAX_PARTS, _MIN_COMPONENTS)
-        pieces = parts.count
-        out = _by_rows(value, parts, 3, (*self._batch, rows.num_rows, heads, width))
+        chunks = rows.chunks(heads * width, _MAX_PARTS, _MIN_COMPONENTS)
+        pieces = chunks.count
+        out = _by_rows(value, chunks, 3, (*self._batch, rows.num_rows, heads, width))
         if not rows.num_edges:
             return out
         stats = value.new_empty((*self._batch, rows.num_rows, 2, heads))
         p = RowAttention.from_buffer_copy(self._filled)
-        p.rows = parts.struct
+        p.rows = chunks.struct
         p.scale, p.softcap, p.slope = numbers
         if self._batch:  # strides between entries depend on the number of nodes
             p.value = node_tensor(value, 3)
@@ -317,14 +317,14 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None
     rows = spec.rows
     batch, width = value.shape[:-3], value.shape[-1]
     count = batch.numel()
-    parts = rows.parts(heads * width, _MAX_PARTS, _MIN_COMPONENTS)
-    pieces = parts.count
-    out = _by_rows(value, parts, 3, (*batch, rows.num_rows, heads, width))
-    stats = _by_rows(value, parts, 3, (*batch, rows.num_rows, 2, heads))
+    chunks = rows.chunks(heads * width, _MAX_PARTS, _MIN_COMPONENTS)
+    pieces = chunks.count
+    out = _by_rows(value, chunks, 3, (*batch, rows.num_rows, heads, width))
+    stats = _by_rows(value, chunks, 3, (*batch, rows.num_rows, 2, heads))
     weights = memory.empty(value, *batch, rows.num_edges, heads) if spec.return_weights else None
     if not rows.num_edges or not count:
         return out, stats, weights
-    p = _parameters(spec, inputs, parts)
+    p = _parameters(spec, inputs, chunks)
     p.shared = spec.score == DOT and _shared(spec, inputs, SHARED_FORWARD)
     p.out = address(out)
     p.stats = address(stats)
@@ -341,11 +341,11 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None
     return out, stats, weights
 
 
-def _parameters(spec: Spec, inputs: Tensors, parts: Parts, *, by_source: bool = False) -> RowAttention:
+def _parameters(spec: Spec, inputs: Tensors, chunks: Chunks, *, by_source: bool = False) -> RowAttention:
     """The parameters that the forward and backward passes share."""
     nodes = 2 if spec.score == ADDITIVE else 3
     p = RowAttention.from_buffer_copy(_NOTHING)
-    p.rows = parts.struct
+    p.rows = chunks.struct
     p.heads = spec.heads
     p.score = spec.score
     p.normalize = spec.normalize
@@ -393,11 +393,11 @@ def shares_keys(heads: int, key_heads: int, edges: int, nodes: int, least: int) 
 
 
 class _Partial:
-    """Partial sums of the rows that parts share: sums [batch, parts, 2, size], and their rows, -1 for none."""
+    """Partial sums of the rows that chunks share: sums [batch, chunks, 2, size], and their rows, -1 for none."""
 
-    def __init__(self, like: Tensor, count: int, parts: int, size: int) -> None:
-        self.sums = like.new_empty(count, parts, 2, size)
-        self.row = like.new_full((count, parts, 2), -1, dtype=torch.int64)
+    def __init__(self, like: Tensor, count: int, chunks: int, size: int) -> None:
+        self.sums = like.new_empty(count, chunks, 2, size)
+        self.row = like.new_full((count, chunks, 2), -1, dtype=torch.int64)
         self.addresses = address(self.sums), address(self.row)
 
 
@@ -415,9 +415,9 @@ class _Backward:
         self.tables = [name for name in self.wanted if name in spec.types]
         self.shared = spec.score == DOT and _shared(spec, inputs, SHARED_BACKWARD)
         if self.shared:  # each part has a copy of the gradients of keys
-            self.parts = spec.rows.parts(self.width, _SHARED_PARTS, _MIN_COMPONENTS, equal=True)
+            self.chunks = spec.rows.chunks(self.width, _SHARED_PARTS, _MIN_COMPONENTS, equal=True)
         else:
-            self.parts = parts_of(spec.by_source(), self.width)
+            self.chunks = chunks_of(spec.by_source(), self.width)
         # numbers of each edge: the gradient of its logit; for tables also its weight and the gradient of its bias
         with_weight = "edge_value" in self.tables
         of_nodes = bool({"dst_bias", "src_bias"} & self.wanted)
@@ -454,8 +454,8 @@ class _Backward:
         count = self.count
         value = inputs.value
         nodes = 2 if self.spec.score == ADDITIVE else 3
-        parts = self.parts
-        p = _parameters(spec, inputs, parts, by_source=not self.shared)
+        chunks = self.chunks
+        p = _parameters(spec, inputs, chunks, by_source=not self.shared)
         p.shared = self.shared
         p.d_out = node_tensor(saved.d_out, 3)
         p.num_dst = spec.rows.num_rows
@@ -472,30 +472,30 @@ class _Backward:
         for name in self.wanted.intersection(of_rows):
             shape = getattr(inputs, name).shape
             trailing = nodes if name == "key" else 3
-            self.results[name] = _by_rows(value, parts, trailing, shape)
+            self.results[name] = _by_rows(value, chunks, trailing, shape)
         for name in self.wanted.intersection(of_parts):
-            self.results[name] = memory.zeros(value, count * len(parts), *getattr(inputs, name).shape[-3:])
+            self.results[name] = memory.zeros(value, count * len(chunks), *getattr(inputs, name).shape[-3:])
         for name in self.wanted.intersection((*of_rows, *of_parts)):
             setattr(p, f"d_{name}", node_tensor(self.results[name], nodes if name == "key" else 3))
         for name in self.wanted.intersection(_OF_EDGES).difference(self.tables):
             self.results[name] = memory.zeros(value, *getattr(inputs, name).shape)
             setattr(p, f"d_{name}", edge_tensor(self.results[name], _TRAILING[name]))
         if "vector" in self.wanted:
-            d_vector = value.new_zeros(count, len(parts), *inputs.vector.shape)  # type: ignore[union-attr]
+            d_vector = value.new_zeros(count, len(chunks), *inputs.vector.shape)  # type: ignore[union-attr]
             p.d_vector = address(d_vector)
         keys = 0 if spec.score == CONSTANT else inputs.query.shape[-1] if nodes == 3 else 1  # type: ignore[union-attr]
-        if len(parts) > 1:
-            partial = _Partial(value, count, len(parts), (0 if self.shared else self.width) + self.heads * keys)
+        if len(chunks) > 1:
+            partial = _Partial(value, count, len(chunks), (0 if self.shared else self.width) + self.heads * keys)
             p.partial, p.partial_row = partial.addresses
         # entries of the batch that share a tensor of edges must not add to its gradient side by side
         entries = [self.results[name].shape[:-k].numel() for name, k in _TRAILING.items() if name in self.results]
         together = 1 if min(entries, default=count) < count else count
         for first in range(0, count, together):
-            library.run("row_attention_backward", value.dtype, p, together, len(parts), first)
-        if len(parts) > 1:
+            library.run("row_attention_backward", value.dtype, p, together, len(chunks), first)
+        if len(chunks) > 1:
             library.run("row_attention_join_backward", value.dtype, p, count)
         for name in self.wanted.intersection(of_parts):
-            total = self.results[name].unflatten(0, (count, len(parts))).sum(1).view(getattr(inputs, name).shape)
+            total = self.results[name].unflatten(0, (count, len(chunks))).sum(1).view(getattr(inputs, name).shape)
             self.results[name] = total * spec.scale if name == "key" else total
         if "vector" in self.wanted:
             self.results["vector"] = d_vector.sum((0, 1))
@@ -504,13 +504,13 @@ class _Backward:
         """Fills `row_stats`: what weights and their gradients depend on, by destination."""
         spec = self.spec
         saved = self.saved
-        rows = parts_of(spec.rows, self.width).struct
+        rows = chunks_of(spec.rows, self.width).struct
         p = RowAttention(rows=rows, heads=self.heads, d_out=node_tensor(saved.d_out, 3))
         p.num_dst = spec.rows.num_rows
         p.row_stats = address(row_stats)
         p.saved_stats = address(saved.stats)
         p.saved_out, p.saved_weights, p.d_weights = map(address, (saved.out, saved.weights, saved.d_weights))
-        library.run("row_attention_prepare", row_stats.dtype, p, self.count, len(self.parts))
+        library.run("row_attention_prepare", row_stats.dtype, p, self.count, len(self.chunks))
         if saved.d_lse is not None:  # w_ij is also the derivative of lse_i by l_ij
             row_stats[:, :, 2] -= saved.d_lse.view(-1, p.num_dst, self.heads)
 
@@ -551,29 +551,29 @@ class _Backward:
 
     def _sums(self, p: RowSums, rows: Rows, shape: Sequence[int], trailing: int) -> Tensor:
         """Runs `row_attention_sums` along the rows of an order of edges."""
-        parts = parts_of(rows, self.width)
-        out = _by_rows(self.inputs.value, parts, trailing, shape)
-        p.rows = parts.struct
+        chunks = chunks_of(rows, self.width)
+        out = _by_rows(self.inputs.value, chunks, trailing, shape)
+        p.rows = chunks.struct
         p.heads = self.heads
         p.numbers = address(self.numbers)
         p.stride = self.stride
         p.out = node_tensor(out, trailing)
-        if len(parts) > 1:
-            partial = _Partial(out, self.count, len(parts), self.heads * p.out.width)
+        if len(chunks) > 1:
+            partial = _Partial(out, self.count, len(chunks), self.heads * p.out.width)
             p.partial, p.partial_row = partial.addresses
-        library.run("row_attention_sums", out.dtype, p, self.count, len(parts))
-        if len(parts) > 1:
+        library.run("row_attention_sums", out.dtype, p, self.count, len(chunks))
+        if len(chunks) > 1:
             library.run("row_attention_join_sums", out.dtype, p, self.count)
         return out
 
 
-def _by_rows(like: Tensor, parts: Parts, trailing: int, shape: Sequence[int]) -> Tensor:
+def _by_rows(like: Tensor, chunks: Chunks, trailing: int, shape: Sequence[int]) -> Tensor:
     """Allocates an output [..., rows, ...] with `trailing` dimensions from the rows on. Rows that no part writes in
     full are zero."""
-    rows = parts.rows
+    rows = chunks.rows
     size = math.prod(shape) * like.element_size()
     if size < memory.LARGE or not rows.num_edges:
         return like.new_zeros(shape)
     out = memory.empty(like, *shape)
-    out.view(-1, rows.num_rows, math.prod(shape[1 - trailing :])).index_fill_(1, parts.unwritten, 0)
+    out.view(-1, rows.num_rows, math.prod(shape[1 - trailing :])).index_fill_(1, chunks.unwritten, 0)
     return out

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mpnn.kernels.cpu import threads
-from mpnn.kernels.rows.rows import Parts, Rows
+from mpnn.kernels.rows.rows import Chunks, Rows
 
 Scalar = Callable[..., float]
 
@@ -46,18 +46,18 @@ def why_missing() -> str | None:
     return None
 
 
-def forward(kind: Associative, value: Tensor, weight: Tensor | None, parts: Parts, out: Tensor) -> None:
+def forward(kind: Associative, value: Tensor, weight: Tensor | None, chunks: Chunks, out: Tensor) -> None:
     """Combines the messages weight * value of each row into out [B, rows, size]."""
     code = _compiled(kind, value)
     identity = value.new_tensor(kind.identity).numpy()[()]
     heads = 1 if weight is None else weight.shape[-1]
     size = value.shape[2]
     for b in range(len(value)):
-        shared = (*_arrays(parts.rows), _entry(value, b), size, _entry(weight, b, value), heads, identity)
-        _each_part(parts, out[b], lambda span, to, shared=shared: code.forward(*span, *shared, to), code.join)
+        shared = (*_arrays(chunks.rows), _entry(value, b), size, _entry(weight, b, value), heads, identity)
+        _each_part(chunks, out[b], lambda span, to, shared=shared: code.forward(*span, *shared, to), code.join)
 
 
-def ties(kind: Associative, value: Tensor, weight: Tensor | None, parts: Parts, out: Tensor) -> Tensor:
+def ties(kind: Associative, value: Tensor, weight: Tensor | None, chunks: Chunks, out: Tensor) -> Tensor:
     """How many messages of each row have a lift that equals the result, at least 1, [B, rows, size]."""
     code = _compiled(kind, value)
     count = torch.zeros_like(out)
@@ -65,8 +65,8 @@ def ties(kind: Associative, value: Tensor, weight: Tensor | None, parts: Parts, 
     size = value.shape[2]
     for b in range(len(value)):
         read = (_entry(value, b), size, _entry(weight, b, value), heads, _entry(out, b))
-        shared = (*_arrays(parts.rows), *read)
-        _each_part(parts, count[b], lambda span, to, shared=shared: code.ties(*span, *shared, to), _add)
+        shared = (*_arrays(chunks.rows), *read)
+        _each_part(chunks, count[b], lambda span, to, shared=shared: code.ties(*span, *shared, to), _add)
     return count.clamp_(min=1)
 
 
@@ -76,7 +76,7 @@ def backward(
     compared: Tensor | None,
     value: Tensor,
     weight: Tensor | None,
-    parts: Parts,
+    chunks: Chunks,
     d_value: Tensor,
     d_weight: Tensor | None,
 ) -> None:
@@ -86,21 +86,21 @@ def backward(
     size = value.shape[2]
     for b in range(len(value)):
         read = (_entry(d_out, b), _entry(compared, b, value), size, _entry(weight, b, value))
-        shared = (*_arrays(parts.rows), *read, _entry(d_weight, b, value), heads, _entry(value, b))
-        _each_part(parts, d_value[b], lambda span, to, shared=shared: code.backward(*span, *shared, to), _add)
+        shared = (*_arrays(chunks.rows), *read, _entry(d_weight, b, value), heads, _entry(value, b))
+        _each_part(chunks, d_value[b], lambda span, to, shared=shared: code.backward(*span, *shared, to), _add)
 
 
 def _each_part(
-    parts: Parts, out: Tensor, run: Callable[[tuple[Any, ...], Any], None], join: Callable[..., None]
+    chunks: Chunks, out: Tensor, run: Callable[[tuple[Any, ...], Any], None], join: Callable[..., None]
 ) -> None:
     """Runs `run((first edge, last edge, first row, last row, in place), target)` on each part. Rows that begin in a
     part are written to `out` [rows, size]; its share of the row before is joined afterwards."""
-    rows = parts.rows
-    ptr = parts.rows.ptr.numpy()
-    cuts = parts.cuts.tolist()
+    rows = chunks.rows
+    ptr = chunks.rows.ptr.numpy()
+    cuts = chunks.cuts.tolist()
     # A row belongs to the part in which it begins.
     starts = [0, *np.searchsorted(ptr, cuts[1:-1]).tolist(), rows.num_rows]
-    shared = [k for k in range(len(parts)) if cuts[k] < ptr[starts[k]]]
+    shared = [k for k in range(len(chunks)) if cuts[k] < ptr[starts[k]]]
     # Threads write these pieces side by side and never into the same row, so that nothing is locked.
     target = out.view(-1).numpy()
     pieces = {k: np.empty(out.shape[1], out.numpy().dtype) for k in shared}
@@ -110,8 +110,8 @@ def _each_part(
             run((cuts[k], cuts[k + 1], starts[k] - 1, starts[k], False), pieces[k])
         run((cuts[k], cuts[k + 1], starts[k], starts[k + 1], True), target)
 
-    threads.each(range(len(parts)), work)
-    # The order is that of the parts, whichever thread was first, so that results have the same bits.
+    threads.each(range(len(chunks)), work)
+    # The order is that of the chunks, whichever thread was first, so that results have the same bits.
     for k in shared:
         node = starts[k] - 1 if rows.node is None else int(rows.node[starts[k] - 1])
         join(out[node].numpy(), pieces[k])

@@ -15,7 +15,7 @@ from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_
 from mpnn.kernels.memory import LARGE, empty, plain, zeros
 from mpnn.kernels.rows import combine
 from mpnn.kernels.rows.combine import Associative
-from mpnn.kernels.rows.rows import Parts, Rows, RowsStruct
+from mpnn.kernels.rows.rows import Chunks, Rows, RowsStruct
 
 KINDS = ("sum", "mean", "max", "min", "var")
 # what the kernels fold
@@ -45,9 +45,9 @@ class RowReduceStruct(Structure):
     )
 
 
-def parts_of(rows: Rows, width: int) -> Parts:
-    """The parts that are run side by side, where an edge has `width` components."""
-    return rows.parts(width, _MAX_PARTS, _MIN_COMPONENTS)
+def chunks_of(rows: Rows, width: int) -> Chunks:
+    """The chunks that are run side by side, where an edge has `width` components."""
+    return rows.chunks(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
 class RowReduce(torch.autograd.Function):
@@ -176,7 +176,7 @@ class EdgeSumStruct(Structure):
     )
 
 
-class Listed:
+class EdgeList:
     """The edges [2, E] of a graph, int64, as they are given, for the sums of its first calls: to sort the edges of a
     batch of molecules takes as long as several sums. Results have the same bits."""
 
@@ -220,21 +220,21 @@ class Listed:
 
 
 class RowSum(torch.autograd.Function):
-    """`RowSum.apply(x, weight, rows, listed, kind)`: `summed`, which is differentiable by x, any number of times. The
-    weight is fixed. `rows(transposed)` are the edges by destination, or by source. `RowReduce` does more, and takes
+    """`RowSum.apply(x, weight, rows, edge_list, kind)`: `summed`, which is differentiable by x, any number of times.
+    The weight is fixed. `rows(transposed)` are the edges by destination, or by source. `RowReduce` does more, and takes
     longer over a molecule."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, x: Tensor, weight: Tensor | None, rows: Callable[[bool], Rows], listed: Listed, kind: str
+        ctx, x: Tensor, weight: Tensor | None, rows: Callable[[bool], Rows], edge_list: EdgeList, kind: str
     ) -> Tensor:
         ctx.rows = rows
-        ctx.listed = listed
+        ctx.edge_list = edge_list
         ctx.kind = kind
         ctx.of_x = x.shape
         ctx.dtype = x.dtype
         ctx.save_for_backward(weight)
-        return row_sum(x, weight, rows, listed, kind)
+        return row_sum(x, weight, rows, edge_list, kind)
 
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
@@ -252,28 +252,28 @@ class RowSum(torch.autograd.Function):
             d_out = d_out.squeeze(1)[None] * (rows.share(d_out.dtype) if ctx.kind == "mean" else 1)
             return Adjoint.apply(d_out, None, weight, rows, columns)[0][0].unsqueeze(1), None, None, None, None
         if ctx.kind == "mean":
-            d_out = _elementwise(torch.mul, d_out, ctx.listed.share(d_out.dtype))
-        return row_sum(plain(d_out), weight, ctx.rows, ctx.listed, "sum", True), None, None, None, None
+            d_out = _elementwise(torch.mul, d_out, ctx.edge_list.share(d_out.dtype))
+        return row_sum(plain(d_out), weight, ctx.rows, ctx.edge_list, "sum", True), None, None, None, None
 
 
 def row_sum(
     x: Tensor,
     weight: Tensor | None,
     rows: Callable[[bool], Rows],
-    listed: Listed,
+    edge_list: EdgeList,
     kind: str,
     transposed: bool = False,
 ) -> Tensor:
     """`summed`, or the same by the edges as they are listed."""
-    listed.calls += 1
+    edge_list.calls += 1
     # They are summed as listed in the first calls, as far as one part sums them.
-    if listed.calls <= _FIRST_CALLS and listed.edges.shape[1] * x.shape[-1] < 2 * _MIN_COMPONENTS:
-        return listed.summed(x, weight, kind, transposed)
-    own = listed.sorted.get(transposed)
+    if edge_list.calls <= _FIRST_CALLS and edge_list.edges.shape[1] * x.shape[-1] < 2 * _MIN_COMPONENTS:
+        return edge_list.summed(x, weight, kind, transposed)
+    own = edge_list.sorted.get(transposed)
     if own is None:
-        own = listed.sorted[transposed] = rows(transposed)
+        own = edge_list.sorted[transposed] = rows(transposed)
     if kind == "mean":
-        listed.keep_share(own.share(x.dtype)[:, None])
+        edge_list.keep_share(own.share(x.dtype)[:, None])
     return summed(x, weight, own, kind)
 
 
@@ -325,12 +325,12 @@ def _adjoint_by_torch(
     row, col, edge = _ends(rows)
     upstream = d_out.index_select(1, row)
     heads = 1 if weight is None else weight.shape[-1]
-    parts = upstream.unflatten(-1, (heads, -1))
-    messages = parts if weight is None else weight.index_select(1, edge)[..., None] * parts
+    chunks = upstream.unflatten(-1, (heads, -1))
+    messages = chunks if weight is None else weight.index_select(1, edge)[..., None] * chunks
     d_value = d_out.new_zeros(len(d_out), sources, d_out.shape[-1]).index_add(1, col, messages.flatten(-2))
     if value is None or weight is None:
         return d_value, None
-    products = (parts * value.index_select(1, col).unflatten(-1, (heads, -1))).sum(-1)
+    products = (chunks * value.index_select(1, col).unflatten(-1, (heads, -1))).sum(-1)
     products = products.sum(0, keepdim=True) if len(weight) < len(products) else products
     return d_value, products.new_zeros(weight.shape).index_copy(1, edge, products)
 
@@ -379,17 +379,17 @@ def _fold(
     count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
     if not out.numel():
         return out, count
-    parts = parts_of(rows, value.shape[2])
+    chunks = chunks_of(rows, value.shape[2])
     if isinstance(kind, Associative):
-        combine.forward(kind, value, weight, parts, out)
-        return out, combine.ties(kind, value, weight, parts, out) if counted and kind.shares_ties else None
-    p = _parameters(value, weight, parts, own, out)
+        combine.forward(kind, value, weight, chunks, out)
+        return out, combine.ties(kind, value, weight, chunks, out) if counted and kind.shares_ties else None
+    p = _parameters(value, weight, chunks, own, out)
     p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
     p.sign = -1.0 if kind == "min" else 1.0
     p.mean = int(kind in ("mean", "var", "centered mean"))
     p.count = address(count)
-    _run("row_reduce_forward", p, value, len(parts))
-    if is_repeated and len(parts) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:
+    _run("row_reduce_forward", p, value, len(chunks))
+    if is_repeated and len(chunks) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:
         rows.repeated[_form(value, weight, kind)] = bytes(p)
     return out, count
 
@@ -411,34 +411,34 @@ def _fold_backward(
         allocate = zeros if isinstance(kind, Associative) or not d_value.numel() else empty
         d_weight = allocate(value, len(value), *weight.shape[1:])
     if d_value.numel():
-        parts = parts_of(columns, value.shape[2])
+        chunks = chunks_of(columns, value.shape[2])
         if isinstance(kind, Associative):
-            combine.backward(kind, d_out, compared, value, weight, parts, d_value, d_weight)
+            combine.backward(kind, d_out, compared, value, weight, chunks, d_value, d_weight)
         else:
-            p = _parameters(d_out, weight, parts, value, d_value)
+            p = _parameters(d_out, weight, chunks, value, d_value)
             p.kind = _FOLDS.get(kind, _EXTREME)
             p.sign = 1.0
             p.compared, p.d_weight = address(compared), address(d_weight)
-            _run("row_reduce_backward", p, value, len(parts))
+            _run("row_reduce_backward", p, value, len(chunks))
     if d_weight is not None and weight is not None and len(weight) < len(d_weight):
         d_weight = d_weight.sum(0, keepdim=True)
     return d_value, d_weight
 
 
-def _parameters(x: Tensor, weight: Tensor | None, parts: Parts, own: Tensor | None, out: Tensor) -> RowReduceStruct:
+def _parameters(x: Tensor, weight: Tensor | None, chunks: Chunks, own: Tensor | None, out: Tensor) -> RowReduceStruct:
     heads, stride = (1, 0) if weight is None else (weight.shape[-1], weight[0].numel() if len(weight) > 1 else 0)
     _, columns, size = x.shape
     of_x = address(x), None, address(weight)
-    return RowReduceStruct(parts.struct, 0, size, heads, columns, 1.0, 0, *of_x, stride, address(own), address(out))
+    return RowReduceStruct(chunks.struct, 0, size, heads, columns, 1.0, 0, *of_x, stride, address(own), address(out))
 
 
-def _run(name: str, p: RowReduceStruct, like: Tensor, parts: int) -> None:
-    """Runs a kernel for each entry of the batch and each part, and adds up the rows that parts share."""
+def _run(name: str, p: RowReduceStruct, like: Tensor, chunks: int) -> None:
+    """Runs a kernel for each entry of the batch and each part, and adds up the rows that chunks share."""
     count, size = like.shape[0], like.shape[2]
     wide = _wide(like.dtype)
-    if parts > 1:
-        partial = like.new_empty(2, count, parts, size, dtype=wide)
+    if chunks > 1:
+        partial = like.new_empty(2, count, chunks, size, dtype=wide)
         p.partial, p.partial_count = address(partial[0]), address(partial[1])
-    library.run(name, like.dtype, p, count, parts)
-    if parts > 1:
+    library.run(name, like.dtype, p, count, chunks)
+    if chunks > 1:
         library.run("row_reduce_join", wide, p, count)

@@ -16,7 +16,7 @@ class RowsStruct(Structure):
     _fields_ = (
         *fields(c_int64, "num_rows num_edges"),
         *fields(c_void_p, "ptr col edge slot node"),
-        ("num_parts", c_int64),
+        ("num_chunks", c_int64),
         ("cuts", c_void_p),
     )
 
@@ -33,11 +33,11 @@ class EdgeTensor(Structure):
     _fields_ = (*fields(c_void_p, "data ids"), *fields(c_int64, "heads width batch_stride"))
 
 
-MIN_PIECE = 512  # edges: a row that parts share is divided into pieces of so many or more
+MIN_PIECE = 512  # edges: a row that chunks share is divided into pieces of so many or more
 
 
-class Parts:
-    """Consecutive ranges of edges, which kernels run side by side. `cuts` are the edges at which parts begin, and the
+class Chunks:
+    """Consecutive ranges of edges, which kernels run side by side. `cuts` are the edges at which chunks begin, and the
     last one's end. `struct`: the parameters of the kernels, which point into the tensors of the rows."""
 
     def __init__(self, rows: "Rows", cuts: NDArray[np.int64]) -> None:
@@ -52,7 +52,7 @@ class Parts:
 
     @cached_property
     def unwritten(self) -> Tensor:
-        """The rows that no single part writes in full: rows without edges, and rows that several parts may share."""
+        """The rows that no single part writes in full: rows without edges, and rows that several chunks may share."""
         ptr = self.rows.ptr
         shared = torch.searchsorted(ptr, torch.from_numpy(self.cuts[1:-1]), right=True) - 1
         return torch.cat([(ptr.diff() == 0).nonzero()[:, 0], shared]).unique()
@@ -81,34 +81,34 @@ class Rows:
         self.node = node
         self.num_rows = ptr.numel() - 1
         self.num_edges = col.numel()
-        self._parts: dict[tuple[int, int, int], Parts] = {}
+        self._chunks: dict[tuple[int, int, int], Chunks] = {}
         self._shares: dict[torch.dtype, Tensor] = {}
         self.repeated: dict[Hashable, bytes] = {}  # parameters of calls, by their form
 
-    def parts(self, width: int, most: int, least: int, *, equal: bool = False) -> Parts:
-        """The parts of rows whose edges have `width` components. About `most` parts have equally many edges, and each
+    def chunks(self, width: int, most: int, least: int, *, equal: bool = False) -> Chunks:
+        """The chunks of rows whose edges have `width` components. About `most` chunks have equally many edges, and each
         has `least` components or more.
 
-        Parts begin where rows begin, and where a piece of a long row begins. Pieces are counted from the beginning of
+        Chunks begin where rows begin, and where a piece of a long row begins. Pieces are counted from the beginning of
         their row, and their length follows from `width` alone. So the sum of a row is computed in an order that does
         not depend on the other rows, nor on the number of threads.
 
         Args:
-            equal: there are at most `most` parts, which begin at any edge, for sums whose order may depend on other
+            equal: there are at most `most` chunks, which begin at any edge, for sums whose order may depend on other
                 rows.
         """
         piece = max(-(-2 * least // max(width, 1)), MIN_PIECE)
         count = max(1, min(most, self.num_edges * width // least, self.num_edges))
         key = count, piece, int(equal)
-        parts = self._parts.get(key)
-        if parts is None:
+        chunks = self._chunks.get(key)
+        if chunks is None:
             cuts = self.num_edges * np.arange(count + 1) // count if equal else self._cuts(count, piece)
             # If two threads build them, both use the first, which stay.
-            parts = self._parts.setdefault(key, Parts(self, cuts))
-        return parts
+            chunks = self._chunks.setdefault(key, Chunks(self, cuts))
+        return chunks
 
     def _cuts(self, count: int, piece: int) -> NDArray[np.int64]:
-        """The edges at which parts begin, and the last one's end."""
+        """The edges at which chunks begin, and the last one's end."""
         if count == 1 and self.num_edges <= piece:
             return np.array([0, self.num_edges])
         ptr = self.ptr.numpy()

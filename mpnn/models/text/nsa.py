@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import Graph, graphs, ops
-from mpnn.attention.choice import rows_at_a_time
+from mpnn.attention.topk import rows_at_a_time
 from mpnn.decoding.cache import KVCache
 from mpnn.graph.arguments import at_least
 from mpnn.graph.runs import Runs
@@ -107,7 +107,7 @@ class NSALayer(nn.Module):
         plain, turned = key.split([self.kv_heads, 2 * self.kv_heads], -2)
         position = torch.from_numpy(at).to(h.device)
         new = self.graph.bind(len(at)).to(h.device)
-        rotated, turned = self.rotary.turn(query, turned, new.with_positions(position, position) if start else new)
+        rotated, turned = self.rotary.rotate(query, turned, new.with_positions(position, position) if start else new)
         key = torch.cat([plain, turned], -2)
         if cache is not None:
             key, value = cache.append(self, key, value)

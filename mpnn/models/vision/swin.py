@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from mpnn import MessagePassing, Topology
 from mpnn.attention import DotProduct, Typed
 from mpnn.engine import build_once
-from mpnn.graph.relations import GridOffset, Taps
+from mpnn.graph.relations import GridOffset, KernelOffset
 from mpnn.graphs import pooling, windows
 from mpnn.models.layers.blocks import ACTIVATIONS
 from mpnn.models.layers.images import GridPositions, ImageOutput, Patches, Size, as_image, pair
@@ -214,7 +214,7 @@ def window_topology(
     padded = rows + -rows % side, columns + -columns % side
     if padded == size:
         return windows(*size, side, shift).with_relation(offset), padded
-    taps = Taps(padded[1], columns, kernel=(2 * reach + 1,) * 2, padding=(reach, reach))
+    taps = KernelOffset(padded[1], columns, kernel=(2 * reach + 1,) * 2, padding=(reach, reach))
     return Topology.of(_padded_windows, size, padded, side, shift, relation=taps), padded
 
 

@@ -46,7 +46,7 @@ def decoder(width: int, heads: int, kv_heads: int, head_width: int, hidden: int)
     )
 
 
-def turns_of(lengths: list[int], head_width: int) -> tuple[Tensor, Tensor]:
+def cos_sin_of(lengths: list[int], head_width: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine of angles that restart in each document, [rows, width of a head]."""
     positions = torch.cat([torch.arange(n) for n in lengths])
     angles = positions[:, None] * 100.0 ** -(torch.arange(head_width // 2) / head_width)
@@ -61,7 +61,7 @@ def reference(
     first: list[int],
     keys: list[int],
     is_causal: bool = False,
-    turns: tuple[Tensor, Tensor] | None = None,
+    cos_sin: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """The layer in float64, one document after the other."""
     maps, biases, norm_weights, norm_biases = ([None if t is None else t.double() for t in part] for part in weights)
@@ -77,12 +77,12 @@ def reference(
         a, b = x.chunk(2, -1)
         return x * cos + torch.cat([-b, a], -1) * sin
 
-    def layer(x: Tensor, first: int, keys: int, *turns: Tensor) -> Tensor:
+    def layer(x: Tensor, first: int, keys: int, *cos_sin: Tensor) -> Tensor:
         read = norm(x, 0) if form.pre_norm else x
         of_map = (heads, kv_heads, kv_heads)
         q, k, v = (F.linear(read, maps[i], biases[i]).unflatten(1, (of_map[i], -1)).transpose(0, 1) for i in range(3))
-        if turns:
-            q, k = turned(q, *turns), turned(k, *turns)
+        if cos_sin:
+            q, k = turned(q, *cos_sin), turned(k, *cos_sin)
         k, v = (t[:, first : first + keys].repeat_interleave(heads // kv_heads, 0) for t in (k, v))
         later = torch.arange(first, first + keys) > torch.arange(len(x))[:, None]
         logits = (form.scale * q @ k.mT).masked_fill(later & is_causal, -torch.inf)
@@ -99,7 +99,7 @@ def reference(
         return y if form.pre_norm else norm(y, 1)
 
     parts = [x.double().split(lengths), first, keys]
-    parts += [] if turns is None else [turn.double().split(lengths) for turn in turns]
+    parts += [] if cos_sin is None else [each.double().split(lengths) for each in cos_sin]
     return torch.cat([layer(*part) for part in zip(*parts, strict=True)])
 
 
@@ -146,14 +146,14 @@ def test_a_causal_layer(name: str, with_biases: bool) -> None:
     w, x = weights(shape, with_biases), torch.randn(sum(lengths), shape.width)
     first, keys = [0, 0, 0, 13, 0], [7, 1, 129, 7, 4]
     kv_heads, head_width = shape.kv_heads or shape.heads, shape.head_width or shape.width // shape.heads
-    turns = turns_of(lengths, head_width) if shape.gated else None
-    expected = reference(shape, w, x, lengths, first, keys, True, turns)
+    cos_sin = cos_sin_of(lengths, head_width) if shape.gated else None
+    expected = reference(shape, w, x, lengths, first, keys, True, cos_sin)
     parts = Parts(lengths, is_causal=True, keys=(first, keys))
     states = torch.full((2, sum(lengths) * kv_heads * head_width), torch.nan)
-    out = EncoderLayer(shape)(x, w, parts, turns, (states[0], states[1]))
+    out = EncoderLayer(shape)(x, w, parts, cos_sin, (states[0], states[1]))
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance(shape, expected))
     transposed = w._replace(maps=tuple(map.T.contiguous().T for map in w.maps))
-    assert EncoderLayer(shape)(x, transposed, parts, turns).equal(out)
+    assert EncoderLayer(shape)(x, transposed, parts, cos_sin).equal(out)
     read = x if not shape.pre_norm else norm_of(shape, w, x)
     values = F.linear(read, w.maps[2], w.biases[2])
     sizes = [n * kv_heads * head_width for n in lengths]
@@ -175,17 +175,17 @@ def norm_of(form: Form, weights: Weights, x: Tensor) -> Tensor:
 def test_no_later_node_moves_a_bit_of_a_causal_layer(name: str) -> None:
     shape = DECODERS[name]
     layer, x = partial(run, EncoderLayer(shape), weights(shape)), torch.randn(129, shape.width)
-    turns = turns_of([129], 64 if shape.gated else 32)
-    whole = layer(x, Parts([129], is_causal=True), turns)
-    assert same_bits(lambda: [layer(x, Parts([129], is_causal=True), turns)], 1, 2, 3)
+    cos_sin = cos_sin_of([129], 64 if shape.gated else 32)
+    whole = layer(x, Parts([129], is_causal=True), cos_sin)
+    assert same_bits(lambda: [layer(x, Parts([129], is_causal=True), cos_sin)], 1, 2, 3)
     for n in (1, 7, 32, 100):
-        alone = layer(x[:n], Parts([n], is_causal=True), (turns[0][:n], turns[1][:n]))
+        alone = layer(x[:n], Parts([n], is_causal=True), (cos_sin[0][:n], cos_sin[1][:n]))
         assert alone.equal(whole[:n]), "a prefix is computed as it is alone"
         changed = x.clone()
         changed[n:] = torch.nan
-        assert layer(changed, Parts([129], is_causal=True), turns)[:n].equal(whole[:n])
+        assert layer(changed, Parts([129], is_causal=True), cos_sin)[:n].equal(whole[:n])
         padded = torch.cat([torch.randn(n, shape.width), x[:7], torch.randn(3, shape.width)])
-        places = [F.pad(turn[:7], (0, 0, n, 3)) for turn in turns]
+        places = [F.pad(each[:7], (0, 0, n, 3)) for each in cos_sin]
         found = layer(padded, Parts([n + 10], is_causal=True, keys=([n], [7])), (places[0], places[1]))
         assert found[n : n + 7].equal(whole[:7])
 
@@ -240,10 +240,10 @@ def test_bits_of_a_row_depend_neither_on_the_number_of_rows_nor_on_the_layout(na
     contiguous = weights(shape)
     w = contiguous._replace(maps=tuple(map(LAYOUTS[layout], contiguous.maps)))
     x = torch.randn(101, shape.width)
-    turns = turns_of([1] * 101, shape.head_width or shape.width // shape.heads) if shape.gated else None
-    expected = kernel(x, contiguous, Parts([1] * 101), turns)
+    cos_sin = cos_sin_of([1] * 101, shape.head_width or shape.width // shape.heads) if shape.gated else None
+    expected = kernel(x, contiguous, Parts([1] * 101), cos_sin)
     for rows in (*range(1, 50), 64, 65, 96, 97, 101):
-        part = None if turns is None else (turns[0][:rows], turns[1][:rows])
+        part = None if cos_sin is None else (cos_sin[0][:rows], cos_sin[1][:rows])
         parts = Parts([1] * rows)
         assert same_bits(lambda part=part, rows=rows, parts=parts: [kernel(x[:rows], w, parts, part)], 1, 2)
         assert kernel(x[:rows], w, parts, part).equal(expected[:rows]), rows
@@ -254,9 +254,9 @@ def test_mixed_layouts() -> None:
         shape = DECODERS["grouped"]
         w = weights(shape)
         maps = tuple(map if i == number else map.T.contiguous().T for i, map in enumerate(w.maps))
-        x, parts, turns = torch.randn(37, shape.width), Parts([37]), turns_of([37], 64)
-        expected = EncoderLayer(shape)(x, w, parts, turns)
-        assert EncoderLayer(shape)(x, w._replace(maps=maps), parts, turns).equal(expected)
+        x, parts, cos_sin = torch.randn(37, shape.width), Parts([37]), cos_sin_of([37], 64)
+        expected = EncoderLayer(shape)(x, w, parts, cos_sin)
+        assert EncoderLayer(shape)(x, w._replace(maps=maps), parts, cos_sin).equal(expected)
 
 
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e9])
@@ -355,7 +355,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match="9 rows of 64 numbers; got \\[8, 64\\]"):
         layer(torch.randn(8, 64), Parts([9]))
     turn = torch.ones(9, 16)
-    with pytest.raises(ValueError, match="turns must be \\[9, 32\\]; got \\[9, 16\\]"):
+    with pytest.raises(ValueError, match="cos_sin must be \\[9, 32\\]; got \\[9, 16\\]"):
         layer(torch.randn(9, 64), Parts([9]), (turn, turn))
     with pytest.raises(ValueError, match="no kernel for these sizes"):
         EncoderLayer(form(60, 2, 120))

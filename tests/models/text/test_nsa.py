@@ -114,7 +114,7 @@ def test_follows_the_formulas(options: dict[str, int], length: int, measured: Ca
 def test_choices_do_not_depend_on_how_many_rows_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     net, ids = model(), torch.randint(30, (2, 23))
     whole = net(ids)
-    monkeypatch.setattr("mpnn.attention.choice._AT_ONCE", 1)
+    monkeypatch.setattr("mpnn.attention.topk._AT_ONCE", 1)
     torch.testing.assert_close(net(ids), whole)
 
 

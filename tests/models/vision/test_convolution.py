@@ -7,7 +7,7 @@ from torch import nn
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Typed
-from mpnn.graph.relations import Taps
+from mpnn.graph.relations import KernelOffset
 from mpnn.models import Convolution, from_conv
 from mpnn.models.layers.images import Patches, kernel_as_linear, patchify
 
@@ -136,7 +136,7 @@ def test_bad_arguments_are_named(build, why):
 
 
 def test_taps_beyond_the_kernel_are_clipped():
-    taps = Taps(width=4, dst_width=2, kernel=(2, 2), stride=(2, 2))
+    taps = KernelOffset(width=4, dst_width=2, kernel=(2, 2), stride=(2, 2))
     assert taps.count == 4
     assert taps.ids(torch.tensor([0, 0, 3]), torch.tensor([5, 15, 0])).tolist() == [3, 3, 0]
 
