@@ -10,7 +10,7 @@ from mpnn.graph import Graph, bind_cache
 from mpnn.graph.relations import Flipped, GridOffset, KernelOffset, Offset, Table
 from mpnn.graph.runs import Runs
 from mpnn.graph.stacked import StackedGraph as StackedGraph
-from mpnn.graphs.chosen_edges import blocks as blocks, chosen as chosen
+from mpnn.graphs.chosen_sources import blocks as blocks, chosen as chosen
 from mpnn.graphs.compressed import CompressedGraph as CompressedGraph, compressed as compressed
 from mpnn.graphs.content import chunks as chunks, knn as knn, lsh as lsh
 from mpnn.graphs.convert import (

@@ -490,7 +490,7 @@ def test_sums_along_listed_edges_have_the_bits_of_sorted_ones(width: int, dtype:
     for nodes, count in ((1, 0), (7, 30), (100, 500)):
         graph = graphs.from_edges(torch.randint(nodes, (2, count)), nodes)
         x, weight = torch.randn(nodes, 1, width, dtype=dtype), torch.randn(1, count, 1, dtype=dtype)
-        listed = row_reduce.Listed(graph.ends.T.contiguous().T, nodes, nodes)  # both ends of an edge lie side by side
+        listed = row_reduce.EdgeList(graph.ends.T.contiguous().T, nodes, nodes)  # both ends of an edge lie side by side
         rows, columns = (edge_orders.in_order(graph, transposed) for transposed in (False, True))
         for given in (None, weight):
             for kind in ("sum", "mean"):
