@@ -202,7 +202,6 @@ ASK_FOR_DEVICES = {
     "mpnn.integrations.hf.direct": "torch's kernel or a plan",
     "mpnn.integrations.hf.interface": "torch's kernel or a plan",
     "mpnn.integrations.hf.ranks": "generators are of a device",
-    "mpnn.integrations.pyg.convolutions": "small sums without a plan",
 }
 
 
