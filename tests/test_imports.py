@@ -138,11 +138,11 @@ def test_no_module_imports_one_that_imports_it() -> None:
 def test_backends_do_not_know_each_other() -> None:
     backends = {module: path for module, path in MODULES.items() if module.startswith("mpnn.backends.")}
     assert "mpnn.backends.edge_list" in backends
-    for module in backends.keys() - {"mpnn.backends.again"}:  # made of the specification and the products of edges
+    for module in backends.keys() - {"mpnn.backends.reference"}:  # made of the specification and the products of edges
         own = ".".join(module.split(".")[:3])
         siblings = {name for name in all_imports()[module] if name.startswith("mpnn.backends")}
         siblings = {name for name in siblings if name != own and not name.startswith(f"{own}.")}
-        assert siblings <= {f"mpnn.backends.{name}" for name in ("again", "cost_model", "tuned")}, (
+        assert siblings <= {f"mpnn.backends.{name}" for name in ("reference", "cost_model", "tuned")}, (
             f"{module} imports {siblings}"
         )
 

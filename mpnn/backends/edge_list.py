@@ -94,7 +94,7 @@ def estimate(round: Round) -> Estimate:
 
 
 class Kernels(NamedTuple):
-    """Functions that replace steps of this backend where they apply, see `mpnn.backends.again`.
+    """Functions that replace steps of this backend where they apply, see `mpnn.backends.reference`.
 
     Fields:
         logits: the logits of a score, [E, ..., H] in CSR order, or None for a score that it does not compute.

@@ -1,8 +1,8 @@
 """Derivatives of derivatives: how backward passes of kernels are differentiated again.
 
 Kernels compute first derivatives. Where these are to be differentiated (`create_graph=True`), a backward pass returns
-the gradients of an equal function of differentiable operations instead: `gradients_again`. So first derivatives take
-no longer for it. A backward pass without such a function raises an error when it is differentiated.
+the gradients of the kernel's reference instead, an equal function of differentiable operations: `Fused`. So first
+derivatives take no longer for it. A kernel without a reference raises an error when its gradients are differentiated.
 
 Torch's own `once_differentiable` raises only if the incoming gradient requires gradients. If that is a constant, as
 when an energy is a sum of outputs, the dependence of the gradient on the features would be lost silently. Training on
@@ -11,7 +11,7 @@ forces needs that dependence.
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,44 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(_Last.apply(x, *inputs) if inputs and x is not None else x for x in results)
 
     return once
+
+
+class Fused(torch.autograd.Function):
+    """A function of tensors that a kernel computes with its first derivatives. Those of higher order are the
+    derivatives of its reference.
+
+    A subclass says which arguments of `apply` are its tensors, `TENSORS`, and has two static methods:
+        forward(ctx, ...): calls `ctx.save_for_backward(*tensors, *results)`, with the tensors as they were passed,
+            because no gradient would flow through copies, and sets `ctx.reference`, a function of these tensors with
+            equal results, made of differentiable operations; None if there is none. Where the gradients do not depend
+            on the numbers of the first tensor, None may be saved in its place, and `ctx.form` is its shape and dtype.
+        gradients(ctx, *upstream): the gradient of each tensor, None where there is none.
+    """
+
+    TENSORS: ClassVar[slice]
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        kernel = ctx._forward_cls
+        needs = ctx.needs_input_grad
+        if not are_differentiated(upstream):
+            found = kernel.gradients(ctx, *upstream)
+        elif ctx.reference is None:
+            found = once_differentiable(kernel.gradients)(ctx, *upstream)
+        else:
+            wanted = needs[kernel.TENSORS]
+            tensors = list(ctx.saved_tensors[: len(wanted)])
+            if wanted[0] and tensors[0] is None:
+                shape, dtype = ctx.form
+                device = next(x.device for x in upstream if x is not None)
+                tensors[0] = torch.zeros(shape, dtype=dtype, device=device).requires_grad_()
+            found = gradients_again(ctx.reference, tensors, wanted, upstream)
+        options = [None] * (kernel.TENSORS.start or 0)
+        return *options, *found, *[None] * (len(needs) - len(options) - len(found))
+
+    @staticmethod
+    def gradients(ctx: Any, *upstream: Any) -> Sequence[Tensor | None]:
+        raise NotImplementedError
 
 
 def is_recorded() -> bool:
@@ -64,7 +102,7 @@ def gradients_again(
     Returns:
         A gradient for each tensor, None where none is needed.
     """
-    if any(need and not (x is not None and x.requires_grad) for x, need in zip(tensors, needs, strict=False)):
+    if any(need and not (x is not None and x.requires_grad) for x, need in zip(tensors, needs, strict=True)):
         _refuse()  # What was saved is a copy, to which no gradient would flow.
     with torch.enable_grad():
         # A view of each, because one tensor may be passed as several inputs.

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.backends import again
+from mpnn.backends import reference as again
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.csr import edges, operands
 from mpnn.backends.csr.operands import KINDS, Operands
-from mpnn.graph import Graph
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge
 from mpnn.kernels.cpu import library
 from mpnn.kernels.rows import attention as row_attention
@@ -174,7 +173,6 @@ def _spec(round: Round, own: Operands, shared: _Shared, rows: Rows, types: dict[
         graph.node_ids,
         round.return_weights,
         round.return_lse,
-        partial(_again, graph, round.seed, round.head_ids, own.activation),
     )
 
 
@@ -199,7 +197,10 @@ def _run(shared: _Shared, round: Round) -> Result:
     if round.dst_bias is not None or round.src_bias is not None:
         dst_bias, src_bias = round.node_biases()
         tensors = tensors._replace(dst_bias=dst_bias, src_bias=src_bias)
-    out, weights, lse = row_attention.attend(spec, tensors)
+    differentiable = None
+    if torch.is_grad_enabled():
+        differentiable = partial(_reference, again.form(round), {name: x.ids for name, x in types.items()})
+    out, weights, lse = row_attention.attend(spec, tensors, differentiable)
     out = out if shared.is_padded else out[..., : round.value.shape[-1]]
     return Result(
         out.to(shared.result_dtype),
@@ -229,43 +230,10 @@ def _on_edges(round: Round, own: Operands) -> tuple[dict[str, Tensor], dict[str,
     return {name: numbers(x).to(dtype) for name, x in present.items()}, types
 
 
-def _again(
-    graph: Graph,
-    seed: Tensor | None,
-    head_ids: tuple[int, int] | None,
-    activation: Any,
-    spec: Spec,
-    *tensors: Any,
-    batched: bool,
+def _reference(
+    form: Round, types: dict[str, Tensor], *tensors: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`row_attention.attend` by differentiable operations."""
-    inputs = Tensors(*tensors)
-    types = spec.types
-
-    def of_edges(name: str) -> Any:
-        x = getattr(inputs, name)
-        x = x if x is None or name not in types else x.index_select(0, types[name].ids)
-        return _pad(x, x.dtype) if x is not None and name in ("edge_key", "edge_value") else x
-
-    edge = of_edges("edge_term" if spec.score == ADDITIVE else "edge_key")
-    own = Operands(inputs.query, inputs.key, inputs.vector, edge, spec.scale, spec.softcap, activation=activation)
-    round = Round(
-        graph,
-        inputs.value,
-        operands.score_of(spec.score, own),
-        bias=tuple(x for x in map(of_edges, ("bias", "table")) if x is not None),
-        edge_value=of_edges("edge_value"),
-        normalize=operands.NORMALIZER_NAMES[spec.normalize],
-        dropout=spec.dropout,
-        seed=seed,
-        return_weights=spec.return_weights,
-        return_lse=spec.return_lse,
-        dst_bias=inputs.dst_bias,
-        src_bias=inputs.src_bias,
-        head_ids=head_ids,
-    )
-    out, weights, lse, _ = again.run(round, batched)
-    return out, weights, lse
+    return operands.reference(form, types, dict(zip(Tensors._fields, tensors, strict=True)))
 
 
 def _is_whole(width: int) -> bool:

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn.backends import again
+from mpnn.backends import reference as again
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, priced
 from mpnn.backends.csr import attention, on_device, operands
-from mpnn.backends.csr.operands import Operands
-from mpnn.graph import Graph
 from mpnn.graph.edge_tables import PerEdge
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.rows.spec import ADDITIVE
@@ -105,7 +103,6 @@ def run(round: Round) -> Result:
         round.return_weights,
         key_types,
         value_types,
-        partial(_again, graph, round.head_ids, own.activation),
     )
     tensors = row_attention.Tensors(
         value,
@@ -117,7 +114,9 @@ def run(round: Round) -> Result:
         None if bias is None else on_device.per_edge(bias, heads, round),
     )
     lse: Any  # None without a softmax, and then nothing below reads it
-    out, weights, lse = row_attention.attend(spec, tensors)
+    form = again.form(round).with_fields(seed=spec.seed, keep_accumulate_dtype=True)
+    types = {name: x.ids for name, x in (("edge_key", key_types), ("edge_value", value_types)) if x is not None}
+    out, weights, lse = row_attention.attend(spec, tensors, partial(_reference, form, types))
     out = out.view(*batch, *out.shape[1:])
     weights = None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype)
     if not round.return_lse or lse is None:
@@ -125,34 +124,14 @@ def run(round: Round) -> Result:
     return Result(out, weights, lse.masked_fill(lse == torch.inf, -torch.inf).view(out.shape[:-1]))
 
 
-def _again(
-    graph: Graph, head_ids: tuple[int, int] | None, activation: Any, spec: Any, *tensors: Any, batched: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`row_attention.attend` by differentiable operations."""
+def _reference(form: Round, types: dict[str, Tensor], *tensors: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
     value, query, key, vector, edge_key, edge_value, bias = tensors
-    edge_key = edge_key if spec.key_types is None else edge_key.index_select(1, spec.key_types.ids)
-    edge_value = edge_value if spec.value_types is None else edge_value.index_select(1, spec.value_types.ids)
-    options = spec.score
-    if options.kind == ADDITIVE:
-        query, key = query.squeeze(-1), key.squeeze(-1)
-    own = Operands(query, key, vector, edge_key, options.scale, options.softcap, activation=activation)
-    score = operands.score_of(options.kind, own)
-    round = Round(
-        graph,
-        value,
-        score,
-        bias=() if bias is None else (bias,),
-        edge_value=edge_value,
-        normalize=operands.NORMALIZER_NAMES[options.normalize],
-        dropout=options.dropout,
-        seed=spec.seed,
-        return_weights=spec.return_weights,
-        return_lse=options.softmax and score is not None,
-        head_ids=head_ids,
-        keep_accumulate_dtype=True,
-    )
-    out, weights, lse, _ = again.run(round, batched)
-    return out, weights, lse
+    of = {"value": value, "vector": vector, "edge_value": edge_value, "bias": bias}
+    if isinstance(form.score, AdditiveScore):
+        of |= {"query": query.squeeze(-1), "key": key.squeeze(-1), "edge_term": edge_key}
+    else:
+        of |= {"query": query, "key": key, "edge_key": edge_key}
+    return operands.reference(form, types, of)
 
 
 def _edge_keys(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mpnn.backends import again
+from mpnn.backends import reference as again
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, priced
 from mpnn.backends.csr import on_device, reduce
 from mpnn.backends.csr.reduce import FAMILIES, KINDS
@@ -69,7 +69,7 @@ def run(round: Round) -> Result:
     return Result(out.view(*round.batch, graph.num_dst, *value.shape[-2:]).to(round.result_dtype))
 
 
-def _again(graph: Graph, reduce: Any, value: Tensor, weight: Tensor | None, batched: bool) -> Tensor:
+def _again(graph: Graph, reduce: Any, value: Tensor, weight: Tensor | None) -> Tensor:
     """`RowReduce` by differentiable operations."""
     bias = () if weight is None else (weight,)
-    return again.run(Round(graph, value, bias=bias, normalize="none", reduce=reduce), batched).out
+    return again.run(Round(graph, value, bias=bias, normalize="none", reduce=reduce)).out

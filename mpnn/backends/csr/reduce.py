@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
-from mpnn.backends import again
+from mpnn.backends import reference as again
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.backends.csr import edges
 from mpnn.graph import Graph

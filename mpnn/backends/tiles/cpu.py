@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.backends import again
+from mpnn.backends import reference as again
 from mpnn.backends.cost_model import Estimate, both_ways, of_biases, priced
 from mpnn.backends.tiles import split
 from mpnn.graph import Graph
@@ -143,7 +143,7 @@ def run(round: Round) -> Result:
         score.softcap,
         _dropout(round),
         _layout_of(graph),
-        partial(attend_again, graph, round.dropout, round.seed, round.head_ids),
+        partial(reference, again.form(round, graph), score.scale) if torch.is_grad_enabled() else None,
     )
     if pieces is not None:
         out, lse = split.merge(pieces, out, lse)
@@ -155,39 +155,20 @@ def run(round: Round) -> Result:
     return Result(out, lse=lse.view(*round.batch, round.graph.num_dst, round.heads))
 
 
-def attend_again(
-    graph: Graph,
-    dropout: float,
-    seed: Tensor | None,
-    head_ids: tuple[int, int] | None,
-    scale: float,
-    softcap: float | None,
-    batched: bool,
-    *tensors: Tensor,
-) -> tuple[Tensor, Tensor]:
+def reference(form: Round, scale: float, *tensors: Any) -> tuple[Tensor, Tensor]:
     """`TileAttention` by differentiable operations."""
     query, key, value, table, bias, dst_bias, src_bias = tensors
-    biases = []
+    graph = form.graph
     if table is not None:
         src, dst = graph.ends
-        biases.append(table.index_select(1, dst - src + graph.num_src - 1).mT)
+        table = table.index_select(1, dst - src + graph.num_src - 1).mT
     if bias is not None:
-        biases.append(bias.mT.squeeze(0) if len(bias) == 1 else bias.mT)
-    round = Round(
-        graph,
-        value,
-        Dot(query, key, scale, softcap=softcap),
-        bias=tuple(biases),
-        dropout=dropout,
-        seed=seed,
-        return_lse=True,
-        dst_bias=None if dst_bias is None else dst_bias.mT,
-        src_bias=None if src_bias is None else src_bias.mT,
-        head_ids=head_ids,
-    )
-    out, _, lse, _ = again.run(round, batched)
-    assert lse is not None
-    return out, lse.mT
+        bias = bias.mT.squeeze(0) if len(bias) == 1 else bias.mT
+    of_nodes = {name: x if x is None else x.mT for name, x in (("dst_bias", dst_bias), ("src_bias", src_bias))}
+    score = {"query": query, "key": key, "scale": scale}
+    result = again.run(again.filled(form, score, value=value, bias=(table, bias), return_lse=True, **of_nodes))
+    assert result.lse is not None
+    return result.out, result.lse.mT
 
 
 def _pieces(round: Round) -> split.Pieces | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpnn.backends import reference as again
 from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, priced
 from mpnn.backends.tiles import cpu
 from mpnn.backends.tiles.cpu import by_offset, count_tiles, heads_first, table
@@ -129,8 +130,9 @@ def _options(round: Round, kernels: Any) -> Any:
             round.seed.to(round.value.device), round.dropout, first_stream, streams, graph.node_ids
         )
     graphs = graph.cached("tiles on CUDA", lambda: kernels.TileGraphs(graph.runs, graph.device))
-    again = partial(cpu.attend_again, graph, round.dropout, round.seed, round.head_ids)
-    return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, graphs, _config(round), again)
+    scale = abs(score.scale) or 1.0
+    equal = partial(cpu.reference, again.form(round), scale)
+    return kernels.Options(scale, score.softcap, dropout, graphs, _config(round), equal)
 
 
 def _per_edge(round: Round) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Running sums: `scan.py` (linear attention, recurrences with gates and the delta rule), `selective.py` (Mamba-1),
 `state.py` (one token of Mamba-2), `convolution.py` and `prefixes.py` (sums and extremes of prefixes).
 
-`recurrence_again.py` holds their formulas in torch's operations, by which they are differentiated twice. Loops:
+`reference.py` holds their formulas in torch's operations, by which they are differentiated twice. Loops:
 `../cpu/scan.cpp`, `../cpu/delta_rule.cpp`, `../cpu/feature_gates.cpp`, `../cpu/recurrence_steps.cpp`,
 `../cpu/selective_scan.cpp`, `../cpu/state_update.cpp`; in Triton `cuda/chunks` (in parallel chunks),
 `cuda/recurrence.py` (node by node) and `cuda/selective_scan.py`.

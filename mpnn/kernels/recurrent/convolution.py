@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.kernels.derivatives import are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.derivatives import Fused
 
 
 def short_convolution(x: Tensor, weight: Tensor, documents: Sequence[int] | None = None) -> Tensor:
@@ -29,11 +29,14 @@ def short_convolution(x: Tensor, weight: Tensor, documents: Sequence[int] | None
     return y
 
 
-class _ShortConvolution(torch.autograd.Function):
+class _ShortConvolution(Fused):
+    TENSORS = slice(0, 2)
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, inside: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.inside = inside
+        ctx.reference = partial(_by_torch, inside)
         y = x * weight[0]
         for o, mask in _shifts(x, weight, inside):
             # The product is added in place: one pass over x and y for each weight, and no new tensor.
@@ -41,15 +44,7 @@ class _ShortConvolution(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        if not are_differentiated((dy,)):
-            return _ShortConvolution.once(ctx, dy)
-        again = partial(_by_torch, ctx.inside)
-        return *gradients_again(again, ctx.saved_tensors, ctx.needs_input_grad[:2], (dy,)), None
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx: Any, dy: Tensor) -> Any:
+    def gradients(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         dx = dy * weight[0]
         dw = torch.empty_like(weight)
@@ -59,7 +54,7 @@ class _ShortConvolution(torch.autograd.Function):
             late = _rows(dy, o, None) if mask is None else _rows(dy, o, None) * mask
             _rows(dx, 0, -o).addcmul_(late, weight[o])
             dw[o] = (late * _rows(x, 0, -o)).sum(leading)
-        return dx, dw, None
+        return dx, dw
 
 
 def _by_torch(inside: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ library was compiled, which refuse recurrences.
 
 from collections.abc import Iterable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from math import gcd
 from typing import Any, NamedTuple
@@ -27,9 +27,9 @@ from torch.autograd import forward_ad
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.derivatives import are_differentiated, once_differentiable
+from mpnn.kernels.derivatives import Fused
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.recurrent.recurrence_again import recurrence_again
+from mpnn.kernels.recurrent import reference
 
 ALL, PAST, FUTURE = range(3)
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of scan.h
@@ -357,7 +357,9 @@ def check_device(x: Tensor, what: str) -> None:
         raise RuntimeError(f"there are no compiled kernels for {what}: {reason}")
 
 
-class _Recurrence(torch.autograd.Function):
+class _Recurrence(Fused):
+    TENSORS = slice(0, 6)
+
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx,
@@ -373,18 +375,12 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(query, key, value, log_gate, beta, state)
         ctx.options = options = scale, heads, ends
+        ctx.reference = partial(reference.recurrence, *options)
         ctx.set_materialize_grads(False)
         return _run(query, key, value, log_gate, beta, state, *options)
 
     @staticmethod
-    def backward(ctx, *upstream: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
-        if not are_differentiated(upstream):
-            return _Recurrence.once(ctx, *upstream)
-        return *recurrence_again(ctx.saved_tensors, ctx.options, ctx.needs_input_grad, upstream), None, None, None
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx, d_out: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
+    def gradients(ctx, d_out: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         query, key, value, log_gate, beta, state = ctx.saved_tensors
         p, _held = _parameters(query, key, value, log_gate, beta, state, *ctx.options)
         like = query.new_empty(0, dtype=_wide(query))
@@ -406,7 +402,7 @@ class _Recurrence(torch.autograd.Function):
         p.d_log_gate, p.d_beta, p.d_state = map(address, rest)
         library.run(_kernel(log_gate, beta) + "_backward", like.dtype, p, p.batch, parts)
         sums = [(x[0] if len(x) == 1 else x.sum(0)).to(query.dtype) for x in grads]
-        return *sums, *rest, None, None, None
+        return *sums, *rest
 
 
 def _run(

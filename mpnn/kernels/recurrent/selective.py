@@ -4,6 +4,7 @@ tensors. `mpnn/kernels/cpu/selective_scan.cpp` computes it on CPU, `cuda/selecti
 
 from collections.abc import Sequence
 from ctypes import Structure, c_int64, c_void_p
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from torch.nn import functional as F
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
-from mpnn.kernels.derivatives import are_differentiated, once_differentiable
+from mpnn.kernels.derivatives import Fused
 from mpnn.kernels.memory import empty, zeros
-from mpnn.kernels.recurrent.recurrence_again import scan_again
+from mpnn.kernels.recurrent import reference
 from mpnn.kernels.recurrent.scan import (
     by_triton,
     check_device,
@@ -148,8 +149,10 @@ def _padded(x: Tensor, columns: int, rows: int = 0) -> Tensor:
     return F.pad(x, (0, columns, 0, rows)) if columns or rows else x
 
 
-class _SelectiveScan(torch.autograd.Function):
+class _SelectiveScan(Fused):
     """x, dt [batch, N, channels], A [S, channels], B, C [batch, N, S], state [batch, S, channels], in whole blocks."""
+
+    TENSORS = slice(0, 6)
 
     @staticmethod
     def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
@@ -157,18 +160,12 @@ class _SelectiveScan(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         tensors = [tensor.contiguous().resolve_neg() for tensor in tensors]
         ctx.starts = starts
+        ctx.reference = partial(reference.selective_scan, starts[1:].tolist())
         ctx.set_materialize_grads(False)
         return _scan(tensors, starts)
 
     @staticmethod
-    def backward(ctx, *upstream: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
-        if not are_differentiated(upstream):
-            return _SelectiveScan.once(ctx, *upstream)
-        return *scan_again(ctx.saved_tensors, ctx.starts[1:].tolist(), ctx.needs_input_grad, upstream), None
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx, d_y: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
+    def gradients(ctx, d_y: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         tensors = x, _, A, B, _, state = [tensor.contiguous().resolve_neg() for tensor in ctx.saved_tensors]
         p = _parameters(tensors, ctx.starts)
         d_y = torch.zeros_like(x) if d_y is None else d_y.contiguous().resolve_neg()
@@ -180,7 +177,7 @@ class _SelectiveScan(torch.autograd.Function):
         p.d_y, p.d_last = address(d_y), address(d_last)
         p.d_x, p.d_dt, p.d_A, p.d_B, p.d_C, p.d_state = map(address, (d_x, d_dt, d_A, d_B, d_C, d_state))
         library.run("selective_scan_backward", x.dtype, p, p.batch, parts)
-        return d_x, d_dt, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state, None
+        return d_x, d_dt, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state
 
 
 def _scan(

@@ -8,7 +8,6 @@ The formulas and the loops are in `mpnn/kernels/cpu/row_attention.cpp`.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +16,7 @@ from torch import Tensor
 from mpnn.kernels import memory
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
-from mpnn.kernels.derivatives import (
-    are_batches,
-    are_differentiated,
-    gradients_again,
-    is_recorded,
-    once_differentiable,
-)
+from mpnn.kernels.derivatives import Fused, is_recorded
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.rows.rows import Chunks, EdgeTensor, NodeTensor, Rows, RowsStruct, edge_tensor, node_tensor
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
@@ -83,8 +76,7 @@ _QUERY_AND_KEY = {Tensors._fields.index("query"), Tensors._fields.index("key")}
 class Spec(NamedTuple):
     """All other arguments. `rows`: the edges by destination. `by_source`: returns the edges by source. `types`: for
     tensors of `Tensors` with a row for each edge type. `dropout_keys`, int32 [2 + batch * H], None without dropout;
-    `dropout_ids`: what it hashes in place of the numbers of destinations and sources, int32, or None. `again`: an equal
-    function of the spec and the tensors, made of operations that are differentiable again; None if there is none."""
+    `dropout_ids`: what it hashes in place of the numbers of destinations and sources, int32, or None."""
 
     rows: Rows
     by_source: Callable[[], Rows]
@@ -101,7 +93,6 @@ class Spec(NamedTuple):
     dropout_ids: tuple[Tensor, Tensor] | None = None
     return_weights: bool = False
     return_lse: bool = False
-    again: Callable[..., tuple[Tensor | None, ...]] | None = None
 
 
 class RowAttention(Structure):
@@ -165,16 +156,19 @@ def chunks_of(rows: Rows, width: int) -> Chunks:
     return rows.chunks(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
-def attend(spec: Spec, tensors: Tensors) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def attend(
+    spec: Spec, tensors: Tensors, reference: Callable[..., tuple[Tensor | None, ...]] | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """out [..., N_dst, H, DV]; weights before dropout [..., E, H] in the caller's order; log-sum-exp of the logits,
-    lse [..., N_dst, H], +inf for a row without edges. Weights and lse are None unless returned."""
+    lse [..., N_dst, H], +inf for a row without edges. Weights and lse are None unless returned. `reference`: an equal
+    function of the tensors, see `Fused`."""
     batch = tensors.value.shape[:-3]
     for name, trailing in _TRAILING.items():
         x = getattr(tensors, name)
         if x is not None and 1 < x.shape[:-trailing].numel() < batch.numel():  # the kernels share all or nothing
             tensors = tensors._replace(**{name: x.expand(*batch, *x.shape[-trailing:])})
     if is_recorded():
-        out, weights, lse = _RowAttention.apply(spec, *tensors)
+        out, weights, lse = _RowAttention.apply(spec, reference, *tensors)
         return out, weights, lse
     out, stats, weights = _forward(spec, _readable(spec, *tensors))
     return out, weights, _lse(stats) if spec.return_lse else None
@@ -243,33 +237,30 @@ class Repeated:
         return out
 
 
-class _RowAttention(torch.autograd.Function):
+class _RowAttention(Fused):
+    TENSORS = slice(2, None)
+
     @staticmethod
-    def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def forward(
+        ctx: Any, spec: Spec, reference: Any, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         out, stats, weights = _forward(spec, _readable(spec, *tensors))
         ctx.spec = spec
-        ctx.save_for_backward(out, stats, weights, *tensors)
+        ctx.reference = reference
+        ctx.save_for_backward(*tensors, out, stats, weights)
         ctx.set_materialize_grads(False)
         return out, weights, _lse(stats) if spec.return_lse else None
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        if ctx.spec.again is None or not are_differentiated(upstream):
-            return _RowAttention.once(ctx, *upstream)
-        again = partial(ctx.spec.again, ctx.spec, batched=are_batches(upstream))
-        return None, *gradients_again(again, ctx.saved_tensors[3:], ctx.needs_input_grad[1:], upstream)
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
-        out, stats, weights, *tensors = ctx.saved_tensors
+    def gradients(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
+        *tensors, out, stats, weights = ctx.saved_tensors
         if d_out is None and d_lse is None and (d_weights is None or weights is None):
-            return (None,) * (1 + len(tensors))
+            return [None] * len(tensors)
         d_out = torch.zeros_like(out) if d_out is None else d_out
         d_weights = None if weights is None else d_weights
         saved = _Saved(*_plain(out, stats, d_out, weights, d_weights, d_lse))
         inputs = Tensors(*_plain(*tensors))
-        return None, *_Backward(ctx.spec, inputs, saved, ctx.needs_input_grad[1:]).gradients()
+        return _Backward(ctx.spec, inputs, saved, ctx.needs_input_grad[2:]).gradients()
 
 
 def _lse(stats: Tensor) -> Tensor:

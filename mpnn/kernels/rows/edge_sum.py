@@ -8,12 +8,13 @@ are written once. `RowMap` does the same for functions of rows without ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpnn.kernels.derivatives import refuse_batches
+from mpnn.kernels.derivatives import Fused
 from mpnn.kernels.memory import empty
 
 BLOCK = 1 << 18  # numbers of a block: a megabyte
@@ -34,7 +35,7 @@ RowFunction = Callable[..., Tensor]
 """A function `f(z [rows, H], *parameters) -> [rows, F]` of each row by itself."""
 
 
-class EdgeMap(torch.autograd.Function):
+class EdgeMap(Fused):
     """`EdgeMap.apply(f, residual, dst, src, edge, weight, of_dst, of_src, *parameters)` -> new [B, E, F], and sums
     [B, N_dst, F] of them at each destination: `f(z)`, plus the edges if `residual`.
 
@@ -45,6 +46,8 @@ class EdgeMap(torch.autograd.Function):
     computes it again.
     """
 
+    TENSORS = slice(4, None)
+
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx, f: RowFunction, residual: bool, dst: Tensor, src: Tensor, *tensors: Tensor
@@ -53,6 +56,7 @@ class EdgeMap(torch.autograd.Function):
         ctx.f = f
         ctx.residual = residual
         ctx.ends = (dst, src)
+        ctx.reference = partial(_by_torch, f, residual, dst, src)
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         width = edge.shape[-1] if residual else f(edge.new_empty(0, len(weight)), *parameters).shape[-1]
@@ -68,16 +72,9 @@ class EdgeMap(torch.autograd.Function):
         return out, sums
 
     @staticmethod
-    def backward(ctx, d_new: Tensor | None, d_sums: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
-        refuse_batches(d_new, d_sums)
-        tensors = ctx.saved_tensors
+    def gradients(ctx, d_new: Tensor | None, d_sums: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         needs = ctx.needs_input_grad[4:]
-        upstream = [d for d in (d_new, d_sums) if d is not None]
-        if torch.is_grad_enabled():  # the gradients are to be differentiated
-            outputs = _by_torch(ctx.f, ctx.residual, *ctx.ends, *tensors)
-            outputs = [y for y, d in zip(outputs, (d_new, d_sums), strict=True) if d is not None]
-            return None, None, None, None, *_differentiable(outputs, tensors, needs, upstream)
-        edge, weight, of_dst, of_src, *parameters = (x.detach() for x in tensors)
+        edge, weight, of_dst, of_src, *parameters = (x.detach() for x in ctx.saved_tensors)
         parameters = _leaves(parameters, needs[4:])
         d_edge = empty(edge, *edge.shape) if needs[0] else None
         d_weight, d_dst, d_src = (torch.zeros_like(x) for x in (weight, of_dst, of_src))
@@ -98,19 +95,21 @@ class EdgeMap(torch.autograd.Function):
             d_weight.addmm_(of_z.t(), e)
             if d_edge is not None:
                 torch.addmm(d_out, of_z, weight, out=more[0]) if ctx.residual else torch.mm(of_z, weight, out=more[0])
-        return None, None, None, None, d_edge, d_weight, d_dst, d_src, *(p.grad for p in parameters)
+        return d_edge, d_weight, d_dst, d_src, *(p.grad for p in parameters)
 
 
-class RowMap(torch.autograd.Function):
+class RowMap(Fused):
     """`RowMap.apply(f, x, *parameters)` -> `f(x, *parameters)` [R, F], with x [R, D] in float32 or float64.
 
     Both passes take a block of rows at a time through all of f, so that nothing within it is kept or leaves the cache;
     the backward pass computes it again.
     """
 
+    TENSORS = slice(1, None)
+
     @staticmethod
     def forward(ctx, f: RowFunction, x: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.f = f
+        ctx.f = ctx.reference = f
         ctx.save_for_backward(x, *parameters)
         out = empty(x, len(x), f(x[:0], *parameters).shape[-1])
         for rows, new in _rows(x, out):
@@ -118,12 +117,9 @@ class RowMap(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        refuse_batches(d_out)
+    def gradients(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
         tensors = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # the gradients are to be differentiated
-            return None, *_differentiable([ctx.f(*tensors)], tensors, needs, [d_out])
         x = tensors[0].detach()
         parameters = _leaves(tensors[1:], needs[1:])
         d_x = empty(x, *x.shape) if needs[0] else None
@@ -134,7 +130,7 @@ class RowMap(torch.autograd.Function):
             new.backward(d_new)  # adds to the gradients of parameters
             if rows.grad is not None:
                 d_rows[0].copy_(rows.grad)
-        return None, d_x, *(p.grad for p in parameters)
+        return d_x, *(p.grad for p in parameters)
 
 
 def _leaves(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
@@ -143,15 +139,6 @@ def _leaves(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
     for leaf in leaves:
         leaf.grad = torch.zeros_like(leaf) if leaf.requires_grad else None
     return leaves
-
-
-def _differentiable(
-    outputs: Sequence[Tensor], tensors: Sequence[Tensor], needs: Sequence[bool], upstream: Sequence[Tensor]
-) -> Iterator[Tensor | None]:
-    """The gradients of these tensors, or None, computed by torch, so that they can be differentiated."""
-    wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
-    gradients = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=True))
-    return (next(gradients) if need else None for need in needs)
 
 
 def _rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

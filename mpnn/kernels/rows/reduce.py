@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
-from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.derivatives import Fused, are_batches
 from mpnn.kernels.memory import LARGE, empty, plain, zeros
 from mpnn.kernels.rows import combine
 from mpnn.kernels.rows.combine import Associative
@@ -50,15 +50,17 @@ def chunks_of(rows: Rows, width: int) -> Chunks:
     return rows.chunks(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
-class RowReduce(torch.autograd.Function):
-    """`RowReduce.apply(value, weight, rows, columns, kind, again)` -> out [B, N_dst, H * D].
+class RowReduce(Fused):
+    """`RowReduce.apply(value, weight, rows, columns, kind, reference)` -> out [B, N_dst, H * D].
 
     value [B, N_src, H * D], float32, float64 or, without an `Associative`, bfloat16, contiguous; weight [B or 1, E, H],
     contiguous, in the caller's edge order, or None for ones; `rows` are the edges by destination, `columns` those by
     source, or None if there is no backward pass. `kind` is one of KINDS, or an `Associative`. bfloat16 is summed in
-    float32, which is the dtype of weights beside it. `again`: an equal function of value and weight, made of operations
-    that are differentiable again, for second derivatives of other kinds than sums and means; None if there is none.
+    float32, which is the dtype of weights beside it. `reference`: an equal function of value and weight, see `Fused`.
+    The derivatives of sums and means are sums to any order, which kernels compute.
     """
+
+    TENSORS = slice(0, 2)
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -68,55 +70,59 @@ class RowReduce(torch.autograd.Function):
         rows: Rows,
         columns: Rows | None,
         kind: str | Associative,
-        again: Callable[..., Tensor] | None = None,
+        reference: Callable[..., Tensor] | None = None,
     ) -> Tensor:
         ctx.rows = rows
         ctx.columns = columns
         ctx.kind = kind
-        ctx.again = again
         compared = _fold(value, weight, rows, "centered mean")[0] if kind == "var" else None
         out, count = _fold(value, weight, rows, kind, compared, counted=columns is not None)
         linear = kind in _LINEAR  # the gradient of the value does not depend on it
         if compared is None and not linear:
             compared = out
-        needs_value = not linear or (weight is not None and weight.requires_grad)
+        needs_value = not linear or ctx.needs_input_grad[1]
         ctx.save_for_backward(value if needs_value else None, weight, compared, count)
-        ctx.dtype = value.dtype
-        ctx.of_value = value.shape
+        ctx.form = value.shape, value.dtype
+        ctx.reference = partial(_sum_by_torch, rows, kind == "mean") if linear else reference
         return out if out.dtype is value.dtype else out.to(value.dtype)
 
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
         if ctx.columns is None:
             raise RuntimeError("this was planned without gradients; run it again with gradients enabled")
-        if ctx.kind not in _LINEAR:
-            if ctx.again is None or not are_differentiated((d_out,)):
-                return _gradients(ctx, d_out)
-            tensors = ctx.saved_tensors[:2]
-            return *gradients_again(ctx.again, tensors, ctx.needs_input_grad[:2], (d_out,)), None, None, None, None
+        if ctx.kind not in _LINEAR or are_batches((d_out,)):
+            return Fused.backward(ctx, d_out)
         value, weight, _, _ = ctx.saved_tensors
-        if are_batches((d_out,)):
-            mean = ctx.kind == "mean"
-            needs = ctx.needs_input_grad[:2]
-            if value is None:  # the gradient does not depend on it
-                value = torch.zeros(ctx.of_value, dtype=ctx.dtype).requires_grad_()
-            by_torch = partial(_sum_by_torch, ctx.rows, mean)
-            return *gradients_again(by_torch, (value, weight), needs, (d_out,)), *[None] * 4
         if ctx.kind == "mean":
             # A product with the reciprocal, as the forward pass has it.
             d_out = _elementwise(torch.mul, d_out, ctx.rows.share(_wide(d_out.dtype)))
         if value is None and not torch.is_grad_enabled():
-            return _fold(d_out, weight, ctx.columns, "sum")[0].to(ctx.dtype), *[None] * 5
+            return _fold(d_out, weight, ctx.columns, "sum")[0].to(ctx.form[1]), *[None] * 5
         if value is not None:
             value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
         d_value, d_weight = Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)
-        return d_value.to(ctx.dtype), d_weight, None, None, None, None
+        return d_value.to(ctx.form[1]), d_weight, None, None, None, None
+
+    @staticmethod
+    def gradients(ctx, d_out: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[no-untyped-def]
+        """Gradients of what is not linear: extremes, variances and aggregators with a `combine`."""
+        value, weight, compared, count = ctx.saved_tensors
+        if ctx.kind == "var":
+            count = ctx.rows.degree.to(_wide(d_out.dtype)) / 2
+        if count is not None:
+            d_out = _elementwise(torch.div, d_out, count)
+        with_weight = weight is not None and ctx.needs_input_grad[1]
+        value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
+        d_value, d_weight = _fold_backward(d_out, compared, value, weight, ctx.columns, ctx.kind, with_weight)
+        return d_value.to(ctx.form[1]), d_weight
 
 
-class Adjoint(torch.autograd.Function):
+class Adjoint(Fused):
     """The gradients of a sum: dx_j = sum_i w_ij dy_i, and dw_ij = <dy_i, x_j> if x is passed. Like the sum they are
     linear in each of dy, w and x, so that their gradients are sums and gradients of sums, to any order. x is passed
     wherever w requires a gradient."""
+
+    TENSORS = slice(0, 3)
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -124,6 +130,7 @@ class Adjoint(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.rows = rows
         ctx.columns = columns
+        ctx.reference = partial(_adjoint_by_torch, rows, columns.num_rows)
         ctx.save_for_backward(d_out, value, weight)
         ctx.set_materialize_grads(False)
         if value is None:
@@ -136,9 +143,7 @@ class Adjoint(torch.autograd.Function):
         rows = ctx.rows
         columns = ctx.columns
         if are_batches((of_value, of_weight)):
-            by_torch = partial(_adjoint_by_torch, rows, columns.num_rows)
-            needs = ctx.needs_input_grad[:3]
-            return *gradients_again(by_torch, (d_out, value, weight), needs, (of_value, of_weight)), None, None
+            return Fused.backward(ctx, of_value, of_weight)
         terms = []
         if of_value is not None:
             terms.append(RowReduce.apply(of_value, weight, rows, columns, "sum"))
@@ -219,41 +224,45 @@ class EdgeList:
         self._shares.setdefault(share.dtype, share)
 
 
-class RowSum(torch.autograd.Function):
-    """`RowSum.apply(x, weight, rows, edge_list, kind)`: `summed`, which is differentiable by x, any number of times.
+class RowSum(Fused):
+    """`RowSum.apply(x, weight, rows, edge_list, kind, transposed)`: `row_sum`, with derivatives by x of any order.
     The weight is fixed. `rows(transposed)` are the edges by destination, or by source. `RowReduce` does more, and takes
     longer over a molecule."""
 
+    TENSORS = slice(0, 1)
+
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, x: Tensor, weight: Tensor | None, rows: Callable[[bool], Rows], edge_list: EdgeList, kind: str
+        ctx,
+        x: Tensor,
+        weight: Tensor | None,
+        rows: Callable[[bool], Rows],
+        edge_list: EdgeList,
+        kind: str,
+        transposed: bool = False,
     ) -> Tensor:
-        ctx.rows = rows
-        ctx.edge_list = edge_list
-        ctx.kind = kind
-        ctx.of_x = x.shape
-        ctx.dtype = x.dtype
-        ctx.save_for_backward(weight)
-        return row_sum(x, weight, rows, edge_list, kind)
+        ctx.options = rows, edge_list, kind, transposed
+        ctx.form = x.shape, x.dtype
+        ctx.save_for_backward(None, weight)
+        return row_sum(x, weight, rows, edge_list, kind, transposed)
 
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        (weight,) = ctx.saved_tensors
+        _, weight = ctx.saved_tensors
+        rows, edge_list, kind, transposed = ctx.options
         if are_batches((d_out,)):
-            x = torch.zeros(ctx.of_x, dtype=ctx.dtype).requires_grad_()  # the gradient does not depend on it
-            rows = ctx.rows(False)
-            mean = ctx.kind == "mean"
-            found = gradients_again(
-                lambda x: _sum_by_torch(rows, mean, x.squeeze(1)[None], weight)[0].unsqueeze(1), (x,), (True,), (d_out,)
-            )
-            return *found, *[None] * 4
+            ctx.reference = partial(_row_sum_by_torch, rows(transposed), kind, weight)
+            return Fused.backward(ctx, d_out)
+        if kind == "mean":
+            d_out = _elementwise(torch.mul, d_out, edge_list.share(d_out.dtype))
+        options = weight, rows, edge_list, "sum", not transposed
         if torch.is_grad_enabled():
-            rows, columns = ctx.rows(False), ctx.rows(True)
-            d_out = d_out.squeeze(1)[None] * (rows.share(d_out.dtype) if ctx.kind == "mean" else 1)
-            return Adjoint.apply(d_out, None, weight, rows, columns)[0][0].unsqueeze(1), None, None, None, None
-        if ctx.kind == "mean":
-            d_out = _elementwise(torch.mul, d_out, ctx.edge_list.share(d_out.dtype))
-        return row_sum(plain(d_out), weight, ctx.rows, ctx.edge_list, "sum", True), None, None, None, None
+            return RowSum.apply(d_out.resolve_neg().contiguous(), *options), *[None] * 5
+        return row_sum(plain(d_out), *options), *[None] * 5
+
+
+def _row_sum_by_torch(rows: Rows, kind: str, weight: Tensor | None, x: Tensor) -> Tensor:
+    return _sum_by_torch(rows, kind == "mean", x.squeeze(1)[None], weight)[0].unsqueeze(1)
 
 
 def row_sum(
@@ -333,20 +342,6 @@ def _adjoint_by_torch(
     products = (chunks * value.index_select(1, col).unflatten(-1, (heads, -1))).sum(-1)
     products = products.sum(0, keepdim=True) if len(weight) < len(products) else products
     return d_value, products.new_zeros(weight.shape).index_copy(1, edge, products)
-
-
-@once_differentiable
-def _gradients(ctx: Any, d_out: Tensor) -> Any:
-    """Gradients of what is not linear: extremes, variances and aggregators with a `combine`."""
-    value, weight, compared, count = ctx.saved_tensors
-    if ctx.kind == "var":
-        count = ctx.rows.degree.to(_wide(d_out.dtype)) / 2
-    if count is not None:
-        d_out = _elementwise(torch.div, d_out, count)
-    with_weight = weight is not None and ctx.needs_input_grad[1]
-    value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
-    d_value, d_weight = _fold_backward(d_out, compared, value, weight, ctx.columns, ctx.kind, with_weight)
-    return d_value.to(ctx.dtype), d_weight, None, None, None, None
 
 
 def _elementwise(function: Any, d_out: Tensor, other: Tensor) -> Tensor:

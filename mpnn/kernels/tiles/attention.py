@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import c_double, c_int64, c_void_p
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
-from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.derivatives import Fused
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.memory import empty, zeros
 
@@ -127,8 +127,9 @@ class Dropout:
     ids: tuple[Tensor, Tensor] | None = None
 
 
-class TileAttention(torch.autograd.Function):
-    """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, scale, softcap, dropout, layout, again)`
+class TileAttention(Fused):
+    """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, scale, softcap, dropout, layout,
+    reference)`
 
     Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
 
@@ -136,9 +137,10 @@ class TileAttention(torch.autograd.Function):
     widths multiples of 8. table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to
     the logits after `softcap`, as are dst_bias [B, H, N_dst] and src_bias [B, H, N_src], both or neither. Each of these
     and `dropout` may be None. 16-bit features are summed in float32, which is the dtype of lse, table and biases.
-    `again`: an equal function of scale, softcap, whether gradients are batches, and the tensors, made of operations
-    that are differentiable again; None if there is none.
+    `reference`: an equal function of the tensors, see `Fused`.
     """
+
+    TENSORS = slice(0, 7)
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -154,14 +156,14 @@ class TileAttention(torch.autograd.Function):
         softcap: float | None,
         dropout: Dropout | None,
         layout: Layout,
-        again: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        reference: Callable[..., tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         options = scale, softcap, dropout, layout
         batch, num_dst, heads, _ = query.shape
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(_wide(query), batch, heads, num_dst)
         ctx.save_for_backward(query, key, value, table, bias, dst_bias, src_bias, out, lse)
         ctx.options = options
-        ctx.again = again
+        ctx.reference = reference
         ctx.set_materialize_grads(False)
         if not out.numel() or not value.numel():
             # Without features there is nothing to read, and an address of an empty tensor may be null.
@@ -174,23 +176,14 @@ class TileAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx, *upstream: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
-        if ctx.again is None or not are_differentiated(upstream):
-            return TileAttention.once(ctx, *upstream)
-        again = partial(ctx.again, *ctx.options[:2], are_batches(upstream))
-        tensors = ctx.saved_tensors[:7]
-        return *gradients_again(again, tensors, ctx.needs_input_grad[:7], upstream), *[None] * 5
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx, d_out: Tensor | None, d_lse: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
+    def gradients(ctx, d_out: Tensor | None, d_lse: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
         query, key, value, table, bias, dst_bias, src_bias, out, lse = ctx.saved_tensors
         layout = ctx.options[-1]
         d_out = torch.zeros_like(out) if d_out is None else d_out
         d_lse = None if d_lse is None else d_lse.contiguous().resolve_neg()
         if not d_out.numel() or not value.numel():
             inputs = (query, key, value, table, bias, dst_bias, src_bias)
-            return *(None if x is None else torch.zeros_like(x) for x in inputs), *[None] * 5
+            return [None if x is None else torch.zeros_like(x) for x in inputs]
         query, key, value, d_out = map(_readable, (query, key, value, d_out))
         p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *ctx.options)
         # Entries of a batch that share a bias add to the same gradient, so that one work item takes all of them.
@@ -217,7 +210,7 @@ class TileAttention(torch.autograd.Function):
         d_query = (d_query[0] if len(d_query) == 1 else d_query.sum(0)).to(query.dtype)
         d_key, d_value = d_key.to(key.dtype), d_value.to(value.dtype)
         d_table = None if d_table is None else d_table.sum(0)
-        return d_query, d_key, d_value, d_table, d_bias, d_dst_bias, d_src_bias, *[None] * 5
+        return d_query, d_key, d_value, d_table, d_bias, d_dst_bias, d_src_bias
 
 
 class Repeated:

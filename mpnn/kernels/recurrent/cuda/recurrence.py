@@ -14,7 +14,7 @@ the edges that it decays: those that end at i or later nodes of the document, le
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real, with_contiguous_rows
-from mpnn.kernels.derivatives import are_differentiated, once_differentiable
+from mpnn.kernels.derivatives import Fused
+from mpnn.kernels.recurrent import reference
 from mpnn.kernels.recurrent.cuda.chunks.tiles import of_document, rows
-from mpnn.kernels.recurrent.recurrence_again import recurrence_again
 
 _NUMBERS = 8192  # of a state in a program
 
@@ -171,8 +171,10 @@ def _readable(tensors: Sequence[Any]) -> tuple[Any, ...]:
     return *map(with_contiguous_rows, features), *(None if x is None else x.contiguous() for x in numbers)
 
 
-class Recurrence(torch.autograd.Function):
+class Recurrence(Fused):
     """The arguments and results of `scan.recurrence`; `heads` of the result, `ends` of the documents."""
+
+    TENSORS = slice(0, 6)
 
     @staticmethod
     def forward(
@@ -185,9 +187,9 @@ class Recurrence(torch.autograd.Function):
         out = query.new_empty(batch, nodes, heads, value.shape[-1], dtype=real(query.dtype)[0])
         last = out.new_empty(batch, heads, width, value.shape[-1])
         e = torch.empty_like(out) if beta is not None and any(ctx.needs_input_grad) else None
-        # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
         ctx.save_for_backward(*given, e, last)
         ctx.scale = float(scale)
+        ctx.reference = partial(reference.recurrence, ctx.scale, heads, ends)
         ctx.ends = ends
         ctx.set_materialize_grads(False)
         features = (rows(x, heads) for x in (query, key, value))
@@ -195,16 +197,7 @@ class Recurrence(torch.autograd.Function):
         return out, last
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        if not are_differentiated(upstream):
-            return Recurrence.once(ctx, *upstream)
-        heads = ctx.saved_tensors[-1].shape[1]
-        options = ctx.scale, heads, ctx.ends
-        return *recurrence_again(ctx.saved_tensors[:6], options, ctx.needs_input_grad, upstream), None, None, None
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx: Any, d_out: Tensor | None, d_last: Tensor | None) -> Any:
+    def gradients(ctx: Any, d_out: Tensor | None, d_last: Tensor | None) -> Any:
         *given, e, last = ctx.saved_tensors
         query, key, value, log_gate, beta, state = _readable(given)
         batch, heads, width, deep = last.shape
@@ -240,7 +233,7 @@ class Recurrence(torch.autograd.Function):
         d_beta = None if beta is None else (d_u * e).sum(-1)
         each = (d_query + own * each_key, query), (d_key + read + own * each_query, key), (d_value, value)
         grads = [x.unflatten(2, (y.shape[2], -1)).sum(3).to(y.dtype) for x, y in each]
-        return *grads, d_log_gate, d_beta, d_state, None, None, None
+        return *grads, d_log_gate, d_beta, d_state
 
 
 @lru_cache(maxsize=64)

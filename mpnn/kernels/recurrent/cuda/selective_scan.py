@@ -16,6 +16,7 @@ A program holds a tile [states, channels] of a chunk (in `walk` of a document), 
 to chunk). Called by `mpnn.kernels.recurrent.selective`.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +26,9 @@ from torch import Tensor
 
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real
-from mpnn.kernels.derivatives import are_differentiated
+from mpnn.kernels.derivatives import are_differentiated, gradients_again
+from mpnn.kernels.recurrent import reference
 from mpnn.kernels.recurrent.cuda.chunks.tiles import chunks_of, count_chunks, of_document
-from mpnn.kernels.recurrent.recurrence_again import scan_again
 
 _NODES = 32  # of a chunk
 _FEW = 4  # nodes whose states `gradients` holds
@@ -315,7 +316,8 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _differentiate(ctx: Any, d_y: Tensor | None, d_last: Tensor | None) -> Any:
     tensors = ctx.saved_tensors
     if are_differentiated((d_y, d_last)):
-        return *scan_again(tensors, ctx.ends, ctx.needs_input_grad, (d_y, d_last)), None
+        equal = partial(reference.selective_scan, ctx.ends)
+        return *gradients_again(equal, tensors, ctx.needs_input_grad[:6], (d_y, d_last)), None
     d_y = torch.zeros_like(tensors[1]) if d_y is None else d_y
     return *_backward(d_y, d_last, *tensors, ctx.ends), None
 

@@ -5,7 +5,6 @@ and dtype, and nothing waits for the device.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import TUNING, Sorted, Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import Strides, index_type, on_device, real, strides, with_contiguous_rows
-from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.derivatives import Fused
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.rows import spec as row_spec
 from mpnn.kernels.rows.cuda import backward, forward, reduce as row_reduce
@@ -82,8 +81,7 @@ class Score(NamedTuple):
 class Spec(NamedTuple):
     """All other arguments. `rows`: the edges by destination. `columns`: returns the edges by source. `dtype`: of the
     result. `seed`: of dropout, int64, None without. `key_types` and `value_types`: the edge types of
-    edge_key and edge_value, None if each edge has a row of its own. `again`: an equal function of the spec and the
-    tensors, made of operations that are differentiable again; None if there is none."""
+    edge_key and edge_value, None if each edge has a row of its own."""
 
     rows: Sorted
     columns: Callable[[], Sorted]
@@ -93,19 +91,25 @@ class Spec(NamedTuple):
     return_weights: bool = False
     key_types: EdgeTypes | None = None
     value_types: EdgeTypes | None = None
-    again: Callable[..., tuple[Tensor | None, ...]] | None = None
 
 
-def attend(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def attend(
+    spec: Spec, inputs: Tensors, reference: Callable[..., tuple[Tensor | None, ...]] | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """out [B, N_dst, H, DV]; weights before dropout [B, E, H] in the caller's order if they are asked for; and of a
-    softmax the log-sum-exp of logits [B, N_dst, H], float32 or float64, inf for rows without edges.
+    softmax the log-sum-exp of logits [B, N_dst, H], float32 or float64, inf for rows without edges. `reference`:
+    an equal function of the tensors, see `Fused`.
     """
-    return _RowAttention.apply(spec, *inputs)
+    return _RowAttention.apply(spec, reference, *inputs)
 
 
-class _RowAttention(torch.autograd.Function):
+class _RowAttention(Fused):
+    TENSORS = slice(2, None)
+
     @staticmethod
-    def forward(ctx: Any, spec: Spec, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def forward(
+        ctx: Any, spec: Spec, reference: Any, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         inputs = _contiguous(Tensors(*tensors))
         key_ids, value_ids = _ids(spec)
         layouts = [None if x is None else layout(x) for x in (*inputs, key_ids, value_ids, spec.seed)]
@@ -114,24 +118,16 @@ class _RowAttention(torch.autograd.Function):
             out, weights, lse = _forward(spec, inputs, key)
         ctx.spec = spec
         ctx.key = key
-        # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
-        ctx.save_for_backward(out, weights, lse, *tensors)
+        ctx.reference = reference
+        ctx.save_for_backward(*tensors, out, weights, lse)
         ctx.set_materialize_grads(False)
         return out, weights, lse
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        if ctx.spec.again is None or not are_differentiated(upstream):
-            return _RowAttention.once(ctx, *upstream)
-        again = partial(ctx.spec.again, ctx.spec, batched=are_batches(upstream))
-        return None, *gradients_again(again, ctx.saved_tensors[3:], ctx.needs_input_grad[1:], upstream)
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
-        out, weights, lse, *tensors = ctx.saved_tensors
+    def gradients(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
+        *tensors, out, weights, lse = ctx.saved_tensors
         if d_out is None and d_weights is None and d_lse is None:
-            return (None,) * (1 + len(tensors))
+            return [None] * len(tensors)
         d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous()
         with on_device(out):
             delta = None
@@ -139,7 +135,7 @@ class _RowAttention(torch.autograd.Function):
                 delta = _deltas(ctx.spec, out, d_out, weights, d_weights, d_lse)
             upstream = _Upstream(out, lse, delta, d_out, d_weights)
             inputs = _contiguous(Tensors(*tensors))
-            return None, *_backward(ctx.spec, inputs, upstream, ctx.needs_input_grad[1:], ctx.key)
+            return _backward(ctx.spec, inputs, upstream, ctx.needs_input_grad[2:], ctx.key)
 
 
 class _Upstream(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import TUNING, Edges, Sorted, Tile, tile
 from mpnn.kernels.cuda.tensors import index_type, on_device, real, strides, with_contiguous_rows
-from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.derivatives import Fused
 from mpnn.kernels.rows.cuda import aggregate as reduce
 
 _REDUCTIONS = {
@@ -28,14 +28,16 @@ _KINDS = {name: reduction.value for name, reduction in _REDUCTIONS.items()}
 _DIVIDED = ("mean", "var", "centered mean")  # by the number of edges
 
 
-class RowReduce(torch.autograd.Function):
-    """`RowReduce.apply(value, weight, rows, columns, kind, dtype, again)` -> out [B, N_dst, H, D] of `dtype`; float32
-    or float64 for weighted extremes of 16-bit values, which must equal a message.
+class RowReduce(Fused):
+    """`RowReduce.apply(value, weight, rows, columns, kind, dtype, reference)` -> out [B, N_dst, H, D] of `dtype`;
+    float32 or float64 for weighted extremes of 16-bit values, which must equal a message.
 
     value [B, N_src, H, D]; weight [B, E, H] in the caller's edge order, whose strides may be 0, or None for ones;
     `rows`: the edges by destination; `columns`: returns the edges by source; `kind`: "sum", "mean", "max", "min" or
-    "var". `again`: an equal function of value and weight, made of operations that are differentiable again.
+    "var". `reference`: an equal function of value and weight, see `Fused`.
     """
+
+    TENSORS = slice(0, 2)
 
     @staticmethod
     def forward(
@@ -46,7 +48,7 @@ class RowReduce(torch.autograd.Function):
         columns: Callable[[], Sorted],
         kind: str,
         dtype: torch.dtype,
-        again: Callable[..., Tensor] | None = None,
+        reference: Callable[..., Tensor] | None = None,
     ) -> Tensor:
         given = value
         compared = None
@@ -64,32 +66,19 @@ class RowReduce(torch.autograd.Function):
         ctx.rows = rows
         ctx.columns = columns
         ctx.kind = kind
-        ctx.like = value.dtype
-        ctx.again = again
+        ctx.form = value.shape, value.dtype
+        ctx.reference = reference
         if extreme:
             compared = out
         elif kind != "var" and not ctx.needs_input_grad[1]:
-            given = value.new_empty(0)  # the backward pass does not read it
-        # Not a contiguous copy of the value: no gradient of higher order would flow through that.
-        ctx.of_value = value.shape
+            given = None  # the backward pass does not read it
         ctx.save_for_backward(given, weight, compared, equal)
         return out
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> Any:
-        if ctx.again is None or not are_differentiated((d_out,)):
-            return RowReduce.once(ctx, d_out)
-        again = partial(ctx.again, batched=are_batches((d_out,)))
-        value, weight, *_ = ctx.saved_tensors
-        if value.shape != ctx.of_value:  # the gradient does not depend on it
-            value = torch.zeros(ctx.of_value, dtype=ctx.like, device=d_out.device).requires_grad_()
-        return *gradients_again(again, (value, weight), ctx.needs_input_grad[:2], (d_out,)), *[None] * 5
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx: Any, d_out: Tensor) -> Any:
+    def gradients(ctx: Any, d_out: Tensor) -> Any:
         value, weight, compared, equal = ctx.saved_tensors
-        value = with_contiguous_rows(value)
+        value = None if value is None else with_contiguous_rows(value)
         columns = ctx.columns()
         kind = ctx.kind
         needed = ctx.needs_input_grad
@@ -100,40 +89,35 @@ class RowReduce(torch.autograd.Function):
         d_out = d_out.contiguous()
         with on_device(d_out):
             if kind in ("sum", "mean") and not needed[1]:
-                d_value, _ = segment_reduce(d_out, weight, columns, columns.edges, "sum", dtype=ctx.like)
-                return d_value, *[None] * 6
+                d_value, _ = segment_reduce(d_out, weight, columns, columns.edges, "sum", dtype=ctx.form[1])
+                return d_value, None
             d_value, d_weight = _segment_reduce_backward(d_out, compared, value, weight, columns, kind, needed)
-        return d_value, d_weight, *[None] * 5
+        return d_value, d_weight
 
 
-class Gather(torch.autograd.Function):
+class Gather(Fused):
     """`Gather.apply(table, ids, by_id)` -> `table[ids]` [E, H], of table [classes, H], float32 or float64.
 
     Its backward pass sums in a fixed order, unlike torch's. `by_id` returns the edges sorted by id, whose columns are
     numbers of edges.
     """
 
+    TENSORS = slice(0, 1)
+
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, by_id: Callable[[], Sorted]) -> Tensor:
         ctx.by_id = by_id
-        ctx.ids = ids
-        ctx.save_for_backward(table)
+        ctx.form = table.shape, table.dtype
+        ctx.reference = partial(torch.index_select, dim=0, index=ids)
+        ctx.save_for_backward(None)
         return table.index_select(0, ids)
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> Any:
-        if not are_differentiated((d_out,)):
-            return Gather.once(ctx, d_out)
-        look_up = partial(torch.index_select, dim=0, index=ctx.ids)
-        return *gradients_again(look_up, ctx.saved_tensors, (True,), (d_out,)), None, None
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx: Any, d_out: Tensor) -> Any:
+    def gradients(ctx: Any, d_out: Tensor) -> Any:
         by_id = ctx.by_id()
         with on_device(d_out):
             sums, _ = segment_reduce(with_contiguous_rows(d_out)[None, :, None], None, by_id, by_id.edges, "sum")
-        return sums[0, :, 0], None, None
+        return (sums[0, :, 0],)
 
 
 def segment_reduce(

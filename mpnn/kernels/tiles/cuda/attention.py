@@ -10,7 +10,6 @@ grids have one dimension, which a GPU limits to 2**31 programs.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from mpnn.kernels.cuda.dropout import fill_words
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
-from mpnn.kernels.derivatives import are_batches, are_differentiated, gradients_again, once_differentiable
+from mpnn.kernels.derivatives import Fused
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.tiles.cuda import backward as tile_backward, forward as tile_forward
 from mpnn.kernels.tiles.cuda.config import Config, Launch
@@ -47,15 +46,14 @@ class Dropout(NamedTuple):
 
 
 class Options(NamedTuple):
-    """`scale` is positive, `softcap` None for none. `again`: an equal function of scale, softcap, whether gradients are
-    batches, and the tensors, made of operations that are differentiable again; None if there is none."""
+    """`scale` is positive, `softcap` None for none. `reference`: an equal function of the tensors, see `Fused`."""
 
     scale: float
     softcap: float | None
     dropout: Dropout | None
     graphs: TileGraphs
     config: Config
-    again: Callable[..., tuple[Tensor, Tensor]] | None = None
+    reference: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     def graph(self, launch: Launch) -> TileGraph:
         """The graph with the tiles of a launch."""
@@ -82,7 +80,7 @@ class _Words(NamedTuple):
     streams: Tensor | None = None
 
 
-class TileAttention(torch.autograd.Function):
+class TileAttention(Fused):
     """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, options)`
 
     Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
@@ -92,6 +90,8 @@ class TileAttention(torch.autograd.Function):
     [B or 1, H or 1, E] in the order of rows; dst_bias [B, H, N_dst] and src_bias [B, H, N_src], both or neither.
     """
 
+    TENSORS = slice(0, 7)
+
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         *tensors, options = arguments
@@ -100,33 +100,23 @@ class TileAttention(torch.autograd.Function):
         with on_device(inputs.query):
             words = _words(inputs, options.dropout, options.graphs, key)
             out, lse, norm = _forward(inputs, options, words, key)
-        # Not contiguous copies of the inputs: no gradient of higher order would flow through those.
         ctx.save_for_backward(*tensors, out, norm)
         ctx.options = options
+        ctx.reference = options.reference
         ctx.words = words
         ctx.key = key
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        scale, softcap, *_, again = ctx.options
-        if again is None or not are_differentiated(upstream):
-            return TileAttention.once(ctx, *upstream)
-        tensors = ctx.saved_tensors[:7]
-        needs = ctx.needs_input_grad[:7]
-        return *gradients_again(partial(again, scale, softcap, are_batches(upstream)), tensors, needs, upstream), None
-
-    @staticmethod
-    @once_differentiable
-    def once(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+    def gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
         *tensors, out, norm = ctx.saved_tensors
         inputs = _readable(tensors)
         d_out = torch.zeros_like(out) if d_out is None else with_contiguous_rows(d_out)
         d_lse = _contiguous(d_lse)
         key = ctx.key, layout(d_out), d_lse if d_lse is None else layout(d_lse), ctx.needs_input_grad
         with on_device(out):
-            return *_backward(inputs, out, norm, d_out, d_lse, ctx.options, ctx.words, ctx.needs_input_grad, key), None
+            return _backward(inputs, out, norm, d_out, d_lse, ctx.options, ctx.words, ctx.needs_input_grad, key)
 
 
 def _readable(tensors: Sequence[Any]) -> _Inputs:

@@ -14,7 +14,7 @@ an error of some 1e-6.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +23,10 @@ from torch import Tensor
 
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
-from mpnn.kernels.derivatives import are_differentiated
+from mpnn.kernels.derivatives import are_differentiated, gradients_again
+from mpnn.kernels.recurrent import reference
 from mpnn.kernels.recurrent.cuda.chunks import gradients, outputs, states, within
 from mpnn.kernels.recurrent.cuda.chunks.tiles import chunks_of, count_chunks, rows
-from mpnn.kernels.recurrent.recurrence_again import recurrence_again
 
 _ARGUMENTS = 6  # of a recurrence that are tensors
 _WIDTH_OF_64 = 64  # the least width of heads with chunks of 64 nodes
@@ -252,8 +252,9 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_last: Tensor | None, _: Any
     inputs = ctx.saved_tensors[:_ARGUMENTS]
     computed = list(ctx.saved_tensors[_ARGUMENTS:])
     if are_differentiated((d_out, d_last)):
-        options = ctx.scale, ctx.heads, tuple(ctx.ends)
-        return *recurrence_again(inputs, options, ctx.needs_input_grad, (d_out, d_last)), *[None] * 4
+        equal = partial(reference.recurrence, ctx.scale, ctx.heads, tuple(ctx.ends))
+        needs = ctx.needs_input_grad[:_ARGUMENTS]
+        return *gradients_again(equal, inputs, needs, (d_out, d_last)), *[None] * 4
     grads = iter(_backward(d_out, d_last, *inputs, computed, ctx.scale, ctx.heads, ctx.ends))
     return *(None if x is None else next(grads) for x in inputs), None, None, None, None
 

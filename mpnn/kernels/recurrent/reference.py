@@ -1,14 +1,10 @@
 """Recurrences with gates, the delta rule and selective scans by operations that are differentiable any number of times:
-the backward passes of their kernels differentiate these where derivatives of higher order are asked for."""
+the references of their kernels."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from mpnn.kernels.derivatives import gradients_again
 
 # nodes whose pairs are in memory; with gates a feature, pairs times features
 _CHUNK = 64
@@ -16,15 +12,7 @@ _CHUNK_OF_FEATURES = 32
 _NO_GATE = -800.0  # its exponential is 0 in float64; with -inf a difference would be NaN
 
 
-def recurrence_again(
-    tensors: Sequence[Tensor | None], options: tuple[float, int, tuple[int, ...]], needs: Sequence[bool], upstream: Any
-) -> list[Tensor | None]:
-    """The gradients of query, key, value, log_gate, beta and state, which can be differentiated again."""
-    scale, heads, ends = options
-    return gradients_again(partial(_recurrence_by_torch, scale, heads, ends), tensors, needs[:6], upstream)
-
-
-def _recurrence_by_torch(
+def recurrence(
     scale: float,
     heads: int,
     ends: tuple[int, ...],
@@ -76,14 +64,7 @@ def _recurrence_by_torch(
     return torch.cat(outs, 2).transpose(1, 2), S
 
 
-def scan_again(
-    tensors: Sequence[Tensor], ends: Sequence[int], needs: Sequence[bool], upstream: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """The gradients of x, dt, A, B, C and state, which can be differentiated again."""
-    return gradients_again(partial(_scan_by_torch, ends), tensors, needs[:6], upstream)
-
-
-def _scan_by_torch(
+def selective_scan(
     ends: Sequence[int], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The scan node by node, by operations that are differentiable again."""

@@ -1,5 +1,6 @@
-"""Rounds by operations that are differentiable any number of times: what the backward passes of kernels differentiate
-where derivatives of higher order are asked for.
+"""Rounds by operations that are differentiable any number of times: the references of kernels, which derivatives of
+higher order are those of (`mpnn.kernels.derivatives.Fused`). A kernel keeps the round without its tensors, `form`, and
+its reference runs the round with the tensors that autograd saved, by the names of fields.
 
     l_ij = scale <q_i, k_j>        out_i = sum_j w_ij v_j        dl_ij = <dout_i, v_j> and so on
 
@@ -7,22 +8,51 @@ Products of edges and weighted sums are each other's derivatives, so that two ke
 tensor of E x D numbers. All else is numbers of edges, E x H, by torch's operations.
 """
 
+from typing import Any, TypeVar
+
 from torch import Tensor
 
 from mpnn.backends import edge_list
 from mpnn.backends.csr import edges
 from mpnn.backends.edge_list import Kernels
+from mpnn.graph import Graph
 from mpnn.graph.csr import CSR
 from mpnn.kernels.cpu import library
 from mpnn.kernels.rows.reduce import Adjoint, RowReduce
 from mpnn.kernels.rows.rows import Rows
 from mpnn.round import Result, Round
-from mpnn.scores import Dot
+from mpnn.scores import Dot, Score
+
+T = TypeVar("T", Round, Score)
 
 
-def run(round: Round, batched: bool = False) -> Result:
-    """The result of a round. `batched`: also for batches of gradients, which kernels do not read."""
-    by_kernels = round.value.is_cpu and library.why_missing() is None and not batched and round.graph.num_edges > 0
+def form(round: Round, graph: Graph | None = None) -> Round:
+    """The round without its tensors but the seed, over another graph if one is passed."""
+    score: Any = round.score
+    bare = _with(round, dict.fromkeys(_TENSORS), graph=round.graph if graph is None else graph)
+    bare.score = None if score is None else _with(score, dict.fromkeys(score.roles))
+    return bare
+
+
+_TENSORS = Round.roles.keys() - {"seed"}
+
+
+def filled(form: Round, score: dict[str, Any], **fields: Any) -> Round:
+    """The round of this form with these fields, and with those of its score."""
+    of_score: Any = form.score
+    bias = tuple(x for x in fields.pop("bias", ()) if x is not None)
+    return _with(form, fields, bias=bias, score=None if of_score is None else _with(of_score, score))
+
+
+def _with(x: T, fields: dict[str, Any], **more: Any) -> T:
+    other = object.__new__(type(x))
+    other.__dict__ = vars(x) | fields | more
+    return other
+
+
+def run(round: Round) -> Result:
+    """The result of a round."""
+    by_kernels = round.value.is_cpu and library.why_missing() is None and round.graph.num_edges > 0
     return edge_list.run(round, _KERNELS if by_kernels and not round.recurrent else None)
 
 
