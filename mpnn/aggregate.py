@@ -533,9 +533,9 @@ def _support(scores: Tensor, index: Index, of_sorted: Callable[[Tensor, Tensor],
         shifted = ordered - ordered[:, :1]  # the result does not depend on what all have in common
         k = torch.arange(1, rows.shape[1] + 1, dtype=scores.dtype, device=scores.device)
         k = k.view(1, -1, *[1] * (scores.dim() - 1))
-        found = of_sorted(shifted.masked_fill(shifted.isinf(), torch.finfo(scores.dtype).min / 1e6), k)
-        found = torch.zeros_like(found).scatter(1, order, found & ordered.isfinite())
-        inside[rows[rows >= 0]] = found[rows >= 0]
+        support = of_sorted(shifted.masked_fill(shifted.isinf(), torch.finfo(scores.dtype).min / 1e6), k)
+        support = torch.zeros_like(support).scatter(1, order, support & ordered.isfinite())
+        inside[rows[rows >= 0]] = support[rows >= 0]
     return inside
 
 

@@ -174,8 +174,8 @@ class MessagePassing(nn.Module):
             return "it takes plain features on a CPU, outside of autocast, tracing, transforms and several processes"
         graph = self._graph_or_default(graph)
         graph = graph.bind(x.shape[-2], x.shape[-2]) if isinstance(graph, Topology) else graph
-        found = whole_layer.find(self, graph, x)
-        return found if isinstance(found, str) else None
+        layer = whole_layer.find(self, graph, x)
+        return layer if isinstance(layer, str) else None
 
     def rounds(
         self,

@@ -183,10 +183,10 @@ def _over_sequences(graph: Graph | Topology, features: tuple[Tensor, Tensor, Ten
     graph = jagged.graph_of(graph, query, key)
     if isinstance(graph, Topology):
         graph = graph.bind(len(terms[0]), len(terms[1])).to(query.device)
-    found = attend(graph, *terms, **options)
-    if isinstance(found, Tensor):
-        return jagged.like(found, query)
-    out, more = found
+    result = attend(graph, *terms, **options)
+    if isinstance(result, Tensor):
+        return jagged.like(result, query)
+    out, more = result
     return jagged.like(out, query), jagged.like(more, query) if options["return_lse"] else more
 
 
@@ -374,4 +374,4 @@ def _aggregator(reduce: str | Any | Callable[..., Tensor]) -> Any:
 
 
 # A step compares aggregators by identity first, so the functions of a name share one.
-_WITHOUT_STATE = {name: found for name, make in NAMED.items() if not isinstance(found := make(), nn.Module)}
+_WITHOUT_STATE = {name: shared for name, make in NAMED.items() if not isinstance(shared := make(), nn.Module)}

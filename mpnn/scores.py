@@ -164,13 +164,13 @@ def lowered(score: Any) -> Any:
     """
     if score is None or type(score) in BUILT_IN or not hasattr(score, "lower"):
         return score
-    found = score.lower()
-    if found is not None and type(found) not in BUILT_IN:
+    built_in = score.lower()
+    if built_in is not None and type(built_in) not in BUILT_IN:
         raise TypeError(
             f"lower() of {type(score).__name__} must return a Dot, an AdditiveScore, an AdditiveV2Score or None; it "
-            f"returned {type(found).__name__}"
+            f"returned {type(built_in).__name__}"
         )
-    return score if found is None else found
+    return score if built_in is None else built_in
 
 
 def slope_of(activation: Activation | None) -> float | str | None:

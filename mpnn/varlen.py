@@ -146,10 +146,10 @@ def _flash(
         if slopes.shape not in ((heads,), (batch, heads)):
             raise ValueError(f"alibi_slopes must have shape [{heads}] or [{batch}, {heads}]; got {list(slopes.shape)}")
         graph, bias = _alibi(graph, slopes, lengths_q, lengths_k, batched=qkv[0].dim() == 4)
-    found = ops.attend(
+    result = ops.attend(
         graph, *qkv, bias=bias, scale=scale, softcap=softcap if softcap > 0 else None, dropout=dropout, return_lse=lse
     )
-    return (found[0], found[1].transpose(-1, -2), None) if lse else found
+    return (result[0], result[1].transpose(-1, -2), None) if lse else result
 
 
 def _packed(function: Callable[..., Any], name: str, first: int, *, shares_lengths: bool = False) -> Any:

@@ -159,7 +159,7 @@ def completed(
     normalize = attention.normalize
     dropout = attention.dropout if attention.training else 0.0
     options = {"normalize": normalize, "dropout": dropout, "reduce": aggregate, "return_weights": return_weights}
-    found = []
+    others = []
     for round in rounds:
         if not isinstance(round, Round):
             raise TypeError(
@@ -174,8 +174,8 @@ def completed(
         # As `round.with_fields`, without its call.
         other = object.__new__(type(round))
         other.__dict__ = round.__dict__ | options
-        found.append(other)
-    return tuple(found)
+        others.append(other)
+    return tuple(others)
 
 
 def prepared(update: Update, x: Tensor) -> Tensor:

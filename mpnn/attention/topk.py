@@ -167,9 +167,9 @@ class BlockTopK(DotProduct):
 
         def read(x: Tensor) -> Tensor:
             items = x.flatten(-3, -2).view(len(row), -1, x.shape[-1])
-            found = torch.stack([item.index_select(0, at) for item, at in zip(items, row, strict=True)])
-            found = found.unflatten(1, source.shape[1:]).transpose(1, 2)
-            return found if x.dim() == 4 else found[0]
+            gathered = torch.stack([item.index_select(0, at) for item, at in zip(items, row, strict=True)])
+            gathered = gathered.unflatten(1, source.shape[1:]).transpose(1, 2)
+            return gathered if x.dim() == 4 else gathered[0]
 
         alone = graphs.blocks(is_edge[:, :, None], 1, source.shape[-1], num_dst=1)
         return replace(round, graph=alone, value=read(round.value), score=replace(score, key=read(score.key)))

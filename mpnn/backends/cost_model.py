@@ -85,8 +85,8 @@ def prices(threads: int) -> Prices:
 @cache
 def gpu_prices() -> Prices:
     """Nanoseconds on a GPU, by backend and operation."""
-    found: Prices = tuned.shipped()["cuda"]["nanoseconds"]
-    return found
+    prices: Prices = tuned.shipped()["cuda"]["nanoseconds"]
+    return prices
 
 
 @cache

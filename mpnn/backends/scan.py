@@ -91,8 +91,8 @@ def counts(round: Round) -> dict[str, float]:
         kind = "compared" if type(round.reduce) in (Max, Min) else "summed"
         passes = 3.0 if type(round.reduce) is Var else 1.0
         return both_ways({"call": 1.0, f"{kind} number": passes * round.value.numel()}, round.needs_grad)
-    if (found := _convolution(round)) is not None:
-        numbers = float(round.value.numel()) * (found[0] + 1)
+    if (convolved := _convolution(round)) is not None:
+        numbers = float(round.value.numel()) * (convolved[0] + 1)
         return both_ways({"call": 1.0, "shifted number": numbers}, round.needs_grad)
     score = round.score
     blocks = _causal_blocks(round.graph) if round.recurrent else _blocks(round.graph)
@@ -145,8 +145,8 @@ def run(round: Round) -> Result:
         return _run_recurrence(round)
     if _is_of_prefixes(round):
         return _run_prefixes(round)
-    if (found := _convolution(round)) is not None:
-        return _run_convolution(round, *found)
+    if (convolved := _convolution(round)) is not None:
+        return _run_convolution(round, *convolved)
     score = round.score
     value = round.value
     blocks = _blocks(round.graph)
@@ -214,8 +214,8 @@ def _convolution(round: Round) -> tuple[int, list[int]] | None:
 
 
 def _why_no_convolution(round: Round) -> str | None:
-    found = _convolution(round)
-    if len(round.bias) != 1 or found is None or found[0] > _MAX_RADIUS or round.value.shape[-2] != round.heads:
+    convolved = _convolution(round)
+    if len(round.bias) != 1 or convolved is None or convolved[0] > _MAX_RADIUS or round.value.shape[-2] != round.heads:
         return (
             "without a score it computes short convolutions: one bias by Offset, with a weight for each head of the "
             f"values, over causal() & window(radius) with a radius of at most {_MAX_RADIUS}"

@@ -171,7 +171,7 @@ def compare(
             return curve
 
         with _training(contest) as train:
-            found = compare_graphs(
+            comparison = compare_graphs(
                 [one.graph for one in candidates],
                 [contest.rate * factor for factor in _RATES],
                 list(range(seeds)),
@@ -180,14 +180,14 @@ def compare(
                 lambda line: console.print(line, soft_wrap=True),
                 contest.unit,
             )
-        rows = _rows(found, candidates)
+        rows = _rows(comparison, candidates)
         console.print(_table(rows))
-        said = [found.verdict(), *_cautions(found, contest, options)]
+        said = [comparison.verdict(), *_cautions(comparison, contest, options)]
         console.print("\n".join(said), soft_wrap=True)
         with exit_on_failure():
-            _write(out, found, said, contest, rows, options, budget, perf_counter() - began)
+            _write(out, comparison, said, contest, rows, options, budget, perf_counter() - began)
         console.print(f"\nthe page with pictures: {out / page.PAGE}", soft_wrap=True)
-        console.print(contest.code(found.last[0].graph), soft_wrap=True)
+        console.print(contest.code(comparison.last[0].graph), soft_wrap=True)
 
 
 @contextmanager
@@ -350,7 +350,7 @@ class _Candidate:
 
 def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> list[_Candidate]:
     """The graphs that the model can use within the budget. Prints their costs, and why others are left out."""
-    found = []
+    candidates = []
     rows = []
     for expression in expressions:
         try:
@@ -364,14 +364,14 @@ def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> 
                 f"and --budget leaves {share:.2g} s for each learning rate"
             )
             continue
-        found.append(one)
+        candidates.append(one)
         cost = f"{one.seconds * 1e3:.1f} ms", f"{one.bytes / 1e6:.1f} MB"
         rows.append((one.graph, f"{one.edges:,}", f"{one.reach:.1%}", one.backend, *cost))
-    if not found:
+    if not candidates:
         raise ValueError("no graph is left to compare")
     headings = "graph", "edges", "reach", "backend", "estimated time", "estimated memory"
     console.print(table(headings, rows, ("graph", "backend")))
-    return found
+    return candidates
 
 
 def _candidate(run: Run, expression: str) -> _Candidate:
@@ -446,31 +446,31 @@ def _curve(history: History) -> Curve:
 # ------------------------------------------------------------------------------------------------ results
 
 
-def _rows(found: Comparison, candidates: Sequence[_Candidate]) -> list[tuple[str, ...]]:
+def _rows(comparison: Comparison, candidates: Sequence[_Candidate]) -> list[tuple[str, ...]]:
     """The cells under `HEADINGS`, the best graph first."""
     known = {one.graph: one for one in candidates}
-    last = [result.graph for result in found.last]
-    dropped = [result for result in found.results if result.graph not in last]
-    dropped.sort(key=lambda result: (-(result.dropped_after or 0), mean(result.errors(seconds=found.seconds))))
+    last = [result.graph for result in comparison.last]
+    dropped = [result for result in comparison.results if result.graph not in last]
+    dropped.sort(key=lambda result: (-(result.dropped_after or 0), mean(result.errors(seconds=comparison.seconds))))
     rows: list[tuple[str, ...]] = []
-    for rank, result in enumerate([*found.last, *dropped], 1):
+    for rank, result in enumerate([*comparison.last, *dropped], 1):
         one = known[result.graph]
         rows.append((
             str(rank), one.graph, f"{one.edges:,}", f"{one.reach:.1%}", one.backend, f"{one.seconds * 1e3:.1f} ms",
             f"{result.seconds_per_step * 1e3:.1f} ms", f"{result.rate:.1e}",
-            spread(result.errors(seconds=found.seconds)), spread(result.errors(steps=found.steps)),
+            spread(result.errors(seconds=comparison.seconds)), spread(result.errors(steps=comparison.steps)),
             spread(result.errors()) + ("" if result.dropped_after is None else "*"),
         ))  # fmt: skip
     return rows
 
 
-def _cautions(found: Comparison, contest: _Contest, options: Options) -> list[str]:
+def _cautions(comparison: Comparison, contest: _Contest, options: Options) -> list[str]:
     """What the verdict does not tell, and the option that helps."""
     cautions = []
-    best = found.last[0]
-    if caution := found.too_short():
+    best = comparison.last[0]
+    if caution := comparison.too_short():
         cautions.append(f"{caution} A longer --budget tells more.")
-    if caution := found.alike():
+    if caution := comparison.alike():
         longer = f" A longer --context than {options.context} may set them apart." if options.task == "text" else ""
         cautions.append(caution + longer)
     for factor, which in ((min(_RATES), "smallest"), (max(_RATES), "largest")):
@@ -487,7 +487,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Table:
 
 def _write(
     out: Path,
-    found: Comparison,
+    comparison: Comparison,
     said: Sequence[str],
     contest: _Contest,
     rows: Sequence[tuple[str, ...]],
@@ -495,18 +495,18 @@ def _write(
     budget: str,
     seconds: float,
 ) -> None:
-    pictures.comparison_curves(found, out / CURVES)
-    pictures.comparison_costs(found, out / COSTS)
+    pictures.comparison_curves(comparison, out / CURVES)
+    pictures.comparison_costs(comparison, out / COSTS)
     content = {
         "verdict": said[0],
-        "seconds": found.seconds,
-        "steps": found.steps,
+        "seconds": comparison.seconds,
+        "steps": comparison.steps,
         "options": asdict(replace(options, lr=contest.rate)),
         "budget": budget,
         "took": seconds,
-        "graphs": [{**asdict(result), "seconds_per_step": result.seconds_per_step} for result in found.results],
+        "graphs": [{**asdict(result), "seconds_per_step": result.seconds_per_step} for result in comparison.results],
     }
-    ends = "; ".join(f"{result.graph}: {spread(result.errors())}" for result in found.results)
+    ends = "; ".join(f"{result.graph}: {spread(result.errors())}" for result in comparison.results)
     parts = [
         *map(page.paragraph, said),
         page.table(HEADINGS, rows),
@@ -518,7 +518,7 @@ def _write(
                      "Validation error after equal steps against the cost of a step, mean and standard "
                      "deviation. Grey: another graph is as cheap and better."),
         "<h2>Use the winner</h2>",
-        f"<pre>{contest.code(found.last[0].graph)}</pre>",
+        f"<pre>{contest.code(comparison.last[0].graph)}</pre>",
     ]  # fmt: skip
     took = ("took", f"{seconds / 60:.1f} min, budget {budget}")
     page.save(out, content, f"Which graph suits {contest.name}?", parts, took)

@@ -91,10 +91,10 @@ def read(model: Any, pieces: Tensor, graphs: Sequence[str]) -> Iterator[Reading]
     candidates = [_Candidate(name, own, _graphs(model, pieces[:1], own))]
     for expression in graphs:
         options = named_graph(model, expression, pieces.shape[1])
-        found = _graphs(model, pieces[:1], options)
-        same = next((one for one in candidates if _are_equal(one.graphs, found)), None)
+        bound = _graphs(model, pieces[:1], options)
+        same = next((one for one in candidates if _are_equal(one.graphs, bound)), None)
         if same is None:
-            candidates.append(_Candidate(expression, options, found))
+            candidates.append(_Candidate(expression, options, bound))
         elif same is candidates[0] and saved is not None:
             same.name = f"its own, {expression}"
         else:
@@ -128,16 +128,16 @@ def _graphs(model: Any, piece: Tensor, options: dict[str, Any]) -> list[Graph]:
     """The graph of each attention layer over one piece."""
     import mpnn.hf
 
-    found: list[Graph] = []
+    recorded: list[Graph] = []
     handle = mpnn.hf.use(model, **options)
     try:
-        with mpnn.hf.record(lambda graph, _: found.append(graph), weights=False):
+        with mpnn.hf.record(lambda graph, _: recorded.append(graph), weights=False):
             model(piece)
     finally:
         handle.restore()
-    if not found:
+    if not recorded:
         raise ValueError(f"{type(model).__name__} has layers of its own, whose graphs cannot be recorded")
-    return found
+    return recorded
 
 
 def _are_equal(some: Sequence[Graph], others: Sequence[Graph]) -> bool:

@@ -56,12 +56,12 @@ def explain(
             refuse(f"--{name} must be at least 1 and less than 2**31; got {value}")
     with exit_on_invalid_input():
         graph = bind(expression, n)
-        found = plan(_round(graph, (batch, n, heads, dim), getattr(torch, dtype), device, grad))
+        described = plan(_round(graph, (batch, n, heads, dim), getattr(torch, dtype), device, grad))
         note = {} if device == "cpu" else {"note": ABOUT_CUDA}
         if as_json:
-            print(json.dumps(asdict(found) | note, indent=1).replace("Infinity", "null"))
+            print(json.dumps(asdict(described) | note, indent=1).replace("Infinity", "null"))
         else:
-            print("\n".join([str(found), *note.values()]))
+            print("\n".join([str(described), *note.values()]))
 
 
 def _round(graph: mpnn.Graph, shape: tuple[int, ...], dtype: torch.dtype, device: str, grad: bool) -> Round:

@@ -248,9 +248,9 @@ def scored_pairs(run: LinkRun, model: LinkRanker, pairs: Pairs) -> Iterator[list
 
 def _parts_of(training: LinkTraining, pairs: Tensor, relation: Tensor) -> list[str]:
     """The part that each pair is a link of, or nothing."""
-    found = [""] * pairs.shape[1]
+    names = [""] * pairs.shape[1]
     for part in get_args(Part):
         query, node = training.known(part)[0].of(pairs[0], relation)
         for k in query[node == pairs[1, query]].tolist():
-            found[k] = part
-    return found
+            names[k] = part
+    return names

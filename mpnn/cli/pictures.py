@@ -59,19 +59,22 @@ def losses(results: Sequence[Run], path: Path) -> None:
     _save(figure, path)
 
 
-def comparison_curves(found: Comparison, path: Path) -> None:
+def comparison_curves(comparison: Comparison, path: Path) -> None:
     """Validation error against training time, a line for each graph: the mean over its seeds, in a band of their range.
     Lines of graphs that dropped out end early."""
     figure = Figure(figsize=(5.8, 3.8), layout="constrained")
     ax = figure.add_subplot()
     lines = {}
-    for k, result in enumerate(found.results):
+    for k, result in enumerate(comparison.results):
         at = np.linspace(0, result.seconds, 60)[1:]
         errors = np.array([result.errors(seconds=seconds) for seconds in at])
         ax.fill_between(at, errors.min(1), errors.max(1), color=plot.SERIES[k % len(plot.SERIES)], alpha=0.15, lw=0)
         lines[result.graph] = at.tolist(), errors.mean(1).tolist()
     plot.curves(
-        lines, ax, xlabel="seconds of training", ylabel=f"validation error{found.unit and f' ({found.unit.strip()})'}"
+        lines,
+        ax,
+        xlabel="seconds of training",
+        ylabel=f"validation error{comparison.unit and f' ({comparison.unit.strip()})'}",
     )
     finite = [error for _, errors in lines.values() for error in errors[len(errors) // 8 :] if np.isfinite(error)]
     if finite:
@@ -81,19 +84,19 @@ def comparison_curves(found: Comparison, path: Path) -> None:
     _save(figure, path)
 
 
-def comparison_costs(found: Comparison, path: Path) -> None:
+def comparison_costs(comparison: Comparison, path: Path) -> None:
     """Validation error after equal steps against the seconds of a step. Dominated graphs are grey."""
     figure = Figure(figsize=(5.8, 3.8), layout="constrained")
     ax = figure.add_subplot()
-    dominated = found.dominated
-    for k, result in enumerate(found.results):
-        errors = np.array(result.errors(steps=found.steps))
+    dominated = comparison.dominated
+    for k, result in enumerate(comparison.results):
+        errors = np.array(result.errors(steps=comparison.steps))
         color = plot.MUTED if result.graph in dominated else plot.SERIES[k % len(plot.SERIES)]
         at = 1e3 * result.seconds_per_step, errors.mean()
         ax.errorbar(*at, yerr=errors.std(ddof=1) if len(errors) > 1 else None, fmt="o", color=color, capsize=3)
         ax.annotate(result.graph, at, xytext=(7, 5), textcoords="offset points", color=color, fontsize=9)
     ax.margins(x=0.25, y=0.15)
-    plot.style_axes(ax, "milliseconds a step", f"validation error after {found.steps:,} steps")
+    plot.style_axes(ax, "milliseconds a step", f"validation error after {comparison.steps:,} steps")
     _save(figure, path)
 
 

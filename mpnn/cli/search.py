@@ -23,23 +23,23 @@ def require_optuna() -> None:
 
 def bounds(expression: str) -> list[tuple[int, int]]:
     """The ranges a..b of an expression."""
-    found = [(int(low), int(high)) for low, high in RANGE.findall(expression)]
-    for low, high in found:
+    ranges = [(int(low), int(high)) for low, high in RANGE.findall(expression)]
+    for low, high in ranges:
         if not 0 < low <= high:
             raise ValueError(f"{low}..{high} is an empty range; write the smaller number first, from 1 on")
-    return found
+    return ranges
 
 
 def expanded(graphs: str) -> list[str]:
     """The expressions between the semicolons; `a..b` in one stands for a, 2a, 4a, ... up to b."""
-    found = []
+    expressions = []
     for expression in separated(graphs):
         pieces = re.split(r"(\d+\s*\.\.\s*\d+)", expression)
         choices = [_doubled(piece) if k % 2 else [piece] for k, piece in enumerate(pieces)]
-        found += ["".join(choice) for choice in itertools.product(*choices)]
-    if not found:
+        expressions += ["".join(choice) for choice in itertools.product(*choices)]
+    if not expressions:
         raise ValueError('there is no graph in --graphs; write for example "causal; causal & window(16..64)"')
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(expressions))
 
 
 def separated(graphs: str) -> list[str]:

@@ -123,12 +123,12 @@ def _nearest(graph: Graph, node: int, most: int) -> NDArray[np.int64]:
         return np.arange(graph.num_dst)
     src, dst = graph.edge_index.cpu().numpy()
     reached = np.zeros(graph.num_dst, bool)
-    reached[node], found = True, [np.array([node])]
-    while len(found[-1]) and sum(map(len, found)) < most:
-        fresh = np.unique(src[np.isin(dst, found[-1])])
-        found.append(fresh[~reached[fresh]])
+    reached[node], layers = True, [np.array([node])]
+    while len(layers[-1]) and sum(map(len, layers)) < most:
+        fresh = np.unique(src[np.isin(dst, layers[-1])])
+        layers.append(fresh[~reached[fresh]])
         reached[fresh] = True
-    return np.concatenate([*found, np.flatnonzero(~reached)])[:most]
+    return np.concatenate([*layers, np.flatnonzero(~reached)])[:most]
 
 
 def _pictures(x: Tensor) -> NDArray[np.uint8]:

@@ -151,17 +151,17 @@ class Preparation:
         gaps = np.array([cell is None for cell in cells], bool)
         column = known or self._learned_categories(table, name, cells, rows & ~gaps, gaps)
         number = {value: k for k, value in enumerate(column.values)}
-        found = np.array([number.get(cell, -1) for cell in cells], np.int64)
-        new = (found < 0) & ~gaps
+        numbers = np.array([number.get(cell, -1) for cell in cells], np.int64)
+        new = (numbers < 0) & ~gaps
         if not column.fill:
             table.refuse(gaps, f"has no category in column {name!r} (it is empty, NaN or the like); {self._advice}")
         if not column.fill:
             unseen = new & ~np.isin(cells.astype(str), [*column.untrained])
             first = str(cells[unseen.argmax()])[:40] if unseen.any() else ""
             table.refuse(unseen, f"has the category {first!r} in column {name!r}, which no row had in training")
-        x = (found[:, None] == np.arange(len(number))).astype(np.float32)
+        x = (numbers[:, None] == np.arange(len(number))).astype(np.float32)
         if column.fill:
-            x[found < 0] = column.fill
+            x[numbers < 0] = column.fill
         notes = [f"{gaps.sum():,} gaps of {name} filled with the shares of its categories" if gaps.any() else ""]
         if new.any():
             first = str(cells[new.argmax()])[:40]
@@ -169,7 +169,7 @@ class Preparation:
             notes.append(
                 f"{new.sum():,} rows with a category of {name} that no row for training has ({first}): {instead}"
             )
-        return _with_indicator(x, column, found < 0), column, ", ".join(filter(None, notes))
+        return _with_indicator(x, column, numbers < 0), column, ", ".join(filter(None, notes))
 
     def _learned_categories(
         self, table: Table, name: str, cells: NDArray[Any], rows: NDArray[np.bool_], gaps: NDArray[np.bool_]

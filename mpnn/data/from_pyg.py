@@ -21,12 +21,12 @@ def one_graph(source: Any) -> Any:
 
 def tensors(data: Any, *names: str) -> list[Tensor]:
     """These attributes of a `Data`."""
-    found: list[Any] = [getattr(data, name, None) for name in names]
-    for name, x in zip(names, found, strict=True):
+    values: list[Any] = [getattr(data, name, None) for name in names]
+    for name, x in zip(names, values, strict=True):
         if not isinstance(x, Tensor):
             advice = "; torch_geometric.transforms.RandomNodeSplit adds masks" if name.endswith("_mask") else ""
             raise TypeError(f"{name} of {type(data).__name__} must be a tensor; got {type(x).__name__}{advice}")
-    return found
+    return values
 
 
 def edges(data: Any) -> Tensor:

@@ -295,12 +295,12 @@ def _named(
             )
         return numbers_of(table, end, names.tolist(), nodes.path)
     key = dict(zip(zip(of_row.tolist(), names.tolist(), strict=True), range(len(names)), strict=True))
-    found = np.array([key.get(pair, -1) for pair in zip(graph.tolist(), cells, strict=True)], np.int64)
-    if (found < 0).any():
-        at = int((found < 0).argmax())
+    numbers = np.array([key.get(pair, -1) for pair in zip(graph.tolist(), cells, strict=True)], np.int64)
+    if (numbers < 0).any():
+        at = int((numbers < 0).argmax())
         where = [ids[of_row[k]] for k in np.flatnonzero(names == cells[at])[:1]] if cells[at] is not None else []
         also = f"; graph {where[0]!r} has one" if where else ""
         table.refuse(
-            found < 0, f"has a node {cells[at]!r} in column {end!r} that graph {ids[graph[at]]!r} does not have{also}"
+            numbers < 0, f"has a node {cells[at]!r} in column {end!r} that graph {ids[graph[at]]!r} does not have{also}"
         )
-    return found
+    return numbers

@@ -116,10 +116,10 @@ def link_batches(
         absent = _absent(sampler.links, chosen.repeat(1, negatives), generator, sampler.is_one_set)
         pairs = torch.cat([chosen, absent], 1)
         moments = None if times is None else times.cpu()[part].repeat(1 + negatives)
-        found, index, x = sampler.around(pairs, chosen, moments, seed)
+        sampled, index, x = sampler.around(pairs, chosen, moments, seed)
         is_link = torch.arange(pairs.shape[1]) < len(part)
         of_type = None if types is None else types.cpu()[part].repeat(1 + negatives)
-        return LinkBatch(index, is_link, part, of_type, found, x)
+        return LinkBatch(index, is_link, part, of_type, sampled, x)
 
     parts = order.split(batch_size) if len(order) else ()
     batches = (batch(number, part) for number, part in enumerate(parts))
@@ -149,15 +149,15 @@ class _OneSet:
     def around(self, pairs: Tensor, asked: Tensor, times: Tensor | None, seed: int) -> Around:
         if times is not None:
             nodes = pairs.flatten()
-            found = sampled_batch(self.whole, nodes, self.fanouts, self.features, seed, times.repeat(2))
-            return found, torch.arange(len(nodes)).view(2, -1), {}
+            sampled = sampled_batch(self.whole, nodes, self.fanouts, self.features, seed, times.repeat(2))
+            return sampled, torch.arange(len(nodes)).view(2, -1), {}
         nodes, index = pairs.flatten().unique(return_inverse=True)
-        found = sampled_batch(self.whole, nodes, self.fanouts, self.features, seed)
+        sampled = sampled_batch(self.whole, nodes, self.fanouts, self.features, seed)
         graphs = []
-        sources = [found.sources[: one.num_src] for one in found.graphs]
-        for one, inputs in zip(found.graphs, sources, strict=True):
+        sources = [sampled.sources[: one.num_src] for one in sampled.graphs]
+        for one, inputs in zip(sampled.graphs, sources, strict=True):
             graphs.append(self._without(one, inputs, asked))
-        return NeighborBatch(found.nodes, found.sources, tuple(graphs), found.x), index.view(2, -1), {}
+        return NeighborBatch(sampled.nodes, sampled.sources, tuple(graphs), sampled.x), index.view(2, -1), {}
 
     def _without(self, block: Graph, nodes: Tensor, asked: Tensor) -> Graph:
         """A sampled graph without these links, in either direction, in its edges and its degrees."""
@@ -284,8 +284,8 @@ def _absent(graph: Graph, links: Tensor, generator: torch.Generator, is_one_set:
 def _distinct(nodes: Tensor, times: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
     """The distinct nodes, or pairs of node and time, and the index of each of `nodes` among them."""
     if times is None:
-        found, place = nodes.unique(return_inverse=True)
-        return found, None, place
+        distinct, place = nodes.unique(return_inverse=True)
+        return distinct, None, place
     moments, moment = times.unique(return_inverse=True)
     key, place = (nodes * len(moments) + moment).unique(return_inverse=True)
     return key // len(moments), moments[key % len(moments)], place

@@ -300,10 +300,10 @@ def _names(cells: Iterable[str]) -> tuple[str, ...]:
 def _numbers(table: Table, cells: NDArray[np.object_], column: str, names: Sequence[str]) -> NDArray[np.int64]:
     """The number of the name in each cell."""
     number = {name: k for k, name in enumerate(names)}
-    found = np.array([number.get(cell, -1) for cell in cells.tolist()], np.int64)
-    unknown = cells[int((found < 0).argmax())]
-    table.refuse(found < 0, f"has a node in column {column!r} that is no id of the table of nodes: {unknown!r}")
-    return found
+    numbers = np.array([number.get(cell, -1) for cell in cells.tolist()], np.int64)
+    unknown = cells[int((numbers < 0).argmax())]
+    table.refuse(numbers < 0, f"has a node in column {column!r} that is no id of the table of nodes: {unknown!r}")
+    return numbers
 
 
 def _sets(
@@ -505,11 +505,11 @@ def _known(
 ) -> NDArray[np.int64]:
     """The number of the name in each cell; a name that the links have not is refused."""
     number = {name: k for k, name in enumerate(names)}
-    found = np.array([number.get(cell, -1) for cell in cells.tolist()], np.int64)
-    at = int((found < 0).argmax())
+    numbers = np.array([number.get(cell, -1) for cell in cells.tolist()], np.int64)
+    at = int((numbers < 0).argmax())
     table.refuse(
-        found < 0,
+        numbers < 0,
         f"has the {what} {cells[at]!r} in column {column!r}, which no link of {edges} has; a model scores the "
         f"{what}s that it was trained with: leave the row out, or train again with links of it",
     )
-    return found
+    return numbers

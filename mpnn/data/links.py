@@ -210,10 +210,10 @@ def with_absent_destinations(split: LinkSplit, *, one_set: bool, grouped: bool, 
             pair[1, missing] = torch.randint(num_dst, (len(missing),), generator=generator)
             if attempt >= 2 * _ATTEMPTS:  # the source is linked to nearly all
                 pair[0, missing] = torch.randint(num_src, (len(missing),), generator=generator)
-            found = is_absent(pair[:, missing], of_type[missing])
+            absent = is_absent(pair[:, missing], of_type[missing])
             if attempt < _ATTEMPTS:
-                found &= ~_holds_key(either, _triple(pair[:, missing], torch.zeros_like(missing), 1, num_dst))
-            missing = missing[~found]
+                absent &= ~_holds_key(either, _triple(pair[:, missing], torch.zeros_like(missing), 1, num_dst))
+            missing = missing[~absent]
             if not len(missing):
                 return pair
         raise ValueError(
@@ -282,12 +282,12 @@ def split_relation(
 def _holds(edges: Graph, kind: EdgeKind, pairs: Tensor, relation: EdgeKind) -> Tensor:
     """Which edges [E] of another relation connect one of these pairs of `relation`, in either direction."""
     src, dst = edges.edge_index.cpu()
-    found = torch.zeros(len(src), dtype=torch.bool)
+    among = torch.zeros(len(src), dtype=torch.bool)
     if (kind[0], kind[2]) == (relation[0], relation[2]):
-        found |= _are_among(torch.stack([src, dst]), pairs, edges.num_src)
+        among |= _are_among(torch.stack([src, dst]), pairs, edges.num_src)
     if (kind[2], kind[0]) == (relation[0], relation[2]):
-        found |= _are_among(torch.stack([dst, src]), pairs, edges.num_dst)
-    return found
+        among |= _are_among(torch.stack([dst, src]), pairs, edges.num_dst)
+    return among
 
 
 def _are_among(edges: Tensor, pairs: Tensor, num_src: int) -> Tensor:

@@ -199,9 +199,9 @@ def hetero_batches(
 
     def batch(part: Tensor) -> HeteroBatch:
         moments = None if time is None else time[part]
-        found = sample(graph, (kind, nodes[part]), fanouts, time=moments, latest=latest, seed=seed)
-        x = {name: gather(rows, found.nodes[name]) for name, rows in (features or {}).items()}
-        return HeteroBatch(**vars(found), x=x, batch_size=len(part))
+        sampled = sample(graph, (kind, nodes[part]), fanouts, time=moments, latest=latest, seed=seed)
+        x = {name: gather(rows, sampled.nodes[name]) for name, rows in (features or {}).items()}
+        return HeteroBatch(**vars(sampled), x=x, batch_size=len(part))
 
     batches = map(batch, order.split(at_least("batch_size", batch_size, 1)) if len(order) else ())
     return in_advance(batches, prefetch) if prefetch else batches

@@ -321,10 +321,10 @@ def numbers_of(table: Table, column: str, ids: Sequence[str], file: Path, what: 
     """The numbers of the nodes, or graphs, that a column names."""
     number = {name: k for k, name in enumerate(ids)}
     names = table.text(column).tolist()
-    found = np.array([number.get(name, -1) for name in names], np.int64)
+    numbers = np.array([number.get(name, -1) for name in names], np.int64)
     unknown = next((name for name in names if name not in number), "")
-    table.refuse(found < 0, f"has a {what} in column {column!r} that is no id of {file}: {unknown!r}")
-    return found
+    table.refuse(numbers < 0, f"has a {what} in column {column!r} that is no id of {file}: {unknown!r}")
+    return numbers
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,11 +70,11 @@ def of_graph(graph: Graph) -> str:
 
 def digest(of: Any) -> str:
     """A digest of tensors and arrays, in tuples and runs."""
-    found = sha256()
+    sha = sha256()
     for array in _arrays(of):
-        found.update(f"{array.dtype} {list(array.shape)}".encode())
-        found.update(array.flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        sha.update(f"{array.dtype} {list(array.shape)}".encode())
+        sha.update(array.flatten().view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
 def _arrays(of: Any) -> Iterator[Tensor]:

@@ -90,13 +90,13 @@ def cut(
 
 def _digest(arrays: Iterable[Ints]) -> str:
     """A digest of dtypes, shapes and numbers, which reads arrays on the disk in chunks."""
-    found = sha256()
+    sha = sha256()
     for x in arrays:
-        found.update(f"{x.dtype} {x.shape}".encode())
+        sha.update(f"{x.dtype} {x.shape}".encode())
         step = max(1, _CHUNK // max(1, x[:1].size))
         for at in range(0, len(x), step):
-            found.update(np.ascontiguousarray(x[at : at + step]).data)
-    return found.hexdigest()
+            sha.update(np.ascontiguousarray(x[at : at + step]).data)
+    return sha.hexdigest()
 
 
 def ldg(graph: CompressedGraph, ranks: int) -> Ints:

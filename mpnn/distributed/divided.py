@@ -80,11 +80,11 @@ class DividedGraph:
         targets = self.nodes[rows].numpy()
         columns = self.edges[0]
         first, stop = self._offsets[rows.numpy()], self._offsets[rows.numpy() + 1]
-        found = sample_neighbors(first, stop, columns, len(self.sources), targets, fanout, seed)
-        position, mine = torch.from_numpy(found.position), torch.from_numpy(np.diff(found.ptr))
+        drawn = sample_neighbors(first, stop, columns, len(self.sources), targets, fanout, seed)
+        position, mine = torch.from_numpy(drawn.position), torch.from_numpy(np.diff(drawn.ptr))
         counts = all_to_all(mine, owners.sizes, leaving, self.group)
         arrive, leave = ([int(x.sum()) for x in of.split(by)] for of, by in ((counts, owners.sizes), (mine, leaving)))
-        sources = self.sources[torch.from_numpy(columns[found.position]).long()].int()
+        sources = self.sources[torch.from_numpy(columns[drawn.position]).long()].int()
         sources = all_to_all(sources, arrive, leave, self.group)
         stop = counts.cumsum(0)
         first, stop = (owners.in_order(at).numpy() for at in (stop - counts, stop))

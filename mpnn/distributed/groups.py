@@ -74,9 +74,9 @@ def all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x of every process, of one shape and dtype, [ranks, *x.shape], without gradient. It travels as bytes."""
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     mine = x.detach().contiguous().flatten().view(torch.uint8).to(device)
-    found = mine.new_empty(dist.get_world_size(group), len(mine))
-    dist.all_gather(list(found), mine, group)
-    return found.to(x.device).view(x.dtype).view(len(found), *x.shape)
+    gathered = mine.new_empty(dist.get_world_size(group), len(mine))
+    dist.all_gather(list(gathered), mine, group)
+    return gathered.to(x.device).view(x.dtype).view(len(gathered), *x.shape)
 
 
 def ask(numbers: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:

@@ -80,8 +80,8 @@ class Part:
             raise FileNotFoundError(f"{folder} holds no cut; `mpnn graph cut` writes one")
         facts = json.loads((folder / "cut.json").read_text())
         if (facts.get("format"), facts.get("version")) != (disk.FORMAT, disk.VERSION):
-            found = f"{facts.get('format')!r}, version {facts.get('version')}"
-            raise ValueError(f"{folder} holds no cut that this library reads: {found}")
+            version = f"{facts.get('format')!r}, version {facts.get('version')}"
+            raise ValueError(f"{folder} holds no cut that this library reads: {version}")
         ranks = int(facts["ranks"])
         if group is not None and dist.get_world_size(group) != ranks:
             raise ValueError(f"{folder} is cut for {ranks} ranks; there are {dist.get_world_size(group)} processes")

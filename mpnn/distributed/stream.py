@@ -159,8 +159,8 @@ class _Stream(torch.autograd.Function):
             d_part = share[..., None] * d_out
             d_more = (d_part * (part.detach().to(out.dtype) - out)).sum(-1)
             wanted = [x for x in features if x.requires_grad]
-            found = torch.autograd.grad((part, more), wanted, (d_part.to(part.dtype), d_more), allow_unused=True)
-            gradients = iter(found)
+            computed = torch.autograd.grad((part, more), wanted, (d_part.to(part.dtype), d_more), allow_unused=True)
+            gradients = iter(computed)
             for x, dim, total in zip(features, ctx.nodes, totals, strict=True):
                 if total is None:
                     continue
@@ -175,6 +175,6 @@ class _Stream(torch.autograd.Function):
 
 def _dimensions(round: Round) -> list[int | None]:
     """For each tensor of the round, the dimension along which sources stand, if it has one."""
-    found: list[int | None] = []
-    pieces.mapped(round, lambda x, kind, trailing: found.append(-1 - trailing if kind == "src" else None) or x)  # type: ignore[func-returns-value]
-    return found
+    dims: list[int | None] = []
+    pieces.mapped(round, lambda x, kind, trailing: dims.append(-1 - trailing if kind == "src" else None) or x)  # type: ignore[func-returns-value]
+    return dims

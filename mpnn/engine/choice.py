@@ -111,24 +111,24 @@ def choose(round: Round, backend: str = "auto", estimated: bool = False) -> Choi
     """
     named = {b.NAME: b for b in registered()}
     if backend in ("auto", TRANSFORMED):
-        found = _cheapest(round, estimated, backend == TRANSFORMED)
-        if isinstance(found, Choice):
-            return found
-        raise Refused(f"no backend can run this: {found}")
+        choice = _cheapest(round, estimated, backend == TRANSFORMED)
+        if isinstance(choice, Choice):
+            return choice
+        raise Refused(f"no backend can run this: {choice}")
     if not isinstance(backend, str):
         raise TypeError(f'backend must be "auto" or the name of one; got {backend!r}')
     if backend not in named:
         raise ValueError(f"there is no backend {backend!r}; there are auto, {', '.join(named)}")
-    found = _by(named[backend], round, estimated)
-    if isinstance(found, Choice):
-        return found
-    raise Refused(f"backend {backend!r} cannot run this: {found}")
+    choice = _by(named[backend], round, estimated)
+    if isinstance(choice, Choice):
+        return choice
+    raise Refused(f"backend {backend!r} cannot run this: {choice}")
 
 
 def refusal(backend: Backend, round: Round) -> str | None:
     """Why a backend can run neither the round nor the rounds of a rewrite of it. None if it can."""
-    found = _by(backend, round)
-    return None if isinstance(found, Choice) else found
+    choice = _by(backend, round)
+    return None if isinstance(choice, Choice) else choice
 
 
 def own_refusal(backend: Backend, round: Round) -> str | None:
@@ -150,9 +150,9 @@ def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) 
     options = [_leaf(b, round, estimated=True) for b in kind]
     # Rewrites save work of kernels, and torch.func runs none: there they are for rounds that no backend serves.
     for rewrite, reason in () if transformed and able else equalities:
-        found = reason or _through(rewrite, round, partial(_cheapest, estimated=True, transformed=transformed))
-        if isinstance(found, Choice):
-            options.append(found)
+        choice = reason or _through(rewrite, round, partial(_cheapest, estimated=True, transformed=transformed))
+        if isinstance(choice, Choice):
+            options.append(choice)
     if not options:  # no rewrite could run
         kind = able if transformed else _of_kind(round, able, ())
         options = [_leaf(b, round, estimated=True) for b in kind or able]
@@ -219,11 +219,11 @@ def _by(backend: Backend, round: Round, estimated: bool = False) -> Choice | str
         return _leaf(backend, round, estimated)
     reasons: list[str] = []
     for rewrite, reason in _candidates(round)[1]:
-        found = reason or _through(rewrite, round, partial(_by, backend, estimated=estimated))
-        if isinstance(found, Choice):
-            return found
+        choice = reason or _through(rewrite, round, partial(_by, backend, estimated=estimated))
+        if isinstance(choice, Choice):
+            return choice
         if rewrite.same_work:
-            reasons.append(found)
+            reasons.append(choice)
     return reasons[0] if reasons else own
 
 
@@ -249,12 +249,12 @@ class _Planner:
         self.estimates: list[Estimate] = []
 
     def __call__(self, round: Round) -> Result:
-        found = self._choose(round)
-        if not isinstance(found, Choice):
-            raise _Unable(found)
+        choice = self._choose(round)
+        if not isinstance(choice, Choice):
+            raise _Unable(choice)
         # Steps are numbered by the order of these calls, in which `_Steps` takes them when the rewrite runs.
-        self.steps.append(found)
-        self.estimates += [found.estimate] if found.estimate is not None else []
+        self.steps.append(choice)
+        self.estimates += [choice.estimate] if choice.estimate is not None else []
         return _stand_in(round)
 
     def run_if(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:

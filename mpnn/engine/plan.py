@@ -138,9 +138,9 @@ def explain(op: Any, *features: Any, **call: Any) -> Any:
     if isinstance(op, Round):
         if features or call:
             raise TypeError("explain(round) takes no further arguments")
-        found = _plan_of_round(op, "auto")
+        described = _plan_of_round(op, "auto")
     elif hasattr(op, "rounds"):
-        found = _plan_of_operator(op, features, call)
+        described = _plan_of_operator(op, features, call)
     elif isinstance(op, nn.Module) or isroutine(op) or isinstance(op, partial):
         return _explain_call(op, features, call)
     else:
@@ -148,8 +148,8 @@ def explain(op: Any, *features: Any, **call: Any) -> Any:
             f"op must be a MessagePassing, a function, a model or a Round; got {type(op).__name__}: write "
             "explain(op, x, graph)"
         )
-    print(found)
-    return found
+    print(described)
+    return described
 
 
 def _plan_of_round(round: Round, backend: str) -> Plan:
@@ -170,13 +170,13 @@ def _plan_of_operator(op: Any, features: tuple[Any, ...], call: dict[str, Any]) 
     is_whole_layer = refusal is None
     described = "" if is_whole_layer else maps.described(op.modules(), arguments["x"].shape[:-1].numel())
     layer = _WHOLE if is_whole_layer else f"round by round: {refusal}" if refusal else ""
-    found = _plan_of_round(round, getattr(op, "backend", "auto"))
-    return replace(found, maps=described, layer=layer, is_whole_layer=is_whole_layer)
+    planned = _plan_of_round(round, getattr(op, "backend", "auto"))
+    return replace(planned, maps=described, layer=layer, is_whole_layer=is_whole_layer)
 
 
 def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]) -> Any:
     """Prints and returns the plans of the rounds that run in `function(*features, **call)`."""
-    found: list[tuple[str, Plan]] = []
+    plans_of: list[tuple[str, Plan]] = []
     running: list[str] = []  # the operators whose forward pass runs, which explain their rounds themselves
     thread = get_ident()
 
@@ -184,7 +184,7 @@ def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]
         running.append(name)
         if len(running) == 1:
             options = {key: value for key, value in keywords.items() if key in signature(op.rounds).parameters}
-            found.append((name, _plan_of_operator(op, args, options)))
+            plans_of.append((name, _plan_of_operator(op, args, options)))
 
     def end(*_: Any) -> None:
         running.pop()
@@ -192,7 +192,7 @@ def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]
     def heard(round: Round, backend: str) -> None:
         if not running and get_ident() == thread:
             running.append("")
-            found.append(("", _plan_of_round(round, backend)))
+            plans_of.append(("", _plan_of_round(round, backend)))
             running.pop()
 
     module = function if isinstance(function, nn.Module) else nn.Module()
@@ -211,20 +211,20 @@ def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-    if not found:
+    if not plans_of:
         raise ValueError(f"{getattr(function, '__name__', type(function).__name__)} ran no round of message passing")
-    _print_plans(found)
-    plans = tuple(one for _, one in found)
+    _print_plans(plans_of)
+    plans = tuple(one for _, one in plans_of)
     return plans[0] if len(plans) == 1 and not isinstance(function, nn.Module) else plans
 
 
-def _print_plans(found: list[tuple[str, Plan]]) -> None:
+def _print_plans(plans: list[tuple[str, Plan]]) -> None:
     """Prints plans under the names of the layers that have them."""
     names: dict[Plan, list[str]] = {}
-    for name, one in found:
+    for name, one in plans:
         names.setdefault(one, []).append(name or "a round outside of layers")
     for one, of in names.items():
-        if len(found) > 1 or found[0][0]:
+        if len(plans) > 1 or plans[0][0]:
             print(f"{', '.join(of)}:")
         print(one)
 

@@ -84,15 +84,15 @@ def teach(round: Round, backend: str, choice: Choice, run: Run) -> None:
 
 def steps_of(graph: BoundGraph) -> tuple[Steps, ...]:
     """The steps of rounds over a graph: of a list of edges, those of all such lists, and its own."""
-    found: tuple[Steps, ...] | None = graph._memo.get("steps")
-    if found is None:
+    tables: tuple[Steps, ...] | None = graph._memo.get("steps")
+    if tables is None:
         own: Steps = {}
-        found = (own,)
+        tables = (own,)
         if _is_list(graph):
             kind: Any = graph
-            found = _OF_LISTS.setdefault((kind.stored_edges.dtype, kind.order is None), {}), own
-        found = graph._memo.setdefault("steps", found)
-    return found
+            tables = _OF_LISTS.setdefault((kind.stored_edges.dtype, kind.order is None), {}), own
+        tables = graph._memo.setdefault("steps", tables)
+    return tables
 
 
 def _is_list(graph: Any) -> bool:
@@ -213,12 +213,12 @@ _NO_ROLE = Role("none")
 def _fields(round: Round) -> list[_Field]:
     """The fields of a round but for its graph, by which steps are kept, and those of its score."""
     of_round = [field for field in fields(round) if field.name not in ("graph", "score")]
-    found = [_Field(f.name, getattr(round, f.name), f.default, round.roles.get(f.name, _NO_ROLE)) for f in of_round]
+    form = [_Field(f.name, getattr(round, f.name), f.default, round.roles.get(f.name, _NO_ROLE)) for f in of_round]
     score: Any = round.score
     for field in () if score is None else fields(score):
         role = score.roles.get(field.name, PARAMETER)
-        found.append(_Field(f"score.{field.name}", getattr(score, field.name), field.default, role))
-    return found
+        form.append(_Field(f"score.{field.name}", getattr(score, field.name), field.default, role))
+    return form
 
 
 def _holds_several(value: Any) -> bool:

@@ -78,8 +78,8 @@ def flex_attention(
         raise ValueError("return_aux may ask for lse, not for max_scores, and goes without return_lse")
     if is_jagged(query):
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        found = over_sequences(flex_attention, (query, key, value), score_mod, block_mask, options)
-        return _asked(found, return_lse, return_aux)
+        result = over_sequences(flex_attention, (query, key, value), score_mod, block_mask, options)
+        return _asked(result, return_lse, return_aux)
     for name, x in (("query", query), ("key", key), ("value", value)):
         validation.tensor(name, x)
         check_device(x.device)
@@ -94,19 +94,19 @@ def flex_attention(
     if 0 in (batch, heads, *sizes):
         score_mod = block_mask = None  # no pair to evaluate
     form = Form() if score_mod is None else _form(score_mod, query.dtype, (batch, heads, *sizes))
-    found = of_mask(block_mask, batch, heads, *sizes)
+    bound = of_mask(block_mask, batch, heads, *sizes)
     if form.conditions:
         also = graphs_of(form.program.at(reduce(conjunction, form.conditions)), batch, heads, *sizes)
-        both = range(max(len(found), len(also))), range(max(len(found[0]), len(also[0])))
-        found = [[_at(found, b, h) & _at(also, b, h) for h in both[1]] for b in both[0]]
+        both = range(max(len(bound), len(also))), range(max(len(bound[0]), len(also[0])))
+        bound = [[_at(bound, b, h) & _at(also, b, h) for h in both[1]] for b in both[0]]
     every_b, every_h = torch.arange(batch), torch.arange(heads)
     if scale is not None:
         check_scale(scale)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     run = partial(attend, query, key, value, form, scale, return_lse or (return_aux is not None and return_aux.lse))
-    entries = [every_b] if len(found) == 1 else every_b.split(1)
-    parts = [every_h] if len(found[0]) == 1 else every_h.split(1)
-    rows = [[run(found[i][k], b, h) for k, h in enumerate(parts)] for i, b in enumerate(entries)]
+    entries = [every_b] if len(bound) == 1 else every_b.split(1)
+    parts = [every_h] if len(bound[0]) == 1 else every_h.split(1)
+    rows = [[run(bound[i][k], b, h) for k, h in enumerate(parts)] for i, b in enumerate(entries)]
     out, lse = (torch.cat([torch.cat([x[k] for x in row], 1) for row in rows]) for k in (0, 1))
     return _asked((out, lse), return_lse, return_aux)
 
@@ -127,6 +127,6 @@ def _asked(both: Any, return_lse: bool, return_aux: Any) -> Any:
     return (out, lse) if return_lse else out
 
 
-def _at(found: list[list[Graph]], b: int, h: int) -> Graph:
-    row = found[b % len(found)]
+def _at(bound: list[list[Graph]], b: int, h: int) -> Graph:
+    row = bound[b % len(bound)]
     return row[h % len(row)]

@@ -63,10 +63,10 @@ class Bounds:
         if not isinstance(x, Node):
             return None
         if x not in known:
-            found = self._find(x, blocks, known) if _is_scalar(x.result) else None
-            if found is None and _is_scalar(x.result) and x.result.dtype is torch.bool:
-                found = np.zeros((), np.int64), np.ones((), np.int64)
-            known[x] = found
+            interval = self._find(x, blocks, known) if _is_scalar(x.result) else None
+            if interval is None and _is_scalar(x.result) and x.result.dtype is torch.bool:
+                interval = np.zeros((), np.int64), np.ones((), np.int64)
+            known[x] = interval
         return known[x]
 
     def _find(self, x: Node, blocks: Blocks, known: dict[Node, Interval | None]) -> Interval | None:
@@ -215,17 +215,17 @@ class _Operands:
     def of(self, x: Any, dtype: torch.dtype) -> Interval | None:
         """The bounds of a node or of a number, converted to a type."""
         if isinstance(x, Node):
-            found = self.bounds._interval(x, self._blocks, self._known)
+            interval = self.bounds._interval(x, self._blocks, self._known)
             own = x.result.dtype
         elif isinstance(x, (bool, int, float)):
             own = torch.float64 if isinstance(x, float) else torch.int64
             if own is torch.int64 and abs(x) > _WIDE:
                 return None
             number = np.asarray(x, np.float64 if isinstance(x, float) else np.int64)
-            found = number, number
+            interval = number, number
         else:
             return None
-        return None if found is None else _converted(found, own, dtype)
+        return None if interval is None else _converted(interval, own, dtype)
 
     def pair(self, dtype: torch.dtype) -> tuple[Interval, Interval] | None:
         """The bounds of the first two operands, converted to a type."""
@@ -373,8 +373,8 @@ def _of_booleans(compute: Callable[..., Interval]) -> Callable[[_Operands], Inte
             return None
         if any(not isinstance(x, Node) or x.result.dtype is not torch.bool for x in operands.args):
             return None
-        found = [operands.plain(k) for k in range(len(operands.args))]
-        return None if any(x is None for x in found) else compute(*found)
+        values = [operands.plain(k) for k in range(len(operands.args))]
+        return None if any(x is None for x in values) else compute(*values)
 
     return of
 

@@ -42,10 +42,10 @@ def allowed(program: Program, b: int, h: int, num_dst: int, num_src: int) -> Run
     for condition in _conditions(program):
         table = _table(condition, b, h, num_dst, num_src)
         if table is None:
-            found = _of_condition(condition, b, h, num_dst, num_src)
+            more = _of_condition(condition, b, h, num_dst, num_src)
         else:
-            found = _joined(num_dst, num_src, _in_strips(table.__getitem__, np.arange(num_dst), num_src))
-        runs = found if runs is None else runs & found
+            more = _joined(num_dst, num_src, _in_strips(table.__getitem__, np.arange(num_dst), num_src))
+        runs = more if runs is None else runs & more
     assert runs is not None
     return runs
 
@@ -214,19 +214,19 @@ def _in_tiles(
         kv = column[k : k + step, None] * size + np.arange(width)
         # The last blocks may reach beyond the pairs: there the last index is computed again, and left out.
         ends = (torch.from_numpy(np.minimum(x, n - 1)) for x, n in ((q, num_dst), (kv, num_src)))
-        found = run(*at, *ends).reshape(-1, width)
-        which, start, stop = _runs_in(found)
+        allowed = run(*at, *ends).reshape(-1, width)
+        which, start, stop = _runs_in(allowed)
         rows = q.reshape(-1)[which]
         first = kv[:, 0][which // height]
         inside = rows < num_dst
         yield rows[inside], (first + start)[inside], np.minimum(first + stop, num_src)[inside]
 
 
-def _runs_in(found: Tensor) -> Intervals:
+def _runs_in(allowed: Tensor) -> Intervals:
     """The runs of True in each row, bool [rows, columns]."""
-    rows, columns = found.shape
+    rows, columns = allowed.shape
     line = np.zeros(rows * (columns + 1) + 1, np.bool_)  # a False before the first row, and after each
-    line[1:].reshape(rows, columns + 1)[:, :-1] = found.numpy()
+    line[1:].reshape(rows, columns + 1)[:, :-1] = allowed.numpy()
     ends = np.flatnonzero(line[1:] != line[:-1])
     begin = ends[0::2]
     row = begin // (columns + 1)

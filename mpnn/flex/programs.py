@@ -84,8 +84,8 @@ class Program:
 
     def depends_on(self) -> set[int]:
         """Which of b, h, q_idx and kv_idx the node depends on; -1 is the score."""
-        found = ancestors(self.node)
-        return {k - len(self.inputs) + 4 for k, x in enumerate(self.inputs) if x in found}
+        before = ancestors(self.node)
+        return {k - len(self.inputs) + 4 for k, x in enumerate(self.inputs) if x in before}
 
     def __call__(self, *at: Tensor) -> Tensor:
         """The number at scalars b, h, q_idx and kv_idx."""
@@ -140,14 +140,14 @@ _OF_OFFSETS = {
 
 def ancestors(node: Any) -> set[Node]:
     """The nodes whose numbers a node is computed from, itself included."""
-    found = set[Node]()
+    reached = set[Node]()
     todo = [node] if isinstance(node, Node) else []
     while todo:
         last = todo.pop()
-        found.add(last)
+        reached.add(last)
         if getattr(last.target, "overloadpacket", None) not in _LIKE:
-            todo += set(last.inputs) - found
-    return found
+            todo += set(last.inputs) - reached
+    return reached
 
 
 def mapped(function: Mod, *levels: tuple[int, ...]) -> Mod:

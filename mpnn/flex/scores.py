@@ -59,14 +59,14 @@ def form_of(program: Program) -> Form:
     for node in program.nodes:
         if node in needed and node.target is not None and any(x in forms for x in node.inputs):
             operands = [forms.get(x, x) if isinstance(x, Node) else x for x in node.args]
-            found = _operation(node.target, *operands, **node.kwargs)
-            if found is None:
+            form = _operation(node.target, *operands, **node.kwargs)
+            if form is None:
                 raise ValueError(
                     f"mpnn.flex does not run this score_mod, because of {node.target}: it may add functions of (b, h, "
                     "q_idx, kv_idx), multiply by functions of (b, h, q_idx) or (b, h, kv_idx), apply c * tanh(score / c"
                     ") before it adds, and return -inf by torch.where; other scores are written as in mpnn.scores"
                 )
-            forms[node] = found
+            forms[node] = form
     if program.node not in forms:
         raise ValueError("score_mod must return a function of the score")
     return forms[program.node]

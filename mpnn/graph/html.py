@@ -115,8 +115,8 @@ def _shares(graph: Graph) -> NDArray[np.float64]:
         step = max(1, graph.num_edges // _EDGES)
         src, dst = graph.edge_index[:, ::step].cpu().numpy()
         cell = dst * rows // graph.num_dst * columns + src * columns // graph.num_src
-        found = np.bincount(cell, minlength=rows * columns).reshape(rows, columns) * float(step)
-        return np.minimum(found * rows * columns / (graph.num_dst * graph.num_src), 1.0)
+        counts = np.bincount(cell, minlength=rows * columns).reshape(rows, columns) * float(step)
+        return np.minimum(counts * rows * columns / (graph.num_dst * graph.num_src), 1.0)
     ends = np.arange(rows + 1) * graph.num_dst // rows
     each = [np.unique(np.linspace(a, b - 1, _ROWS).astype(np.int64)) for a, b in pairwise(ends)]
     return np.stack(

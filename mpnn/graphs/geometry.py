@@ -68,12 +68,12 @@ def radius(
     else:
         assert label is not None
         of_label = [np.flatnonzero(label == k) for k in range(len(lattices))]
-        found = [
+        pairs = [
             _periodic_pairs(at[own], r, *one, None)
             for own, one in zip(of_label, ((c, repeats) for c in lattices), strict=True)
         ]
-        dst, src = (np.concatenate([own[x[k]] for own, x in zip(of_label, found, strict=True)]) for k in (0, 1))
-        shift = np.concatenate([x[2] for x in found])
+        dst, src = (np.concatenate([own[x[k]] for own, x in zip(of_label, pairs, strict=True)]) for k in (0, 1))
+        shift = np.concatenate([x[2] for x in pairs])
     return _sorted(positions, dst, src, shift, f"radius({r:g}), periodic")
 
 
@@ -265,12 +265,12 @@ def nearest_of(points: np.ndarray, queries: np.ndarray, k: int, labels: tuple[In
         return _nearest_of_tree(points, queries, k, labels)
     if labels is None:
         return _nearest_by_products(points, queries, k)
-    found = []
+    pairs = []
     for label in np.unique(labels[1]):
         own, asking = ((x == label).nonzero()[0] for x in labels)
         row, column = _nearest_by_products(points[own], queries[asking], k)
-        found.append((asking[row], own[column]))
-    row, column = (np.concatenate(part) for part in zip(*found, strict=True))
+        pairs.append((asking[row], own[column]))
+    row, column = (np.concatenate(part) for part in zip(*pairs, strict=True))
     order = np.argsort(row, kind="stable")
     return row[order], column[order]
 
@@ -298,11 +298,11 @@ def _nearest_by_products(points: np.ndarray, queries: np.ndarray, k: int) -> tup
     of_points, of_queries = (torch.from_numpy(x - middle) for x in (points, queries))
     squares = of_points.square().sum(1)
     k = min(k, len(points))
-    found = [
+    nearest = [
         torch.addmm(squares, part, of_points.mT, alpha=-2).topk(k, largest=False).indices
         for part in of_queries.split(max(1, _PAIRS_AT_ONCE // max(len(points), 1)))
     ]
-    return np.arange(len(queries)).repeat(k), torch.cat(found).numpy().ravel()
+    return np.arange(len(queries)).repeat(k), torch.cat(nearest).numpy().ravel()
 
 
 def nearer_than(
@@ -323,28 +323,28 @@ def _nearest_by_tree(at: np.ndarray, k: int, label: Ints | None) -> Ints:
 
     span = float(np.ptp(at, axis=0).max(initial=0.0)) * at.shape[1] ** 0.5
     clouds = _apart(at, label, 2 * span + 1)
-    found = np.empty((len(at), k), np.int64)
+    neighbors = np.empty((len(at), k), np.int64)
     rows = np.arange(len(at))
     if len(crowded := _in_crowds(clouds, k)):
-        found[crowded] = _at_the_same_place(clouds, crowded, k)
+        neighbors[crowded] = _at_the_same_place(clouds, crowded, k)
         rows = np.delete(rows, crowded)
         if not len(rows):
-            return found
+            return neighbors
     tree = cKDTree(clouds)
     distance, index = tree.query(clouds[rows], min(k + 2, len(at)))
     # Of points whose distances differ by more than rounding, the tree's order is the order.
     is_clear = (index[:, 0] == rows) & (np.diff(distance, axis=1) > _ROUNDING * distance[:, -1:]).all(1)
-    found[rows[is_clear]] = index[is_clear, 1 : k + 1]
+    neighbors[rows[is_clear]] = index[is_clear, 1 : k + 1]
     if is_clear.all():
-        return found
+        return neighbors
     rows = rows[~is_clear]
     index = index[~is_clear]
-    found[rows], (tied, radii) = _ranked(at, label, rows, index, k, len(at))
+    neighbors[rows], (tied, radii) = _ranked(at, label, rows, index, k, len(at))
     if len(upon := tied[radii <= 0]):
-        found[upon] = _at_the_same_place(clouds, upon, k)
+        neighbors[upon] = _at_the_same_place(clouds, upon, k)
     for rows, columns in _within(tree, clouds, tied[radii > 0], radii[radii > 0] * _A_LITTLE_MORE):
-        found[rows], _ = _ranked(at, label, rows, columns, k)
-    return found
+        neighbors[rows], _ = _ranked(at, label, rows, columns, k)
+    return neighbors
 
 
 def _in_crowds(at: np.ndarray, k: int) -> Ints:
@@ -373,7 +373,7 @@ def _at_the_same_place(at: np.ndarray, rows: Ints, k: int) -> Ints:
 
 def _nearest_of_all(at: np.ndarray, k: int, label: Ints | None) -> Ints:
     """From squared distances by one product in float32, of which a few more than k are computed exactly."""
-    found = np.empty((len(at), k), np.int64)
+    neighbors = np.empty((len(at), k), np.int64)
     for nodes, cloud in _clouds(at - at.mean(0), label):
         squares = cloud.square().sum(-1)
         missing = torch.from_numpy(nodes < 0)
@@ -389,12 +389,12 @@ def _nearest_of_all(at: np.ndarray, k: int, label: Ints | None) -> Ints:
                 nearest = own[index[:, : k + 1]]
                 exists = row >= 0
                 clear = clear & exists & (nearest[:, 0] == row)
-                found[row[clear]] = nearest[clear, 1:]
+                neighbors[row[clear]] = nearest[clear, 1:]
                 close = exists & ~clear
-                found[row[close]], (tied, _) = _ranked(at, None, row[close], own[index[close]], k, size, error)
+                neighbors[row[close]], (tied, _) = _ranked(at, None, row[close], own[index[close]], k, size, error)
                 for some in np.array_split(tied, -(-len(tied) * size * at.shape[1] // _PAIRS_AT_ONCE) or 1):
-                    found[some] = _nearest_exactly(at, some, own[own >= 0], k)
-    return found
+                    neighbors[some] = _nearest_exactly(at, some, own[own >= 0], k)
+    return neighbors
 
 
 def _nearest_exactly(at: np.ndarray, rows: Ints, nodes: Ints, k: int) -> Ints:
@@ -434,12 +434,12 @@ def _ranked(
         again = np.lexsort((index[equal], distance[equal]))
         index[equal] = np.take_along_axis(index[equal], again, 1)
     others = own.any(1).astype(np.int64)[:, None] + np.arange(k)
-    found = np.take_along_axis(index, np.minimum(others, index.shape[1] - 1), 1)
+    neighbors = np.take_along_axis(index, np.minimum(others, index.shape[1] - 1), 1)
     if index.shape[1] >= size:
-        return found, (rows[:0], distance[:0, 0])
+        return neighbors, (rows[:0], distance[:0, 0])
     last = distance[:, k]
     tied = (distance[:, -1] ** 2 <= last**2 * _A_LITTLE_MORE + 2 * error) | ~own.any(1)
-    return found, (rows[tied], last[tied])
+    return neighbors, (rows[tied], last[tied])
 
 
 def _within(tree: Any, at: np.ndarray, rows: Ints, radii: np.ndarray) -> Iterator[tuple[Ints, Ints]]:
@@ -553,8 +553,8 @@ def _pairs(
     if not len(dst) or not len(src):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if dst is src and _has_small_clouds(dst_label):
-        found = [_pairs_of_clouds(nodes, cloud, r) for nodes, cloud in _clouds(dst, dst_label, torch.float64)]
-        i, j, near = (np.concatenate(part) for part in zip(*found, strict=True))
+        of_clouds = [_pairs_of_clouds(nodes, cloud, r) for nodes, cloud in _clouds(dst, dst_label, torch.float64)]
+        i, j, near = (np.concatenate(part) for part in zip(*of_clouds, strict=True))
     else:
         trees = [cKDTree(_apart(x, label, 2 * r)) for x, label in ((dst, dst_label), (src, src_label))]
         pairs = trees[0].sparse_distance_matrix(trees[1], r * _A_LITTLE_MORE, output_type="ndarray")

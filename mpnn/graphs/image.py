@@ -175,11 +175,11 @@ def _briefly(values: tuple[Any, ...]) -> Any:
 
 def _coordinates(i: Ints, shape: tuple[int, ...]) -> tuple[Ints, ...]:
     """The coordinate of nodes along each axis."""
-    found = []
+    coordinates = []
     for n in reversed(shape):
-        found.append(i % n)
+        coordinates.append(i % n)
         i = i // n
-    return tuple(reversed(found))
+    return tuple(reversed(coordinates))
 
 
 def _neighbors(

@@ -23,8 +23,8 @@ def call(
     if cache is not None:
         raise ValueError("a cache holds sequences of one length; x is jagged")
     graph = graph_of(graph, x, source if isinstance(source, Tensor) else x)
-    found = operator(values_of("x", x), graph, values_of("source", source), edge_attr, weights)
-    return (like(found[0], x), found[1]) if isinstance(found, tuple) else like(found, x)
+    result = operator(values_of("x", x), graph, values_of("source", source), edge_attr, weights)
+    return (like(result[0], x), result[1]) if isinstance(result, tuple) else like(result, x)
 
 
 def is_jagged(x: Any) -> bool:

@@ -126,11 +126,11 @@ def batch_of_kinds(graphs: Sequence[HeteroGraph], union: Callable[[list[Graph]],
     times = {}
     for kind in kinds:
         parts = [graph.times.get(kind) for graph in graphs if graph.num_nodes.get(kind, 0)]
-        found = [part for part in parts if part is not None]
-        if found and len(found) < len(parts):
+        present = [part for part in parts if part is not None]
+        if present and len(present) < len(parts):
             raise ValueError(f"some graphs of the batch have times of kind {kind!r}, and others have none")
-        if found:
-            times[kind] = torch.cat(found)
+        if present:
+            times[kind] = torch.cat(present)
     batch = HeteroGraph(relations, {kind: sum(counts) for kind, counts in sizes.items()}, times)
     batch.batch_sizes = sizes
     return batch
@@ -142,12 +142,12 @@ def _of_each(graphs: Sequence[HeteroGraph], relation: EdgeKind) -> list[Graph]:
     none = torch.zeros(like.num_edges, dtype=torch.bool, device=like.device)
     data = {"edge_attr": like.edge_attr, "edge_type": like.types}
     empty = {name: values[none] for name, values in data.items() if values is not None}
-    found = []
+    joined = []
     for graph in graphs:
         if relation in graph:
-            found.append(graph[relation])
+            joined.append(graph[relation])
             continue
         num_src, num_dst = (graph.num_nodes.get(kind, 0) for kind in (relation[0], relation[2]))
         nothing = torch.zeros(2, 0, dtype=torch.int64, device=like.device)
-        found.append(Graph.from_edges(nothing, num_dst, num_src, **empty))
-    return found
+        joined.append(Graph.from_edges(nothing, num_dst, num_src, **empty))
+    return joined

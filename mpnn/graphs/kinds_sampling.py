@@ -77,9 +77,9 @@ def sample(
     steps = [_fanouts_of(graph, fanout) for fanout in fanouts]
     key = as_integer("seed", seed)
     numbers = {relation: number for number, relation in enumerate(graph)}
-    found = {name: Found(n) for name, n in graph.num_nodes.items()}
-    found[kind] = Found(graph.num_nodes[kind], targets.numpy(), moment)
-    if len(np.unique(found[kind].key(targets.numpy(), moment))) < len(targets):
+    sampled = {name: Found(n) for name, n in graph.num_nodes.items()}
+    sampled[kind] = Found(graph.num_nodes[kind], targets.numpy(), moment)
+    if len(np.unique(sampled[kind].key(targets.numpy(), moment))) < len(targets):
         raise ValueError("seeds must be distinct, or at different times")
 
     def draw(relation: EdgeKind, step: int, fanout: int, nodes: Ints, when: Ints) -> tuple[Ints, Ints, Ints]:
@@ -91,7 +91,7 @@ def sample(
         edges = sample_neighbors(first, stop, rows.columns, rows.num_src, nodes, fanout, drawn)
         return edges.destination, edges.position, rows.columns[edges.position].astype(np.int64)
 
-    return _result(graph, found, spread(found, steps, draw), moments)
+    return _result(graph, sampled, spread(sampled, steps, draw), moments)
 
 
 Draw = Callable[[EdgeKind, int, int, Ints, Ints], tuple[Ints, Ints, Ints]]
@@ -141,7 +141,7 @@ class Step(NamedTuple):
 
 
 def spread(
-    found: Mapping[str, Found], steps: Sequence[Mapping[EdgeKind, int]], draw: Draw
+    sampled: Mapping[str, Found], steps: Sequence[Mapping[EdgeKind, int]], draw: Draw
 ) -> dict[EdgeKind, list[Step]]:
     """Samples in-neighbors of the nodes found, of those in-neighbors, and so on, and adds them to `found`.
 
@@ -149,18 +149,18 @@ def spread(
         steps: the fan-out of each relation in each step.
     """
     edges: dict[EdgeKind, list[Step]] = {relation: [] for step in steps for relation in step}
-    frontier = {kind: np.arange(len(one.node)) for kind, one in found.items()}
+    frontier = {kind: np.arange(len(one.node)) for kind, one in sampled.items()}
     for number, fanouts in enumerate(steps):
-        reached = {kind: [(_NONE, _NONE)] for kind in found}
+        reached = {kind: [(_NONE, _NONE)] for kind in sampled}
         for relation, fanout in fanouts.items():
             source, _, destination = relation
             at = frontier[destination]
-            when = found[destination].moment[at]
-            place, position, node = draw(relation, number, fanout, found[destination].node[at], when)
-            edges[relation].append(Step(found[source].key(node, when[place]), at[place], position))
+            when = sampled[destination].moment[at]
+            place, position, node = draw(relation, number, fanout, sampled[destination].node[at], when)
+            edges[relation].append(Step(sampled[source].key(node, when[place]), at[place], position))
             reached[source].append((node, when[place]))
         frontier = {
-            kind: found[kind].add(*(np.concatenate(ends) for ends in zip(*pairs, strict=True)))
+            kind: sampled[kind].add(*(np.concatenate(ends) for ends in zip(*pairs, strict=True)))
             for kind, pairs in reached.items()
         }
     return edges
@@ -213,7 +213,7 @@ class _Timeless(CompressedGraph):
 
 def _result(
     graph: HeteroGraph,
-    found: Mapping[str, Found],
+    sampled: Mapping[str, Found],
     edges: Mapping[EdgeKind, list[Step]],
     moments: Tensor | None,
 ) -> HeteroSample:
@@ -228,16 +228,16 @@ def _result(
         which = torch.from_numpy(ids[position])
         data = {"edge_attr": one.edge_attr, "edge_type": one.edge_type if one.has_edge_types else None}
         relations[relation] = Graph.from_edges(
-            torch.from_numpy(np.stack([found[source].index(key), dst])),
-            len(found[destination].node),
-            len(found[source].node),
+            torch.from_numpy(np.stack([sampled[source].index(key), dst])),
+            len(sampled[destination].node),
+            len(sampled[source].node),
             name=relation[1],
             periodic=one.periodic,
             **{name: x[which.to(x.device)] for name, x in data.items() if x is not None},
         )
         edge_ids[relation] = which
-    sizes = {kind: len(one.node) for kind, one in found.items()}
-    times = {} if moments is None else {kind: moments[one.moment] for kind, one in found.items()}
-    own = {kind: time.cpu()[found[kind].node] for kind, time in graph.times.items()}
-    nodes = {kind: torch.from_numpy(one.node) for kind, one in found.items()}
+    sizes = {kind: len(one.node) for kind, one in sampled.items()}
+    times = {} if moments is None else {kind: moments[one.moment] for kind, one in sampled.items()}
+    own = {kind: time.cpu()[sampled[kind].node] for kind, time in graph.times.items()}
+    nodes = {kind: torch.from_numpy(one.node) for kind, one in sampled.items()}
     return HeteroSample(HeteroGraph(relations, sizes, own), nodes, times, edge_ids)

@@ -281,14 +281,14 @@ def numbered_names(table: Table, ends: Sequence[str], names: tuple[Names, Names]
     place = np.asarray(encoded.indices).reshape(-1, 2)
     distinct = encoded.dictionary.to_pylist()
     if names[0] is names[1]:
-        found = names[0].number_of(distinct)[place]
+        numbers = names[0].number_of(distinct)[place]
     else:
-        found = np.stack([_of_one_end(end, distinct, own) for end, own in zip(place.T, names, strict=True)], 1)
-    if (found < 0).any():
-        row, end = np.argwhere(found < 0)[0]
+        numbers = np.stack([_of_one_end(end, distinct, own) for end, own in zip(place.T, names, strict=True)], 1)
+    if (numbers < 0).any():
+        row, end = np.argwhere(numbers < 0)[0]
         what = f"has a node {words[row, end]!r} in column {ends[end]!r}, which is none of the {len(names[end]):,} names"
         table.refuse(np.arange(len(table)) == row, what)
-    return found.T
+    return numbers.T
 
 
 def _of_one_end(place: NDArray[Any], distinct: Sequence[str], names: Names) -> NDArray[np.int64]:
@@ -328,14 +328,14 @@ def edge_columns(table: Table, columns: Columns | None) -> list[int]:
                 + ("; name two as columns (--columns src,dst), by name or by number from 0" if width > 2 else "")
             )
         columns = (0, 1)
-    found = [names.index(str(column)) if names.count(str(column)) == 1 else column for column in columns]
-    if len(found) != 2 or not all(isinstance(k, int) and 0 <= k < width for k in found) or found[0] == found[1]:
+    places = [names.index(str(column)) if names.count(str(column)) == 1 else column for column in columns]
+    if len(places) != 2 or not all(isinstance(k, int) and 0 <= k < width for k in places) or places[0] == places[1]:
         raise ValueError(
             f"columns must be two different columns of the {width} of {table.path}{listed}, by name or by number from "
             f"0; got {tuple(columns)}"
         )
-    _refuse_twins(table, [table.names[int(k)] for k in found])
-    return [int(k) for k in found]
+    _refuse_twins(table, [table.names[int(k)] for k in places])
+    return [int(k) for k in places]
 
 
 def counted_from(first: int | None, least: int, path: Path, stated: int | None = None) -> int:

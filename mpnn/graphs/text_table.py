@@ -223,7 +223,7 @@ def _separator(path: Path, sample: Sequence[str]) -> str:
     """The mark that divides all rows into the same number of cells."""
     rows = {mark: [*_cells(sample, mark)] for mark in _SEPARATORS if any(mark in row for row in sample)}
     widths = {mark: {0 if row is None else len(row) for row in cells} for mark, cells in rows.items()}
-    fits = [mark for mark, found in widths.items() if len(found) == 1 and max(found) > 1]
+    fits = [mark for mark, counts in widths.items() if len(counts) == 1 and max(counts) > 1]
 
     def cells(mark: str, inside: str) -> list[str]:
         stripped = (cell.strip() for row in rows[mark] for cell in row or ())
@@ -319,8 +319,8 @@ def _with_single_blanks(text: str) -> str:
     """Text with one blank for several outside of quotes, and none at the ends of lines."""
     if not any(blanks in f"\n{text}\n" for blanks in ("  ", "\t", " \n", "\n ")):
         return text
-    text = re.sub(rf"({_QUOTED})|[ \t]+", lambda found: found[1] or " ", text)
-    return re.sub(rf"({_QUOTED})|[ ]*\n[ ]*", lambda found: found[1] or "\n", text).strip(" ")
+    text = re.sub(rf"({_QUOTED})|[ \t]+", lambda match: match[1] or " ", text)
+    return re.sub(rf"({_QUOTED})|[ ]*\n[ ]*", lambda match: match[1] or "\n", text).strip(" ")
 
 
 def _with_bare_quotes(text: str, separator: str) -> str:

@@ -82,10 +82,10 @@ def neighborhood_attention_generic(
     if additional_keys is not None and additional_values is not None:
         graph = graph.derive(_beside, additional_keys.shape[1], num_dst=graph.num_dst)
         key, value = torch.cat([key, additional_keys], 1), torch.cat([value, additional_values], 1)
-    found = ops.attend(graph.to(query.device), query, key, value, scale=scale, return_lse=return_lse)
+    result = ops.attend(graph.to(query.device), query, key, value, scale=scale, return_lse=return_lse)
     if return_lse:
-        return tuple(x.unflatten(1, shape) for x in found)
-    return found.unflatten(1, shape)
+        return tuple(x.unflatten(1, shape) for x in result)
+    return result.unflatten(1, shape)
 
 
 def _of_axes(axes: int) -> Any:

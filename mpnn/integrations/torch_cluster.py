@@ -319,8 +319,8 @@ def _points(x: Tensor, cosine: bool = False) -> np.ndarray:
         raise ValueError(f"points must be [N, F]; got {list(x.shape)}")
     if not at.isfinite().all():
         raise ValueError("points must be finite")
-    found: np.ndarray = (torch.nn.functional.normalize(at, dim=1) if cosine else at).numpy()
-    return found
+    points: np.ndarray = (torch.nn.functional.normalize(at, dim=1) if cosine else at).numpy()
+    return points
 
 
 def _label(batch: Tensor, count: int) -> Ints:
@@ -332,8 +332,8 @@ def _label(batch: Tensor, count: int) -> Ints:
 
 def _ranks(label: Ints) -> Ints:
     """Labels from 0 on without gaps."""
-    found: Ints = np.unique(label, return_inverse=True)[1].reshape(-1)
-    return found
+    numbers: Ints = np.unique(label, return_inverse=True)[1].reshape(-1)
+    return numbers
 
 
 def _labels(

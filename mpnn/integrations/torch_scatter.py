@@ -118,12 +118,12 @@ def _scatter_extremes(
     src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None, smallest: bool
 ) -> tuple[Tensor, Tensor]:
     flat = _flat(src, index, dim, out, dim_size)
-    found, arg = _extremes(flat, smallest)
+    extremes, arg = _extremes(flat, smallest)
     if out is None:
-        return found, arg
-    beats = found < out if smallest else found > out
-    beats = (arg < flat.length) & (beats | found.isnan())
-    out.copy_(torch.where(beats, found, out))
+        return extremes, arg
+    beats = extremes < out if smallest else extremes > out
+    beats = (arg < flat.length) & (beats | extremes.isnan())
+    out.copy_(torch.where(beats, extremes, out))
     return out, torch.where(beats, arg, flat.length)
 
 
@@ -194,8 +194,8 @@ def scatter_logsumexp(
         total = total * (top - largest).exp() + (before - largest).exp()
         top = largest
     is_none = total == 0
-    found = ((total.masked_fill(is_none, 1.0) + eps).log() + top).masked_fill(is_none, 0.0).to(src.dtype)
-    return found if out is None else out.copy_(found)
+    result = ((total.masked_fill(is_none, 1.0) + eps).log() + top).masked_fill(is_none, 0.0).to(src.dtype)
+    return result if out is None else out.copy_(result)
 
 
 def _shifted(flat: "_Flat") -> tuple[Tensor, Tensor]:
@@ -256,8 +256,8 @@ def segment_max_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> t
 
 def _segment_extremes_csr(src: Tensor, indptr: Tensor, out: Tensor | None, smallest: bool) -> tuple[Tensor, Tensor]:
     flat = _flat_of_ptr(src, indptr)
-    found, arg = _extremes(flat, smallest)
-    return _written(found, src, out), arg
+    extremes, arg = _extremes(flat, smallest)
+    return _written(extremes, src, out), arg
 
 
 def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
@@ -501,7 +501,7 @@ def _squares(x: Tensor, flat: _Flat, count: Tensor) -> Tensor:
 
 def _extremes(flat: _Flat, smallest: bool) -> tuple[Tensor, Tensor]:
     """Extremes, and the index along the dimension that each is from, both in the shape of the result."""
-    found, row = row_extremes(_wide(flat.x), flat.to, flat.num_rows, smallest)
+    extremes, row = row_extremes(_wide(flat.x), flat.to, flat.num_rows, smallest)
     count = len(flat.x)
     if count != flat.length or flat.taken is not None:
         is_none = row == count
@@ -509,11 +509,11 @@ def _extremes(flat: _Flat, smallest: bool) -> tuple[Tensor, Tensor]:
         if flat.taken is not None and count:
             row = flat.taken.index_select(0, row.flatten()).view(row.shape)
         row = (row // flat.depth % max(flat.length, 1)).masked_fill(is_none, flat.length)
-    return flat.result(found).to(flat.x.dtype), flat.result(row)
+    return flat.result(extremes).to(flat.x.dtype), flat.result(row)
 
 
-def _written(found: Tensor, src: Tensor, out: Tensor | None) -> Tensor:
-    return found.to(src.dtype) if out is None else out.copy_(found)
+def _written(extremes: Tensor, src: Tensor, out: Tensor | None) -> Tensor:
+    return extremes.to(src.dtype) if out is None else out.copy_(extremes)
 
 
 def _floating(name: str, src: Tensor) -> Tensor:

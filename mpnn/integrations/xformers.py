@@ -120,9 +120,9 @@ def _attend(
     if numbers is not None:
         src, dst = graph.edge_index
         per_edge = numbers[..., dst, src].transpose(1, 2)
-    found = ops.attend(graph, q, k, v, bias=per_edge, scale=scale, dropout=dropout, return_lse=lse)
-    out = (found[0] if lse else found).reshape(*query.shape[:-1], value.shape[-1])
-    return (out, found[1].transpose(1, 2)) if lse else out
+    result = ops.attend(graph, q, k, v, bias=per_edge, scale=scale, dropout=dropout, return_lse=lse)
+    out = (result[0] if lse else result).reshape(*query.shape[:-1], value.shape[-1])
+    return (out, result[1].transpose(1, 2)) if lse else out
 
 
 def _graph(bias: Any, shape: tuple[int, int, int, int]) -> tuple[Graph, Tensor | None]:

@@ -231,9 +231,9 @@ def _seal(path: Path) -> None:
         file.seek(8)
         file.write(text.ljust(size))
         at = _place_of_digest(file)
-        found = digest(file, at)
+        checksum = digest(file, at)
         file.seek(at)
-        file.write(found)
+        file.write(checksum)
 
 
 def _place_of_digest(file: IO[bytes]) -> int:

@@ -352,14 +352,14 @@ _Named = list[tuple[str, Any, Role]]
 def _features(round: Round) -> tuple[_Named, _Named]:
     """The tensors of nodes, and the data of edges, with their names and roles."""
     roles: dict[str, Role] = round.roles
-    found: _Named = [("value", round.value, roles["value"])]
+    named: _Named = [("value", round.value, roles["value"])]
     if round.score is not None:
-        found += [(name, getattr(round.score, name), role) for name, role in round.score.roles.items()]
-    found += [(name, x, roles[name]) for name in _BIASES if (x := getattr(round, name)) is not None]
-    found += [("bias", bias, roles["bias"]) for bias in round.bias]
-    found.append(("edge_value", round.edge_value, roles["edge_value"]))
-    of_nodes = [entry for entry in found if entry[2].of != "edge"]
-    return of_nodes, [entry for entry in found if entry[2].of == "edge" and entry[1] is not None]
+        named += [(name, getattr(round.score, name), role) for name, role in round.score.roles.items()]
+    named += [(name, x, roles[name]) for name in _BIASES if (x := getattr(round, name)) is not None]
+    named += [("bias", bias, roles["bias"]) for bias in round.bias]
+    named.append(("edge_value", round.edge_value, roles["edge_value"]))
+    of_nodes = [entry for entry in named if entry[2].of != "edge"]
+    return of_nodes, [entry for entry in named if entry[2].of == "edge" and entry[1] is not None]
 
 
 def _per_edge(name: str, data: PerEdge, trailing: int, round: Round) -> None:

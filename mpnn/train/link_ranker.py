@@ -267,9 +267,9 @@ def calibration(links: Tensor, absent: Tensor) -> tuple[float, float]:
 
     scores, is_link = _as_arrays(links, absent)
     mean, std = scores.mean(), max(scores.std(), 1e-9)
-    found = LogisticRegression().fit((scores[:, None] - mean) / std, is_link)
-    scale = max(float(found.coef_[0, 0]), 0.0)
-    return scale / std, float(found.intercept_[0]) - scale * mean / std
+    fitted = LogisticRegression().fit((scores[:, None] - mean) / std, is_link)
+    scale = max(float(fitted.coef_[0, 0]), 0.0)
+    return scale / std, float(fitted.intercept_[0]) - scale * mean / std
 
 
 def _as_arrays(links: Tensor, absent: Tensor) -> tuple[Any, Any]:

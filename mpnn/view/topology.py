@@ -86,8 +86,8 @@ def _plan(graph: Graph) -> Plan:
 
 
 def _candidates(chosen: Plan) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for one in chosen.candidates:
         seconds, size = (x if math.isfinite(x) else None for x in (one.seconds, one.bytes))
-        found.append({"name": one.name, "seconds": seconds, "bytes": size, "reason": one.reason})
-    return found
+        rows.append({"name": one.name, "seconds": seconds, "bytes": size, "reason": one.reason})
+    return rows

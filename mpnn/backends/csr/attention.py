@@ -215,7 +215,7 @@ def _on_edges(round: Round, own: Operands) -> tuple[dict[str, Tensor], dict[str,
     graph = round.graph
     dtype = round.accumulate_dtype
     table = next((b for b in round.bias if isinstance(b, EmbeddingTable)), None)
-    found: dict[str, PerEdge | None] = {
+    terms: dict[str, PerEdge | None] = {
         "edge_value": round.edge_value,
         "bias": round.edge_bias(b for b in round.bias if b is not table),
         "table": table,
@@ -224,8 +224,8 @@ def _on_edges(round: Round, own: Operands) -> tuple[dict[str, Tensor], dict[str,
         is_number = isinstance(round.score, AdditiveScore)
         keeps_table = isinstance(round.score, Dot)
         edge = own.edge if keeps_table else per_edge(own.edge, graph, dtype)
-        found["edge_term" if is_number else "edge_key"] = edge
-    present = {name: x for name, x in found.items() if x is not None}
+        terms["edge_term" if is_number else "edge_key"] = edge
+    present = {name: x for name, x in terms.items() if x is not None}
     types = {name: edges.edge_types(graph, x) for name, x in present.items() if isinstance(x, EmbeddingTable)}
     return {name: numbers(x).to(dtype) for name, x in present.items()}, types
 

@@ -83,8 +83,8 @@ class ArrivalTimes(Model):
             delta: error above which the loss grows linearly, in the unit of time.
         """
         times, totals = self(x, first, graph, routes)
-        found, expected = (each.index_select(0, routes.csr.col) for each in (times, segment_times))
-        segment_loss = F.huber_loss(found, expected, delta=delta)
+        predicted, expected = (each.index_select(0, routes.csr.col) for each in (times, segment_times))
+        segment_loss = F.huber_loss(predicted, expected, delta=delta)
         route_loss = F.huber_loss(totals, route_times, delta=delta)
         return segment_loss + route_loss * routes.num_dst / max(routes.num_edges, 1)
 

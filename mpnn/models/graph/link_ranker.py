@@ -204,8 +204,8 @@ class Popularity(nn.Module):
         side = relation + self.relations if of_src and self.form == "directed" else relation
         key = side * self.num_nodes + nodes
         place = torch.searchsorted(self.keys, key).clamp(max=len(self.keys) - 1)
-        found = self.weight.index_select(0, place.flatten()).view(place.shape)
-        return torch.where(self.keys[place] == key, found, 0.0)
+        values = self.weight.index_select(0, place.flatten()).view(place.shape)
+        return torch.where(self.keys[place] == key, values, 0.0)
 
 
 def popular_keys(
@@ -222,5 +222,5 @@ def popular_keys(
     if form != "two sets":
         side = relation + relations if form == "directed" else relation
         keys.append(side * num_nodes + pairs[0])
-    found, counts = torch.cat(keys).unique(return_counts=True)
-    return found, counts
+    distinct, counts = torch.cat(keys).unique(return_counts=True)
+    return distinct, counts

@@ -40,7 +40,7 @@ class Hetero(nn.Module):
     def forward(self, x: Mapping[str, Tensor], graph: HeteroGraph) -> dict[str, Tensor]:
         """x {kind: [..., N_kind, d_kind]} -> {kind: [..., N_kind, F]} for the kinds that receive. Relations of the
         graph without a layer are not used."""
-        found: dict[str, list[Tensor]] = {}
+        messages: dict[str, list[Tensor]] = {}
         for (src, name, dst), layer in zip(self.relations, self.layers, strict=True):
             if (src, name, dst) not in graph:
                 raise ValueError(f"Hetero has a layer for {(src, name, dst)}, which {graph} lacks")
@@ -51,8 +51,8 @@ class Hetero(nn.Module):
                 raise type(error)(
                     f"the layer of {(src, name, dst)}, x of {dst!r} and source of {src!r}: {error}"
                 ) from None
-            found.setdefault(dst, []).append(message)
-        return {kind: getattr(torch.stack(parts), REDUCE[self.reduce])(0) for kind, parts in found.items()}
+            messages.setdefault(dst, []).append(message)
+        return {kind: getattr(torch.stack(parts), REDUCE[self.reduce])(0) for kind, parts in messages.items()}
 
 
 def check_kinds(x: Mapping[str, Tensor], *kinds: str) -> None:

@@ -148,7 +148,7 @@ class NSALayer(nn.Module):
         stretches = (first + config.size).clamp(max=config.block) - first.clamp(min=0)
         overlaps = stretches.clamp(min=0).to(query.dtype) / config.stride
         shared = query.unflatten(-2, (self.kv_heads, -1))
-        found = []
+        chosen = []
         for rows in rows_at_a_time(query.flatten(-2), config.heads * count):
             at = torch.arange(start + rows.start, start + rows.stop, device=query.device)[:, None]
             logits = torch.einsum("bighd,bmgd->bghim", shared[:, rows], summaries) * self.rotary.dim**-0.5
@@ -158,8 +158,8 @@ class NSALayer(nn.Module):
             always = (blocks == 0) | (blocks == own) | (blocks == own - 1)
             importance = importance.masked_fill(always, torch.inf).masked_fill(blocks > own, -torch.inf)
             best = importance.topk(min(config.top, len(blocks)), -1).indices
-            found.append(torch.zeros_like(importance, dtype=torch.bool).scatter_(-1, best, True) & (blocks <= own))
-        return torch.cat(found, -2)
+            chosen.append(torch.zeros_like(importance, dtype=torch.bool).scatter_(-1, best, True) & (blocks <= own))
+        return torch.cat(chosen, -2)
 
 
 class NSA(PlainDecoder):
