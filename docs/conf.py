@@ -60,6 +60,7 @@ napoleon_use_ivar = True
 
 html_theme = "pydata_sphinx_theme"
 html_title = "mpnn"
+html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_extra_path = ["_generated/.viewers"]
 html_css_files = ["site.css"]

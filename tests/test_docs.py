@@ -82,6 +82,12 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+def test_folders_that_commands_enter_exist() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for folder in re.findall(r"^cd (\S+)$", page.read_text(), re.M):
+            assert (ROOT / folder).is_dir(), f"{page.name}: there is no folder {folder}"
+
+
 def words(text: str) -> int:
     """The words that a reader has before them: code, tables and folded parts are looked up."""
     text = re.sub(r"^ *(`{3,})[^\n]*\n.*?^ *\1 *$", "", text, flags=re.M | re.S)

@@ -43,3 +43,14 @@ def test_every_version_compiles_every_file(minor: int) -> None:
         pytest.skip(f"there is no Python 3.{minor}")
     script = "import sys; [compile(open(file, encoding='utf-8').read(), file, 'exec') for file in sys.argv[1:]]"
     subprocess.run([python, "-W", "error", "-c", script, *map(str, FILES)], check=True)
+
+
+def test_the_package_names_only_what_was_run() -> None:
+    """The page on installation says what was run; classifiers name no more."""
+    page = (ROOT / "docs" / "start" / "install.md").read_text()
+    ran = {int(minor) for minor in re.findall(r"Python 3\.(\d+)[^|\n]*\| the default tests", page)}
+    ran |= {int(minor) for minor in re.findall(r"The suite runs on Python 3\.(\d+)", page)}
+    assert set(VERSIONS) == ran
+    systems = re.findall(r'"Operating System :: ([^"]+)"', (ROOT / "pyproject.toml").read_text())
+    assert systems == ["POSIX :: Linux"]
+    assert "| Linux x86-64 | AVX2, AVX-512 | the whole test suite |" in page

@@ -20,9 +20,11 @@ def tune(
 ) -> None:
     """Measure how fast this machine runs each backend, so that plans choose the quickest.
 
-    Takes three seconds. Without it, plans use the times of the machine that the library was developed on. What is
-    measured holds for this processor, number of threads and version of torch, and is kept in a file that later
-    processes read: in the folder MPNN_CACHE, or mpnn in the folder for caches.
+    Takes some seconds, which it prints. Without it, plans use the times of the machine that the library was developed
+    on. It runs small rounds on every backend that may be the fastest, and linear maps. The result holds for this
+    processor, its instruction set, the number of threads, and the versions of torch and of the shipped prices. It is
+    kept in the folder MPNN_CACHE, or mpnn in the platform's folder for caches, where later processes read it; no other
+    command and no import writes there.
 
     Examples:
     \b
