@@ -18,9 +18,6 @@ from mpnn.graph.registry import FUNCTIONS
 
 __version__ = "0.1.0"
 
-# `mpnn.shim` is found here: a name for commands, of what stands in `mpnn.integrations`.
-__path__.append(f"{__path__[0]}/integrations/doors")
-
 __all__ = [
     "Graph",
     "MessagePassing",
@@ -70,6 +67,7 @@ if TYPE_CHECKING:
     from mpnn.graph.topology import Topology
     from mpnn.graphs import encodings
     from mpnn.message_passing import MessagePassing
+    from mpnn.view import plot as plot
 
 FUNCTIONS.update(html=_html, plot=_plot)
 
@@ -78,11 +76,13 @@ def __dir__() -> list[str]:
     return [*globals(), *__all__]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = globals()[name] = getattr(import_module(f"mpnn.{_HOMES[name]}"), name)
-        return value
-    home = _MODULES.get(name, name)
-    if name.startswith("_") or find_spec(f"mpnn.{home}") is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"mpnn.{home}")
+if not TYPE_CHECKING:  # a type checker would take any name for one of this module
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            value = globals()[name] = getattr(import_module(f"mpnn.{_HOMES[name]}"), name)
+            return value
+        home = _MODULES.get(name, name)
+        if name.startswith("_") or find_spec(f"mpnn.{home}") is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(f"mpnn.{home}")

@@ -29,7 +29,7 @@ from functools import lru_cache
 from inspect import signature
 from math import isclose
 from types import BuiltinFunctionType, MethodDescriptorType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -367,6 +367,9 @@ def per_node(aggregate: Aggregator | Callable[[Tensor, Index], Tensor]) -> Aggre
     """
     return PerNode(aggregator(aggregate))
 
+
+Name = Literal["sum", "mean", "max", "min", "var", "std", "softmax", "powermean", "median", "pna"]
+"""The names of the library's own aggregators."""
 
 SUM: Aggregator = Sum()
 NAMED: dict[str, Callable[[], Aggregator]] = {

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpnn import engine
-from mpnn.aggregate import Aggregator, Index, Sum
+from mpnn.aggregate import Aggregator, Index, Name, Sum
 from mpnn.attention import Attention, DotProduct, parts, whole_layer
 from mpnn.decoding.cache import KVCache
 from mpnn.engine.binding import bind
@@ -68,7 +68,7 @@ class MessagePassing(nn.Module):
     def __init__(
         self,
         graph: Topology | Graph | None,
-        aggregate: str | Aggregator | Callable[[Tensor, Index], Tensor] = "sum",
+        aggregate: Name | Aggregator | Callable[[Tensor, Index], Tensor] = "sum",
         update: Update | Callable[[Tensor, Tensor], Tensor] | None = None,
         attention: Attention | None = None,
         *,
@@ -88,6 +88,44 @@ class MessagePassing(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """Validates a part of the operator, in the constructor and when it is replaced."""
         super().__setattr__(name, parts.PARTS[name](value) if name in parts.PARTS else value)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            graph: Topology | Graph | None = None,
+            source: Source = None,
+            edge_attr: Tensor | None = None,
+            return_weights: Literal[False] = False,
+            cache: KVCache | None = None,
+        ) -> Tensor: ...
+
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            graph: Topology | Graph | None = None,
+            source: Source = None,
+            edge_attr: Tensor | None = None,
+            *,
+            return_weights: Literal[True],
+            cache: KVCache | None = None,
+        ) -> tuple[Tensor, Tensor]: ...
+
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            graph: Topology | Graph | None = None,
+            source: Source = None,
+            edge_attr: Tensor | None = None,
+            return_weights: bool = False,
+            cache: KVCache | None = None,
+        ) -> Any: ...
+
+        def __call__(self, *args: Any, **options: Any) -> Any: ...
 
     def forward(
         self,

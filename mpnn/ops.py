@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from mpnn import engine
-from mpnn.aggregate import NAMED, SUM, Max, Mean, Min, Sum, Var, aggregator
+from mpnn.aggregate import NAMED, SUM, Aggregator, Index, Max, Mean, Min, Name, Sum, Var, aggregator
 from mpnn.graph import Graph
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.edge_tables import BiasTable, PerEdge
@@ -19,8 +19,97 @@ from mpnn.graph.sharding import ACTIVE, active
 from mpnn.graph.topology import Topology
 from mpnn.graphs import jagged
 from mpnn.graphs.explicit import edges_into
-from mpnn.round import NodeBias as NodeBias, Round, validation
+from mpnn.round import NodeBias as NodeBias, Normalize, Round, validation
 from mpnn.scores import Dot, check_scale
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Reduce = Name | Aggregator | Callable[[Tensor, Index], Tensor]
+"""The name of an aggregator, an aggregator, or a function of messages and index."""
+
+
+class _AttendOptions(TypedDict, total=False):
+    """The options of `attend` that do not change what it returns."""
+
+    bias: PerEdge | NodeBias | tuple[PerEdge | NodeBias, ...] | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    normalize: Normalize
+    dropout: float
+    backend: str
+    log_gate: Tensor | None
+    beta: Tensor | None
+    state: Tensor | None
+    reduce: Reduce
+    mix_logits: Tensor | None
+    mix_weights: Tensor | None
+    edge_value: PerEdge | None
+
+
+@overload
+def attend(
+    graph: Graph | Topology,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    return_weights: Literal[False] = False,
+    return_lse: Literal[False] = False,
+    return_state: Literal[False] = False,
+    **options: "Unpack[_AttendOptions]",
+) -> Tensor: ...
+
+
+@overload
+def attend(
+    graph: Graph | Topology,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    return_weights: Literal[True],
+    **options: "Unpack[_AttendOptions]",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attend(
+    graph: Graph | Topology,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    return_lse: Literal[True],
+    **options: "Unpack[_AttendOptions]",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attend(
+    graph: Graph | Topology,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    return_state: Literal[True],
+    **options: "Unpack[_AttendOptions]",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attend(
+    graph: Graph | Topology,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    return_weights: bool = False,
+    return_lse: bool = False,
+    return_state: bool = False,
+    **options: "Unpack[_AttendOptions]",
+) -> Any: ...
 
 
 def attend(
@@ -33,7 +122,7 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    normalize: str = "softmax",
+    normalize: Normalize = "softmax",
     dropout: float = 0.0,
     backend: str = "auto",
     return_weights: bool = False,
@@ -42,7 +131,7 @@ def attend(
     beta: Tensor | None = None,
     state: Tensor | None = None,
     return_state: bool = False,
-    reduce: str | Any | Callable[..., Tensor] = "sum",
+    reduce: Reduce = "sum",
     mix_logits: Tensor | None = None,
     mix_weights: Tensor | None = None,
     edge_value: PerEdge | None = None,
@@ -126,7 +215,7 @@ def attend(
         if x is not None:
             validation.tensor(name, x)
 
-    aggregate = SUM if type(reduce) is str and reduce == "sum" else _aggregator(reduce)
+    aggregate = SUM if isinstance(reduce, str) and reduce == "sum" else _aggregator(reduce)
 
     def build(query: Tensor, key: Tensor, value: Tensor, graph: Graph) -> Round:
         return Round(
@@ -229,7 +318,7 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def aggregate(
     graph: Graph | Topology,
     x: Tensor,
-    reduce: str | Any | Callable[..., Tensor] = "sum",
+    reduce: Reduce = "sum",
     *,
     weight: Tensor | None = None,
     normalized: bool = False,

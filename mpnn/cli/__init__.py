@@ -21,7 +21,7 @@ def main() -> None:
     """The entry point `mpnn`."""
     missing = [package for module, package in _REQUIRED.items() if find_spec(module) is None]
     if missing:
-        print(f"the mpnn command needs {', '.join(missing)}; run: pip install {' '.join(missing)}", file=sys.stderr)
+        print(f'the mpnn command needs {", ".join(missing)}; run: pip install "mpnn[cli]"', file=sys.stderr)
         sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

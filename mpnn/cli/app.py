@@ -1,5 +1,9 @@
 """The commands and their names. A command is imported when it runs, with the libraries that it needs."""
 
+import inspect
+import re
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -37,7 +41,7 @@ _SETTINGS: dict[str, Any] = {
 
 app = typer.Typer(
     help="Neural networks as message passing over graphs: the choice of graph is the choice of model.",
-    epilog="Start with [bold]mpnn demo[/bold]: it takes about two minutes, downloads nothing, and draws pictures.",
+    epilog="Start with [bold]mpnn demo[/bold]: it downloads nothing, and draws pictures.",
     no_args_is_help=True,
     add_completion=True,
     **_SETTINGS,
@@ -60,16 +64,49 @@ def options(
 
 
 def load(name: str) -> Any:
-    """The command: the Typer app of `mpnn.cli.<name>`, or its function of this name."""
+    """Returns the command: the Typer app of `mpnn.cli.<name>`, or its function of this name."""
     module = import_module(f"mpnn.cli.{name}")
-    if not hasattr(module, "app"):
-        alone = typer.Typer(add_completion=False, **_SETTINGS)
-        command = getattr(module, name)
-        if name in WITH_EXPRESSIONS:
-            command = import_module("mpnn.cli.expressions").with_imports(command)
-        alone.command(name)(command)
-        return typer.main.get_command(alone)
-    return typer.main.get_command(module.app)
+    if hasattr(module, "app"):
+        return _readable(typer.main.get_command(module.app))
+    single = typer.Typer(add_completion=False, **_SETTINGS)
+    command = getattr(module, name)
+    if name in WITH_EXPRESSIONS:
+        command = import_module("mpnn.cli.expressions").with_imports(command)
+    single.command(name)(command)
+    return _readable(typer.main.get_command(single))
+
+
+def _readable(command: Any) -> Any:
+    """The command, readable: paragraphs fill the terminal, flags have no type, and bounds follow numbers."""
+    command.help = paragraphs(command.help or "")
+    command.get_help_option = partial(_help_option, command.get_help_option)
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+        elif parameter.metavar is None and (_bound(parameter, "min") or _bound(parameter, "max")):
+            parameter.metavar = "<number>"
+    for inner in getattr(command, "commands", {}).values():
+        _readable(inner)
+    return command
+
+
+def _help_option(original: Callable[[Any], Any], context: Any) -> Any:
+    """The option --help, which is a flag."""
+    option = original(context)
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
+def _bound(parameter: Any, side: str) -> bool:
+    return getattr(parameter, side, None) is not None
+
+
+def paragraphs(text: str) -> str:
+    """The text with each paragraph on one line. Lists of examples, which begin with \\b or are indented, stay."""
+    text = re.sub(r"\n+(\x08\n)?Examples:\n+(\x08\n)?", "\n\n\b\nExamples:\n", inspect.cleandoc(text))
+    parts = text.split("\n\n")
+    return "\n\n".join(part if "\b" in part or "\n  " in part else part.replace("\n", " ") for part in parts)
 
 
 class _Later(TyperCommand):

@@ -152,12 +152,23 @@ def compare(
                 raise ValueError(
                     '--search needs a range in --graphs; write for example "causal; causal & window(4..128)"'
                 )
+            if len(expressions) < 2 and not search:
+                raise ValueError(
+                    f"{written} is one graph, and one is not a comparison; name two or more with semicolons between "
+                    f'them: --graphs "{written}; ..." (mpnn train trains over one)'
+                )
         if search:
             expressions = _searched(contest, expressions, search, seconds / 4)
             seconds = seconds * 3 / 4
         with exit_on_invalid_input():
             share = seconds / 3 / (len(expressions) * len(_RATES))
             candidates = _candidates(contest, expressions, share)
+        trainings = len(candidates) * len(_RATES)
+        console.print(
+            f"{budget} buys {trainings} first trainings of {share:.2g} s ({len(candidates)} graphs, {len(_RATES)} "
+            f"learning rates), and longer ones of the better graphs with {seeds} seeds",
+            soft_wrap=True,
+        )
         began = perf_counter()
 
         def train_aloud(graph: str, rate: float, seed: int, until: float) -> Curve:

@@ -27,6 +27,13 @@ console = Console(highlight=False)
 _errors = Console(stderr=True, highlight=False)
 
 
+def as_seed(seed: int) -> int:
+    """The seed, if torch takes it."""
+    if not -(2**63) <= seed < 2**63:
+        refuse(f"--seed must be from -2**63 to 2**63 - 1; got {seed}")
+    return seed
+
+
 @contextmanager
 def exit_on_invalid_input() -> Iterator[None]:
     """Turns errors in the user's input into one sentence on stderr and exit code 2.

@@ -11,7 +11,7 @@ import typer
 
 from mpnn import Topology, ops
 from mpnn.cli import demo_page, recall, side_by_side, tasks
-from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, fail, folder, refuse, warn
+from mpnn.cli.console import as_seed, console, exit_on_failure, exit_on_invalid_input, fail, folder, refuse, warn
 from mpnn.cli.demo_page import Results, Times
 from mpnn.cli.measure import machine, one_thread, versions
 from mpnn.cli.page import PAGE
@@ -41,7 +41,7 @@ def demo(
         "runs/demo"
     ),
     steps: Annotated[int, typer.Option(help="Training steps of each character model.")] = 300,
-    seed: Annotated[int, typer.Option(help="Random seed of weights and batches.", min=-(2**63), max=2**63 - 1)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of weights and batches.", callback=as_seed)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace the page and the pictures in --out.")] = False,
 ) -> None:
     """Show what the choice of graph does: train small models over several graphs, and time the graphs.
@@ -49,7 +49,7 @@ def demo(
     A model that must remember a letter, the time of a training step by length,
     a character model, and a GAT on digits. The demo downloads nothing: the
     text is Python's manual, and the digits are part of scikit-learn. It takes
-    about two minutes on two cores, prints a table, and writes pictures and a page
+    some minutes, prints a table, and writes pictures and a page
     that shows them, index.html. After Ctrl-C or a crash, the same command
     continues from its last checkpoint.
     \b

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from mpnn.cli.console import console, exit_on_invalid_input
+from mpnn.cli.console import as_seed, console, exit_on_invalid_input
 from mpnn.cli.tasks import CHARACTERS
 from mpnn.cli.view_models import tokenizer_of, transformers_model
 from mpnn.data import Characters
@@ -32,7 +32,7 @@ def generate(
         int, typer.Option(help="Number of characters to generate; of tokens for a model of transformers.", min=1)
     ] = 300,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest symbol.", min=0.0)] = 0.8,
-    seed: Annotated[int, typer.Option(help="Random seed.", min=-(2**63), max=2**63 - 1)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.", callback=as_seed)] = 0,
 ) -> None:
     """Continue a text with a model that mpnn train or save_pretrained saved.
 

@@ -2,13 +2,14 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from mpnn import Graph, MessagePassing
+from mpnn.aggregate import Name
 from mpnn.cli.tasks import (
     MEASURES,
     NodeSettings,
@@ -118,7 +119,9 @@ def graph_model(tables: GraphInputs, outputs: int, settings: GraphSettings) -> G
             raise ValueError(f"the readout of gin is a sum after each layer; got --readout {settings.readout}")
         return GIN(tables.x.shape[1], outputs, **wanted)
     width = settings.dim or _WIDTH
-    return GraphPredictor(kind(tables.x.shape[1], width, **wanted), width, outputs, settings.readout or "mean")
+    return GraphPredictor(
+        kind(tables.x.shape[1], width, **wanted), width, outputs, cast(Name, settings.readout or "mean")
+    )
 
 
 def predictions(model: nn.Module, graphs: Collection, which: Tensor, expression: str, loops: bool) -> Tensor:

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,8 @@ def bytes_for_backward(model: nn.Module, loss: Callable[[], Tensor]) -> int:
 @torch.no_grad()
 def attention_weights(model: nn.Module, *inputs: Any) -> list[Tensor]:
     """The weights [..., E, H] of every layer of `model(*inputs)`, first layer first."""
-    return [layer(*args, return_weights=True)[1] for layer, args in _calls(model.eval(), *inputs)]
+    calls: Iterable[tuple[Any, Any]] = _calls(model.eval(), *inputs)
+    return [layer(*args, return_weights=True)[1] for layer, args in calls]
 
 
 def backends(model: nn.Module, *inputs: Any) -> str:

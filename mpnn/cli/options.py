@@ -80,9 +80,12 @@ def _option(kind: Any, help: str, panel: str | None = None, metavar: str | None 
     return field(default=None, metadata={"kind": kind, "settings": settings})
 
 
+_MODEL = "The model"
+_STEPS = "The training"
 _TEXT = "Text only"
 _NODE = "Nodes and graphs only"
 _OWN = "Graphs of your own"
+_READ = "How tables are read"
 _LINKS = "Links only"
 
 
@@ -101,7 +104,7 @@ class Options:
         "both with self-loops. Default: causal for text, cora for cora, knn(8) for digits.",
         metavar="EXPR",
     )
-    steps: int | None = _option(int, "Training steps (text, graphs, links) or epochs (nodes).")
+    steps: int | None = _option(int, "Training steps (text, graphs, links) or epochs (nodes).", _STEPS)
     attention: str | None = _option(
         str,
         "dot, additive or linear; over causal alone retention, gated, state_space or delta.",
@@ -120,23 +123,27 @@ class Options:
         _NODE,
     )
     aggregate: str | None = _option(
-        str, "How messages are combined: sum, mean, max, ... For nodes, --model sage and gnn have it.", metavar="NAME"
+        str,
+        "How messages are combined: sum, mean, max, ... For nodes, --model sage and gnn have it.",
+        _MODEL,
+        metavar="NAME",
     )
     precision: str | None = _option(
         Arithmetic,
         "Arithmetic of the steps. bf16 and fp16 (GPUs only) are mixed precision: weights, optimizer and validation "
         "stay in float32.",
+        _STEPS,
     )
-    device: str | None = _option(str, "Device of the model, such as cpu or cuda.")
-    seed: int | None = _option(int, "Random seed of weights and batches.")
+    device: str | None = _option(str, "Device of the model, such as cpu or cuda.", _STEPS)
+    seed: int | None = _option(int, "Random seed of weights and batches.", _STEPS)
     text: str | None = _option(TextName, "Which text.", _TEXT)
     file: str | None = _option(Path, "Your own text file (UTF-8), instead of --data.", _TEXT, dir_okay=False)
     context: int | None = _option(int, "Number of characters that the model reads at a time.", _TEXT)
-    dim: int | None = _option(int, "Width of the model. Without it, nodes have that of the model's paper.")
-    heads: int | None = _option(int, "Attention heads; must divide --dim.")
-    layers: int | None = _option(int, "Number of layers.")
-    batch: int | None = _option(int, "Crops of text, graphs, or links, per step.")
-    lr: float | None = _option(float, "Maximum learning rate; mpnn compare tries half and twice of it, too.")
+    dim: int | None = _option(int, "Width of the model. Without it, nodes have that of the model's paper.", _MODEL)
+    heads: int | None = _option(int, "Attention heads; must divide --dim.", _MODEL)
+    layers: int | None = _option(int, "Number of layers.", _MODEL)
+    batch: int | None = _option(int, "Crops of text, graphs, or links, per step.", _STEPS)
+    lr: float | None = _option(float, "Maximum learning rate; mpnn compare tries half and twice of it, too.", _STEPS)
     dropout: float | None = _option(float, "Share of features and attention weights dropped in training.", _NODE)
     relation: str | None = _option(
         str, "The column of --edges with the types of links, as in a knowledge graph.", _LINKS, metavar="COLUMN"
@@ -194,58 +201,58 @@ class Options:
         dir_okay=False,
     )
     columns: str | None = _option(
-        str, "The two columns of --edges, by name or by number from 0, if it has more.", _OWN, metavar="SRC,DST"
+        str, "The two columns of --edges, by name or by number from 0, if it has more.", _READ, metavar="SRC,DST"
     )
     weights: str | None = _option(
         str, "The column of --edges with weights, which may be negative.", _OWN, metavar="COLUMN"
     )
     directed: bool | None = _option(
-        bool, "Edges count from source to destination only, not in both directions.", _OWN, flags=("--directed",)
+        bool, "Edges count from source to destination only, not in both directions.", _READ, flags=("--directed",)
     )
     first: int | None = _option(
-        int, "The number of the first node in --edges, 0 or 1, where nodes have no ids.", _OWN, min=0, max=1
+        int, "The number of the first node in --edges, 0 or 1, where nodes have no ids.", _READ, min=0, max=1
     )
     split: str | None = _option(
         Path,
         "A table with a column split (train, val or test), or with train_mask, val_mask, test_mask (0 or 1), unless "
         "--nodes has them. Default: 60%, 20% and 20% of the labeled nodes, at random.",
-        _OWN,
+        _READ,
         dir_okay=False,
     )
-    ignore: str | None = _option(str, "Columns of --nodes that are no features.", _OWN, metavar="COLUMN,...")
+    ignore: str | None = _option(str, "Columns of --nodes that are no features.", _READ, metavar="COLUMN,...")
     edge_features: str | None = _option(
         str,
         "Columns of --edges that are features, for gat, gatv2, gin and transformer.",
-        _OWN,
+        _READ,
         metavar="COLUMN,...",
     )
     repeats: str | None = _option(
         Repeats,
         "Rows of --edges that are one edge: the first counts, or their weights and features are added up (without "
         "either, an edge weighs as many as its rows). Default: equal rows count once, and others are refused.",
-        _OWN,
+        _READ,
     )
     categories: str | None = _option(
         str,
         "Features that are categories: words, or whole numbers that only name something, such as an element. Each "
         "value that rows for training have becomes a column of ones and zeros.",
-        _OWN,
+        _READ,
         metavar="COLUMN,...",
     )
     missing: str | None = _option(
         Missing,
         "Empty cells in features: refuse them; put the mean of rows for training there, of a category the share of "
         "each value; or also add an indicator, a column that says where. Default: refuse.",
-        _OWN,
+        _READ,
     )
     scale: bool | None = _option(
         bool,
         "Subtract from numbers and dates their mean, and divide by their standard deviation, over rows for training.",
-        _OWN,
+        _READ,
         flags=("--scale",),
     )
     encoding: str | None = _option(
-        str, "The encoding of text files, such as latin-1 or cp1252. Default: UTF-8.", _OWN, metavar="NAME"
+        str, "The encoding of text files, such as latin-1 or cp1252. Default: UTF-8.", _READ, metavar="NAME"
     )
 
     @staticmethod

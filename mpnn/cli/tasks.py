@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.markup import escape
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from mpnn import Graph, MessagePassing, data
+from mpnn.aggregate import Name
 from mpnn.cli import console, side_by_side
 from mpnn.cli.measure import backends, bytes_for_backward
 from mpnn.cli.stop import stop_between_steps
@@ -387,7 +388,7 @@ class TextRun(Run):
             topology,
             context=settings.context,
             attention=settings.attention,
-            aggregate=settings.aggregate,
+            aggregate=cast(Name, settings.aggregate),
         ).to(device)
         self.settings = {
             "task": "text",

@@ -120,11 +120,16 @@ def view(
 
 
 def _is_model(what: str) -> bool:
-    if Path(what).is_dir():
+    path = Path(what)
+    if path.is_dir():
         return True
     try:
         parse(what)
     except ValueError:
+        # A name on a hub has one slash, and no folder of this machine before it.
+        is_path = path.is_absolute() or path.parts[:1] in ((".",), ("..",), ("runs",)) or what.startswith((".", "~"))
+        if is_path or ("/" in what and path.parent.is_dir()):
+            raise ValueError(f"there is no folder {what}") from None
         return _NAME_OF_MODEL.fullmatch(what) is not None
     return False
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from math import isfinite
 from operator import attrgetter, is_
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -38,7 +38,8 @@ from mpnn.round.needs import has_own, needs_of
 from mpnn.scores import PARAMETER, LeakyReLU, Role, Score, slope_of
 
 Visit = Callable[[Tensor, str, Role], Tensor]
-NORMALIZERS = ("softmax", "softmax_dst", "sigmoid", "none", "sparsemax", "entmax15")
+Normalize = Literal["softmax", "softmax_dst", "sigmoid", "none", "sparsemax", "entmax15"]
+NORMALIZERS: tuple[str, ...] = get_args(Normalize)
 
 
 @dataclass(frozen=True, eq=False)

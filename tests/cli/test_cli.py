@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import mpnn.cli
 from mpnn import graphs, models
 from mpnn.cli import app as commands, data, demo, demo_page, drawing, pictures, recall, tasks
-from mpnn.cli.app import app
+from mpnn.cli.app import app, load, paragraphs
 from mpnn.cli.console import console
 from mpnn.cli.measure import backends, bytes_for_backward, estimates
 from mpnn.data import SOURCES, Characters
@@ -676,7 +676,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit, match="2"):
         mpnn.cli.main()
-    assert capsys.readouterr().err == "the mpnn command needs typer; run: pip install typer\n"
+    assert capsys.readouterr().err == 'the mpnn command needs typer; run: pip install "mpnn[cli]"\n'
 
 
 @pytest.mark.parametrize(
@@ -785,3 +785,40 @@ def test_shells_complete_the_commands() -> None:
         pytest.skip("the package is not installed here")
     done = subprocess.run([command], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["explain"]
+
+
+# ------------------------------------------------------------------------------------------------------------ help
+
+
+@pytest.mark.parametrize("command", sorted(commands.COMMANDS))
+def test_help_has_no_types_of_flags_and_no_breaks_inside_sentences(command: str) -> None:
+    context = load(command).make_context(command, [], resilient_parsing=True)
+    output = run(command, "--help").output
+    assert "<bool>" not in output
+    assert "9223372036854775808" not in output
+    for part in (context.command.help or "").split("\n\n"):
+        assert "\n" not in part or "\b" in part or "\n  " in part, part
+
+
+def test_paragraphs_fill_the_terminal_and_examples_stay() -> None:
+    text = "One\n    line.\n\n    Two\n    lines.\n\n    Examples:\n    \b\n      mpnn a\n      mpnn b"
+    assert paragraphs(text) == "One line.\n\nTwo lines.\n\n\b\nExamples:\n  mpnn a\n  mpnn b"
+
+
+def test_view_says_that_there_is_no_folder_before_it_asks_a_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mpnn.cli.view._page_of_model", lambda *_: pytest.fail("it asks"))
+    (tmp_path / "models").mkdir()
+    for name in ("runs/none", "./none", "models/none"):
+        assert f"there is no folder {name}" in refusal("view", name)
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
+def test_a_seed_that_torch_does_not_take_is_refused(seed: int) -> None:
+    assert "--seed must be from -2**63 to 2**63 - 1" in refusal("demo", "--seed", str(seed))
+
+
+def test_one_graph_is_no_comparison(tmp_path: Path) -> None:
+    assert "one is not a comparison" in refusal("compare", "--graphs", "causal", "--out", str(tmp_path / "out"))

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from mpnn import Graph, MessagePassing, Topology
+from mpnn.aggregate import Name as Aggregate
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Concat
 
@@ -28,7 +29,7 @@ class GNN(Stack):
         hidden: int = 64,
         layers: int = 2,
         *,
-        aggregate: str = "sum",
+        aggregate: Aggregate = "sum",
         dropout: float = 0.0,
         graph: Topology | Graph | None = None,
     ) -> None:

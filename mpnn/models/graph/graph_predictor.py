@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, Topology
+from mpnn.aggregate import Name as Aggregate
 from mpnn.models.layers.readout import pooled
 from mpnn.models.saving import Model
 from mpnn.update.maps import Linear
@@ -21,7 +22,7 @@ class GraphPredictor(Model):
         readout: "mean", "sum", "max" or the name of another aggregator. The sum suits numbers that grow with a graph.
     """
 
-    def __init__(self, encoder: Model, dim: int, outputs: int, readout: str = "mean") -> None:
+    def __init__(self, encoder: Model, dim: int, outputs: int, readout: Aggregate = "mean") -> None:
         super().__init__()
         self.encoder = encoder
         self.readout = readout

@@ -5,6 +5,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from mpnn import Graph, MessagePassing, Topology
+from mpnn.aggregate import Name as Aggregate
 from mpnn.models.layers.stack import Stack
 from mpnn.update import Concat
 from mpnn.update.maps import Linear
@@ -33,7 +34,7 @@ class GraphSAGE(Stack):
         hidden: int = 256,
         layers: int = 2,
         *,
-        aggregate: str = "mean",
+        aggregate: Aggregate = "mean",
         dropout: float = 0.0,
         graph: Topology | Graph | None = None,
     ) -> None:

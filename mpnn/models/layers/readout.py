@@ -4,10 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import Graph, ops
+from mpnn.aggregate import Name as Aggregate
 from mpnn.update.maps import Linear
 
 
-def pooled(pool: Graph, values: Tensor, aggregate: str = "sum") -> Tensor:
+def pooled(pool: Graph, values: Tensor, aggregate: Aggregate = "sum") -> Tensor:
     """Values of nodes [..., N, d] -> those of graphs [..., G, d]. In `pool`, each of G destinations receives from the
     nodes of one graph.
 

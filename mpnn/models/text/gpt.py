@@ -14,6 +14,7 @@ from functools import partial
 from torch import nn
 
 from mpnn import MessagePassing, Topology
+from mpnn.aggregate import Name as Aggregate
 from mpnn.attention import AdditiveV2, Attention, DeltaRule, DotProduct, GatedLinear, Kernel, Retention, StateSpace
 from mpnn.graph.registry import unknown
 from mpnn.graphs import causal
@@ -131,7 +132,7 @@ class GPT(CausalTransformer):
         context: int = 256,
         dropout: float = 0.0,
         attention: str = "dot",
-        aggregate: str = "sum",
+        aggregate: Aggregate = "sum",
     ) -> None:
         if attention not in ATTENTIONS:
             raise ValueError(unknown("attention of GPT", attention, ATTENTIONS))
@@ -159,7 +160,7 @@ class GPT(CausalTransformer):
 @dataclass(frozen=True)
 class _Config(GPTConfig):
     attention: str = "dot"
-    aggregate: str = "sum"
+    aggregate: Aggregate = "sum"
 
 
 ATTENTIONS: dict[str, Callable[[GPTConfig], Attention]] = {

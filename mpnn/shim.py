@@ -1,7 +1,6 @@
 """`mpnn.shim`: a short name for `python -m mpnn.shim flash_attn script.py` and `mpnn.shim.provide("flash_attn")`.
 
-`mpnn/__init__.py` lets Python look for submodules of mpnn in this folder, too. What they do is in
-`mpnn/integrations/shim.py`, and the functions of the other libraries stand beside it.
+`mpnn/integrations/shim.py` has the code, and the functions of the other libraries are beside it.
 """
 
 import sys
@@ -15,7 +14,7 @@ from mpnn.integrations import (
 )
 from mpnn.integrations.shim import MODULES as MODULES, VERSIONS as VERSIONS, main as main, provide as provide
 
-# The same modules under both names, so that a mask of one is a mask of the other.
+__path__: list[str] = []  # it has submodules: the modules above, under both names, so that their classes are the same
 for _name, _module in (
     ("padding", padding),
     ("natten", natten),
@@ -23,4 +22,7 @@ for _name, _module in (
     ("torch_scatter", torch_scatter),
     ("xformers", xformers),
 ):
-    sys.modules[f"{__name__}.{_name}"] = _module
+    sys.modules[f"mpnn.shim.{_name}"] = _module
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
