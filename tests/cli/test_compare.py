@@ -197,7 +197,7 @@ def test_models_that_are_no_trained_decoders_are_refused(name: str, message: str
         (["--graphs", ""], "there is no graph in --graphs"),
         (["--graphs", " ; "], "there is no graph in --graphs"),
         (["--graphs", "causal & window(8..4)"], "8..4 is an empty range"),
-        (["--graphs", "window(3)"], "no graph is left to compare"),
+        (["--graphs", "window(3); window(5)"], "no graph is left to compare"),
         (["--task", "digits", "--context", "32"], "--context does not apply to --task digits"),
         (["--hf", "no/model", "--seeds", "2"], "--seeds is for training, and --hf trains nothing; leave it out"),
         (["--hf", "no/model", "--budget", "9s"], "--budget is for training"),
