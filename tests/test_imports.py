@@ -53,6 +53,7 @@ ROOMS: dict[str, set[str]] = {
     "view": {"graph", "graphs", "scores", "round", "engine"},
     "hf": {"integrations"},
     "pyg": {"integrations"},
+    "shim": {"integrations"},
     "train": {"graph", "graphs", "message_passing", "data"},
     "mpnn": {
         *("graph", "graphs", "aggregate", "update", "position", "attention", "backends", "engine", "ops"),

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from mpnn import Graph, MessagePassing
-from mpnn.aggregate import Name
 from mpnn.cli.tasks import (
     MEASURES,
     NodeSettings,
@@ -120,7 +119,7 @@ def graph_model(tables: GraphInputs, outputs: int, settings: GraphSettings) -> G
         return GIN(tables.x.shape[1], outputs, **wanted)
     width = settings.dim or _WIDTH
     return GraphPredictor(
-        kind(tables.x.shape[1], width, **wanted), width, outputs, cast(Name, settings.readout or "mean")
+        kind(tables.x.shape[1], width, **wanted), width, outputs, cast(Any, settings.readout or "mean")
     )
 
 

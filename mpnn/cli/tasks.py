@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from mpnn import Graph, MessagePassing, data
-from mpnn.aggregate import Name
 from mpnn.cli import console, side_by_side
 from mpnn.cli.measure import backends, bytes_for_backward
 from mpnn.cli.stop import stop_between_steps
@@ -388,7 +387,7 @@ class TextRun(Run):
             topology,
             context=settings.context,
             attention=settings.attention,
-            aggregate=cast(Name, settings.aggregate),
+            aggregate=cast(Any, settings.aggregate),
         ).to(device)
         self.settings = {
             "task": "text",
