@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +22,18 @@ from benchmarks import (
     gpu_plans,
     gpu_report,
     gpu_run,
+    in_place,
     measure,
+    published,
     real_graphs,
     regret,
     report as reports,
+    roofs,
     sampling as sampled,
     scaling as weak_scaling,
     scatter as of_scatter,
     series,
+    sitting,
     sizes,
     workloads as workload_cases,
 )
@@ -50,8 +54,16 @@ DISK_RESULTS = HERE / "results" / "disk.json"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
 REAL_RESULTS = HERE / "results" / "real.json"
 SCATTER_RESULTS = HERE / "results" / "scatter.json"
+IN_PLACE_RESULTS = HERE / "results" / "in_place.json"
+ENCODER_RESULTS = HERE / "results" / "encoders.json"
+SECTIONS = {
+    "plans": reports.plans,
+    "encoders": encoders.section,
+    "in_place": in_place.section,
+    "real": real_graphs.section,
+}
+"""The parts of the page that have a form of their own, by the name of their record."""
 PAGE = HERE.parent / "docs" / "performance.md"
-SCATTER_PAGE = HERE.parent / "docs" / "howto" / "scatter.md"
 GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "docs" / "comparison.md"
 
 console = Console(highlight=False)
@@ -78,7 +90,7 @@ def cpu(
     backend: Annotated[str, typer.Option(help="Named in all our entries; auto leaves it to the plan.")] = "auto",
     out: Annotated[Path, typer.Option(help="The file of results.")] = RESULTS,
 ) -> None:
-    """Measures on the CPU and writes the results to a file, after every row; some twelve minutes in all.
+    """Measures on the CPU and writes the results to a file, after every row; some twelve minutes in all on one thread.
 
     A row is a case in one direction (forward, or forward and backward). Results that are wrong are not timed. A peer
     that is not installed is left out with a sentence; so is one that fails or disagrees. Exit code 1: a result of ours
@@ -86,13 +98,13 @@ def cpu(
     """
     if full and small:
         raise typer.BadParameter("--full and --small cannot both be meant")
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
     chosen_sizes = sizes.FULL if full else sizes.SMALL if small else sizes.DEFAULT
-    cases = _chosen(all_cases(chosen_sizes, backend), only)
     options = [*(f"--only {text!r}" for text in only or []), *["--full"] * full, *["--small"] * small]
     command = " ".join(["python -m benchmarks cpu", f"--threads {threads}", *options])
-    results = _measure(cases, seconds, {"command": command, **about()}, out, not small)
+    with measure.on_threads(threads):
+        cases = _chosen(all_cases(chosen_sizes, backend), only)
+        lead = {"command": command, "rates": roofs.rates(3 if small else 50), **about()}
+        results = _measure(cases, seconds, lead, out, not small)
     for verdict in series.verdicts(results["rows"]) if not small else []:
         console.print(f"{verdict['status']}: {verdict['text']}, {verdict['direction']}: {verdict['measured']:.2f}")
 
@@ -233,12 +245,11 @@ def workloads(
     Longformer at 4,096 tokens, 1,000 tours of 50 cities, prompts with answers, layers of BERT, Llama, GPT-2 and ViT;
     some ten minutes. Exit code 1: a result of ours was wrong.
     """
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    cases = _chosen(workload_cases.cases(workload_cases.SMALL if small else workload_cases.Scale()), only)
     options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
     command = " ".join([f"python -m benchmarks workloads --threads {threads}", *options])
-    _measure(cases, seconds, {"command": command, **about()}, out, not small)
+    with measure.on_threads(threads):
+        cases = _chosen(workload_cases.cases(workload_cases.SMALL if small else workload_cases.Scale()), only)
+        _measure(cases, seconds, {"command": command, **about()}, out, not small)
 
 
 @app.command()
@@ -254,7 +265,7 @@ def real(
     On one thread, in the processor's time: the least of rounds in turns; some three minutes. Exit code 1: a result of
     ours was wrong.
     """
-    with _processor_time():
+    with measure.on_threads(1):
         options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
         command = " ".join(["python -m benchmarks real", *options])
         lead = {"command": command, "note": note, **about(["scipy"])}
@@ -274,11 +285,33 @@ def scatter(
     On one thread, in the processor's time: the least of rounds in turns; some three minutes. Libraries that are not
     compiled are left out: the extra scatter. Exit code 1: a result of ours was wrong.
     """
-    with _processor_time():
+    with measure.on_threads(1):
         options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
         command = " ".join(["python -m benchmarks scatter", *options])
         lead = {"command": command, "note": note, **about(["torch-cluster"])}
         _measure(_chosen(of_scatter.cases(small), only), seconds, lead, out, False)
+
+
+@app.command("in-place")
+def of_models_in_place(
+    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
+    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 1.0,
+    out: Annotated[Path, typer.Option(help="The file of results.")] = IN_PLACE_RESULTS,
+    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+) -> None:
+    """Times models of transformers after mpnn.hf.use beside the same with torch's attention, and the first call.
+
+    On one thread, in the processor's time; some four minutes. Exit code 1: a result of ours was wrong.
+    """
+    with measure.on_threads(1):
+        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
+        command = " ".join(["python -m benchmarks in-place", *options])
+        lead = {"command": command, "note": note, **about()}
+        results = _measure(_chosen(in_place.cases(small), only), seconds, lead, out, not small)
+    if not only:
+        results["rows"] += in_place.first_calls(small, rounds=1 if small else 3)
+        write_results(results, out)
 
 
 @app.command("encoders")
@@ -286,7 +319,7 @@ def of_encoders(
     only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
     small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
     seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 5.0,
-    out: Annotated[Path | None, typer.Option(help="Default: one of this processor's instructions.")] = None,
+    out: Annotated[Path, typer.Option(help="The file of results.")] = ENCODER_RESULTS,
     note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
 ) -> None:
     """Times a BERT of MiniLM's shape beside transformers, ONNX Runtime and OpenVINO.
@@ -294,24 +327,11 @@ def of_encoders(
     On one thread, in the processor's time; some five minutes. Peers that are not installed are left out: pip install
     onnx onnxruntime onnxscript openvino. Exit code 1: a result of ours was wrong.
     """
-    with _processor_time():
+    with measure.on_threads(1):
         options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small, f"--seconds {seconds:g}"]
         lead = {"command": " ".join(["python -m benchmarks encoders", *options]), "note": note}
         lead |= {"peak": encoders.peak(), "memory": encoders.memory(small), **about(["onnxruntime", "openvino"])}
-        default = HERE / "results" / f"encoders-{torch.backends.cpu.get_cpu_capability().lower()}.json"
-        _measure(_chosen(encoders.cases(small), only), seconds, lead, out or default, False)
-
-
-@contextmanager
-def _processor_time() -> Iterator[None]:
-    """Times are those of the processor, on one thread."""
-    measure.clock = time.process_time
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    try:
-        yield
-    finally:
-        measure.clock = time.perf_counter
+        _measure(_chosen(encoders.cases(small), only), seconds, lead, out, False)
 
 
 def _chosen(cases: Iterable[Case], only: list[str] | None) -> list[Case]:
@@ -324,32 +344,74 @@ def _chosen(cases: Iterable[Case], only: list[str] | None) -> list[Case]:
 @app.command()
 def report(
     results: Annotated[Path, typer.Option(help="A file that a run has written.")] = RESULTS,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the records of other runs are; default: beside the file of results.")
+    ] = None,
     gpu: Annotated[Path, typer.Option(help="A file that a run on a GPU has written, if there is one.")] = GPU_RESULTS,
-    workloads: Annotated[
-        Path, typer.Option(help="A file that a run of workloads has written, if there is one.")
-    ] = WORKLOAD_RESULTS,
-    plans: Annotated[Path, typer.Option(help="A file that regret has written, if there is one.")] = PLAN_RESULTS,
-    real: Annotated[Path, typer.Option(help="A file that a run of real has written, if there is one.")] = REAL_RESULTS,
-    reasons: Annotated[Path, typer.Option(help="Why goals were missed: Markdown, written by hand.")] = REASONS,
     page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
 ) -> None:
-    """Writes the page of a run, with its tables, goals and pictures; a GPU's tables in docs/gpu.md and comparison.md;
-    and the table of docs/howto/scatter.md."""
+    """Writes the page of a run, with its tables, goals and pictures. Into other pages go a GPU's tables and the figures
+    of a CPU, unless --page names another page."""
     if not results.is_file():
         raise typer.BadParameter(f"there is no {results}; python -m benchmarks cpu writes it", param_hint="--results")
-    others = {"Whole workloads": json.loads(workloads.read_text())} if workloads.is_file() else {}
-    on_card = json.loads(gpu.read_text()) if gpu.is_file() else None
-    regrets = json.loads(plans.read_text()) if plans.is_file() else None
-    why = reasons.read_text() if reasons.is_file() else ""
-    of_processors = sorted(results.parent.glob("encoders-*.json"))
-    lines = encoders.section([json.loads(file.read_text()) for file in of_processors]) if of_processors else []
-    lines += ["", *real_graphs.section(json.loads(real.read_text()))] if real.is_file() else []
-    console.print(f"wrote {reports.write(json.loads(results.read_text()), page, others, regrets, why, lines)}")
-    if page == PAGE and SCATTER_RESULTS.is_file():
-        SCATTER_PAGE.write_text(of_scatter.fill(SCATTER_PAGE.read_text(), json.loads(SCATTER_RESULTS.read_text())))
-    for other in GPU_PAGES if on_card and page == PAGE else ():
-        other.write_text(gpu_report.fill(other.read_text(), on_card))
+    page.parent.mkdir(parents=True, exist_ok=True)
+    reports.draw(json.loads(results.read_text())["rows"], page.parent)
+    page.write_text(performance_page(results, folder))
+    console.print(f"wrote {page}")
+    if page != PAGE:
+        return
+    records = published.read()
+    subprocess.run([sys.executable, str(HERE.parent / "docs" / "figures.py"), "index/length.png"], check=True)
+    for other in published.pages():
+        other.write_text(published.fill(other.read_text(), records))
+        console.print(f"wrote the figures of {other}")
+    for other in GPU_PAGES if gpu.is_file() else ():
+        other.write_text(gpu_report.fill(other.read_text(), json.loads(gpu.read_text())))
         console.print(f"wrote the tables of {other}")
+
+
+def performance_page(results: Path = RESULTS, folder: Path | None = None) -> str:
+    """The text of docs/performance.md, from a file of results and the records in a folder, by default beside it."""
+    records = published.read(folder or results.parent)
+    further: list[str] = []
+    for name, section in SECTIONS.items():
+        further += ["", *section(records[name])] if name in records else []
+    others = {"Whole workloads": records["workloads"]} if "workloads" in records else {}
+    why = REASONS.read_text() if REASONS.is_file() else ""
+    return reports.page(json.loads(results.read_text()), others, why, further)
+
+
+@app.command("all")
+def all_figures(
+    only: Annotated[list[str] | None, typer.Option(help="Only the parts that write these records.")] = None,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out: needs --out.")] = False,
+    any_load: Annotated[
+        bool, typer.Option("--any-load", help="Also while other programs work: not for figures to publish.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="The folder of records.")] = RESULTS.parent,
+) -> None:
+    """Measures all published figures of a CPU in one sitting, on one thread; some 30 minutes on a quiet machine.
+
+    Then write the pages: [bold]python -m benchmarks report[/bold]. Refused while other programs work, while files
+    of mpnn are not committed, and without a peer. Exit code 1: a part failed, or records are of several commits or
+    processors.
+    """
+    if small and out == RESULTS.parent:
+        raise typer.BadParameter("--small would replace published records: pass --out FOLDER", param_hint="--small")
+    if unknown := set(only or ()) - set(published.NAMES):
+        raise typer.BadParameter(f"there is no part {sorted(unknown)[0]!r}; there are {', '.join(published.NAMES)}")
+    parts = [part for part in sitting.PARTS if not only or part.record in only]
+    try:
+        sitting.check_ready(any_load)
+    except sitting.NotReady as problem:
+        raise typer.BadParameter(str(problem), param_hint="all") from None
+    codes = sitting.run(out, parts, small, lambda line: console.print(line, soft_wrap=True, markup=False))
+    problems = [f"{name} ended with {code}" for name, code in codes.items() if code]
+    problems += sitting.differences(out, sitting.PARTS)
+    for problem in problems:
+        console.print(problem, soft_wrap=True, markup=False)
+    if problems:
+        raise typer.Exit(1)
 
 
 @app.command("regret")
@@ -456,15 +518,15 @@ def lines_of(row: dict[str, Any]) -> list[str]:
     for problem in ("error", "skipped"):
         if problem in row:
             return [head, f"    {problem}: {row[problem]}"]
-    ours = row["entries"][row["ours"]]["median"]
+    ours = row["entries"][row["ours"]]["least"]
     found = [head]
     for name, entry in row["entries"].items():
-        if "median" not in entry:
+        if "least" not in entry:
             found.append(f"    {name:<28} {entry['note']}")
             continue
-        ratio = "" if name == row["ours"] else f"{entry['median'] / ours:8.2f} x"
+        ratio = "" if name == row["ours"] else f"{entry['least'] / ours:8.2f} x"
         room = "" if entry.get("peak_bytes") is None else reports.memory(entry["peak_bytes"])
-        found.append(f"    {name:<28} {reports.duration(entry['median']):>9} {ratio:>10} {room:>10}")
+        found.append(f"    {name:<28} {reports.duration(entry['least']):>9} {ratio:>10} {room:>10}")
     for bar in row["bars"]:
         shown = "-" if bar["measured"] is None else reports.amount(bar["measured"], bar["kind"])
         found.append(f"    {bar['status']}: {bar['text']}: {shown}")

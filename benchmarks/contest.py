@@ -62,21 +62,25 @@ class Bar:
     against: str = ""
     factor: float = 1.0
 
-    def judge(self, entries: Mapping[str, Mapping[str, Any]], ours: str) -> dict[str, Any]:
-        """The verdict on measured entries, by name: text, limit, kind, measured, and pass, miss or not measured."""
+    def judge(self, entries: Mapping[str, Mapping[str, Any]], ours: str, time: str = "least") -> dict[str, Any]:
+        """The verdict on measured entries, by name: text, limit, kind, measured, and pass, miss or not measured.
+
+        Args:
+            time: which time of an entry counts, "least" or "median".
+        """
         own, peer = entries.get(ours, {}), entries.get(self.against, {})
         measured = None
         if self.kind == "bytes":
             measured = own.get("peak_bytes")
         elif self.kind == "seconds":
-            measured = own.get("median")
+            measured = own.get(time)
         elif self.kind == "less memory":
             if own.get("peak_bytes") and peer.get("peak_bytes"):
                 measured = peer["peak_bytes"] / own["peak_bytes"]
-        elif self.kind == "over" and own.get("median") and peer.get("median"):
-            measured = own["median"] - peer["median"]
-        elif own.get("median") and peer.get("median"):
-            share = own["median"] / (self.factor * peer["median"])
+        elif self.kind == "over" and own.get(time) and peer.get(time):
+            measured = own[time] - peer[time]
+        elif own.get(time) and peer.get(time):
+            share = own[time] / (self.factor * peer[time])
             measured = share if self.kind == "at most" else 1 / share
         verdict = {"text": self.text, "limit": self.limit, "kind": self.kind, "measured": measured}
         if measured is None:

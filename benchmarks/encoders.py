@@ -183,8 +183,8 @@ def work(texts: int, tokens: int) -> float:
     return layers * texts * tokens * (2 * 12 * width * width + 4 * tokens * width)
 
 
-def section(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """The part of the page: a table for each processor, with the least times."""
+def section(run: dict[str, Any]) -> list[str]:
+    """The part of the page, with the least times."""
     lines = [
         "# Encoders on a CPU",
         "",
@@ -193,32 +193,32 @@ def section(runs: Sequence[dict[str, Any]]) -> list[str]:
         "the rate of all multiplications in the layers, of the quicker of our two, over that of products in the "
         "nearest cache; 1 over it is by how much any program that computes in float32 can still be quicker. `x` is "
         "the quicker of the last two's time over that of the quicker of ours.",
+        "",
+        *report._machine(run),
+        f"- products in cache: {run['peak'] / 1e9:.1f} GFLOP/s",
+        *([f"- {run['note']}"] if run.get("note") else []),
+        "",
+        f"| texts x tokens | in place | {OWN_LAYERS} | {TRANSFORMERS} | {ONNX} | {OPENVINO} | x | share of peak |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for run in runs:
-        lines += ["", *report._machine(run), f"- products in cache: {run['peak'] / 1e9:.1f} GFLOP/s"]
-        lines += [f"- {run['note']}"] if run.get("note") else []
-        lines += [
-            "",
-            f"| texts x tokens | in place | {OWN_LAYERS} | {TRANSFORMERS} | {ONNX} | {OPENVINO} | x | share of peak |",
-        ]
-        lines += ["|---|---|---|---|---|---|---|---|"]
-        for row in run["rows"]:
-            least = {name: entry["least"] for name, entry in row.get("entries", {}).items() if "least" in entry}
-            if OURS not in least:
-                lines.append(f"| {row['case']} | {row.get('error') or row.get('skipped')} | | | | | | |")
-                continue
-            title = row["case"].split(", ", 1)[1].removesuffix(" tokens")
-            ours = min(least[OURS], least[OWN_LAYERS])
-            names = OURS, OWN_LAYERS, TRANSFORMERS, ONNX, OPENVINO
-            shown = [report.duration(least[name]) if name in least else "" for name in names]
-            others = [least[name] for name in (ONNX, OPENVINO) if name in least]
-            faster = f"{min(others) / ours:.2f}" if others else ""
-            padded = "padded" in title  # how long the texts are is drawn
-            texts, tokens = (int(x) for x in title.split(" tokens")[0].split(" x "))
-            share = "" if padded else f"{work(texts, tokens) / ours / run['peak']:.2f}"
-            lines.append(f"| {' | '.join([title.replace(' tokens', ''), *shown, faster, share])} |")
-        lines += _table_of_memory(run["memory"]) if run.get("memory") else []
-    return lines
+    lines += [_line(row, run["peak"]) for row in run["rows"]]
+    return lines + (_table_of_memory(run["memory"]) if run.get("memory") else [])
+
+
+def _line(row: dict[str, Any], peak: float) -> str:
+    least = {name: entry["least"] for name, entry in row.get("entries", {}).items() if "least" in entry}
+    if OURS not in least:
+        return f"| {row['case']} | {row.get('error') or row.get('skipped')} | | | | | | |"
+    title = row["case"].split(", ", 1)[1].removesuffix(" tokens")
+    ours = min(least[OURS], least[OWN_LAYERS])
+    names = OURS, OWN_LAYERS, TRANSFORMERS, ONNX, OPENVINO
+    shown = [report.duration(least[name]) if name in least else "" for name in names]
+    others = [least[name] for name in (ONNX, OPENVINO) if name in least]
+    faster = f"{min(others) / ours:.2f}" if others else ""
+    padded = "padded" in title  # how long the texts are is drawn
+    texts, tokens = (int(x) for x in title.split(" tokens")[0].split(" x "))
+    share = "" if padded else f"{work(texts, tokens) / ours / peak:.2f}"
+    return f"| {' | '.join([title.replace(' tokens', ''), *shown, faster, share])} |"
 
 
 def _bars(tokens: int) -> list[Bar]:

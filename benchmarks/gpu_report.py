@@ -200,7 +200,7 @@ def _of_group(group: str) -> Callable[[Results], list[str]]:
         rows = [row for row in results["rows"] if row["group"] == group]
         if not rows:
             return ["Not measured yet."]
-        ratios = times_faster(rows)
+        ratios = times_faster(rows, "median")
         lead = ["How many times as fast as each peer, the median:", "", *spreads(ratios), ""] if ratios else []
         return [*lead, *behind(f"{len(rows)} rows", table(rows))]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks import graph_peers
+from benchmarks import graph_peers, roofs
 from benchmarks.contest import BOTH, FORWARD, OURS, Bar, Case, Contest, Entry
 from benchmarks.sequences import attention, features, memory, truth
 from benchmarks.sizes import Sizes
@@ -66,19 +66,17 @@ def facts(graph: Graph, heads: int, width: int) -> dict[str, float]:
     return {"nodes": graph.num_dst, "edges": graph.num_edges, "heads": heads, "width": width}
 
 
+def _roof(graph: Graph, heads: int, width: int) -> dict[str, float]:
+    return roofs.of_attention(graph.num_dst, graph.num_edges, heads, width, is_gathered=True)
+
+
 def _attention(nodes: int, edges: int, heads: int, width: int, backend: str) -> Contest:
     graph, given = citations(nodes, edges), features(nodes, heads, width)
     entries = [attention(graph, given, backend), plain_sum(graph, heads * width)]
     bars = [Bar("at most 3.5x one plain sum over the same edges", 3.5, "at most", d, PLAIN) for d in (FORWARD, BOTH)]
     bars.append(memory(graph, heads, width))
-    if (heads, width) == (8, 16):
-        entries.append(attention(graph, given, "edge_list", "edge list (mpnn)"))
-        for direction, times in ((FORWARD, 25), (BOTH, 18)):
-            bars.append(
-                Bar(f"at least {times}x faster than the edge list", times, "at least", direction, "edge list (mpnn)")
-            )
     exact = truth(graph, given)
-    return Contest(entries, exact, exact.description, bars, facts(graph, heads, width))
+    return Contest(entries, exact, exact.description, bars, facts(graph, heads, width) | _roof(graph, heads, width))
 
 
 def _edges(edges: int, heads: int, width: int, backend: str) -> Contest:
@@ -86,7 +84,7 @@ def _edges(edges: int, heads: int, width: int, backend: str) -> Contest:
     given = features(graph.num_src, heads, width)
     entries = [attention(graph, given, backend), plain_sum(graph, heads * width)]
     exact = truth(graph, given)
-    return Contest(entries, exact, exact.description, (), facts(graph, heads, width))
+    return Contest(entries, exact, exact.description, (), facts(graph, heads, width) | _roof(graph, heads, width))
 
 
 # ------------------------------------------------------------------------------------------------ whole layers
@@ -171,4 +169,5 @@ def reduced(
 
     exact = Sampled(graph, [x], compute, width)
     entries = [ours, *graph_peers.reducers(graph, x, reduce)]
-    return Contest(entries, exact, exact.description, bars, facts(graph, 1, width))
+    needs = roofs.of_sum(graph.num_dst, graph.num_edges, width)
+    return Contest(entries, exact, exact.description, bars, facts(graph, 1, width) | needs)

@@ -6,7 +6,8 @@ import ctypes
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,24 @@ from benchmarks.contest import BOTH, STEP, Entry
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 200
 CACHE = 256 << 20  # bytes; five times the second-level cache of an H100
-SLOW = 3.0  # seconds; what takes longer is timed once
-clock = time.perf_counter  # time.process_time where one thread works and other programs use the machine
+SLOW = 1.0  # seconds; what takes longer is timed once
+clock = time.perf_counter  # what `on_threads` sets
+
+
+@contextmanager
+def on_threads(threads: int) -> Iterator[None]:
+    """Runs a block on so many threads of torch and our kernels, with a seed. One thread is timed by the processor's
+    clock, which other programs do not add to; several by the clock on the wall."""
+    global clock
+    clock = time.process_time if threads == 1 else time.perf_counter
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    try:
+        yield
+    finally:
+        clock = time.perf_counter
+        torch.set_num_threads(before)
 
 
 def work(entry: Entry, direction: str) -> Callable[[], object]:

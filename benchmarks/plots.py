@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 LABELS = {"nodes": "N", "density": "density", "edges": "edges", "heads": "heads (their width shrinks as they grow)"}
 
 
-def draw(rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, Path]:
-    """A picture for each group that has a series, forward beside forward+backward; the paths by group."""
+def name_of(group: str) -> str:
+    """The file of a group's picture."""
+    return f"performance_{group}.png"
+
+
+def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Draws a picture for each group that has a series, forward beside forward+backward."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    paths = {}
     for group in dict.fromkeys(row["group"] for row in rows if row["series"] and "entries" in row):
         members = [row for row in rows if row["group"] == group and row["series"] and "entries" in row]
         names = list(dict.fromkeys(row["series"] for row in members))
@@ -36,10 +40,8 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, Path]:
                 shown = [row for row in members if (row["series"], row["direction"]) == (name, direction)]
                 _lines(axes[i, k], shown, f"{name}, {direction}")
         folder.mkdir(parents=True, exist_ok=True)
-        paths[group] = folder / f"performance_{group}.png"
-        figure.savefig(paths[group], dpi=110)
+        figure.savefig(folder / name_of(group), dpi=110)
         plt.close(figure)
-    return paths
 
 
 def draw_peers(ratios: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
@@ -73,12 +75,12 @@ def draw_peers(ratios: Mapping[str, Mapping[str, Sequence[float]]], path: Path) 
 
 def _lines(ax: Axes, rows: Sequence[dict[str, Any]], title: str) -> None:
     x = rows[0]["x"]
-    entries = list(dict.fromkeys(name for row in rows for name, e in row["entries"].items() if "median" in e))
+    entries = list(dict.fromkeys(name for row in rows for name, e in row["entries"].items() if "least" in e))
     for color, name in zip(SERIES * len(entries), entries, strict=False):
         points = sorted(
-            (row["facts"][x], row["entries"][name]["median"] * 1e3)
+            (row["facts"][x], row["entries"][name]["least"] * 1e3)
             for row in rows
-            if "median" in row["entries"].get(name, {})
+            if "least" in row["entries"].get(name, {})
         )
         ours = name == rows[0]["ours"]
         ax.plot(*zip(*points, strict=True), "o-", color=color, label=name, lw=2.2 if ours else 1.3, ms=4)

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots, series
+from benchmarks import plots, roofs, series
 from benchmarks.contest import BOTH, FORWARD
 from benchmarks.truth import TOLERANCE
+from benchmarks.units import duration, memory
 
 GROUPS = {
     "device": "What the device can do",
@@ -27,64 +28,67 @@ GROUPS = {
     "linear": "Linear attention",
     "recurrence": "Recurrences, against the torch code of transformers",
     "chosen": "Edges chosen by content, a bias of pairs, FlexAttention's functions",
+    "physics": "Layers of physics",
+    "molecules": "Graphs of molecules, new in each step",
     "overhead": "Overhead",
     "binding": "Binding",
 }
 
 
-def write(
+def page(
     results: dict[str, Any],
-    page: Path,
     others: Mapping[str, dict[str, Any]] | None = None,
-    regrets: dict[str, Any] | None = None,
     reasons: str = "",
     further: Sequence[str] = (),
-) -> Path:
-    """Writes the page, and its pictures into `img/` beside it; returns the page's path. `others`: results of further
-    runs by the title of their part of the page. `regrets`: how far plans are from the quickest backend. `reasons`: why
+) -> str:
+    """The text of the page. `others`: results of further runs by the title of their part of the page. `reasons`: why
     goals were missed, as Markdown. `further`: lines of other runs."""
-    page.parent.mkdir(parents=True, exist_ok=True)
-    pictures = plots.draw(results["rows"], page.parent / "img")
-    if ratios := times_faster(results["rows"]):
-        plots.draw_peers(ratios, page.parent / "img" / "performance_peers.png")
     lines: list[str] = []
     for title, other in (others or {}).items():
         lines += ["", f"# {title}", "", f"Measured by `{other['command']}`.", "", *_machine(other), ""]
-        lines += [*_bars(other["rows"]), *_tables(other["rows"], {})]
-    if regrets:
-        lines += ["", *plans(regrets)]
-    if further:
-        lines += ["", *further]
+        lines += [*_bars(other["rows"]), *_tables(other["rows"])]
+    lines += further
     if reasons:
         lines += ["", "# Why goals are missed", "", *behind("Goal by goal, and on other processors", [reasons.strip()])]
     # A page has one title: those of the parts, and the headings under them, are one level lower.
     lower = [f"#{line}" if line.startswith("#") else line for line in "\n".join(lines).split("\n")]
-    page.write_text("\n".join([*_page(results, pictures), *lower]).rstrip() + "\n")
-    return page
+    return "\n".join([*_page(results), *lower]).rstrip() + "\n"
 
 
-def _page(results: dict[str, Any], pictures: dict[str, Path]) -> list[str]:
+def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Draws the pictures of the page into `img/` of its folder."""
+    plots.draw(rows, folder / "img")
+    if ratios := times_faster(rows):
+        plots.draw_peers(ratios, folder / "img" / "performance_peers.png")
+
+
+def _page(results: dict[str, Any]) -> list[str]:
     rows = results["rows"]
     lines = [
         "# Performance",
         "",
         f"Written by `python -m benchmarks report` from what `{results.get('command', 'python -m benchmarks cpu')}` "
         "measured. Entries of a row took turns in one process on the same inputs; results were checked before anything "
-        "was timed. Times are medians; `x` is the peer's time over ours, so above 1 we are faster. Memory is what one "
-        "call adds to the process at its peak, inputs not counted. The largest error is relative to the largest number "
-        f"of a result or gradient. An entry whose error exceeds {TOLERANCE:.0e} is not timed; if it is ours, the whole "
-        "row is skipped. What ran on a GPU is on [its own page](gpu.md).",
+        "was timed. Times are the processor's, the least of all rounds. `x` is the peer's time over ours, so above 1 "
+        "we are faster. Memory is what one call adds to the process at its peak, inputs not counted. The largest error "
+        f"is relative to the largest number of a result or gradient. An entry whose error exceeds {TOLERANCE:.0e} is "
+        "not timed; if it is ours, the whole row is skipped. What ran on a GPU is on [its own page](gpu.md).",
         "",
         *_machine(results),
         "",
         *_peers(times_faster(rows)),
     ]
-    lines += _tables(rows, pictures)
+    lines += _tables(rows, with_pictures=True)
+    lines += ["", *roofs.section(results)]
     return [*lines, "", *_bars(rows), "", *_left_out(rows)]
 
 
-def _is_no_peer(name: str) -> bool:
-    return "mpnn" in name or name == "its products in cache" or name.endswith(" nodes")
+def is_equal(row: dict[str, Any], name: str) -> bool:
+    """Whether an entry is a peer that computes the same. Where results of a row were compared, an entry that was not
+    computes something else, but in the layers, whose weights differ."""
+    errors = row.get("checked", {}).get("errors")
+    was_compared = not errors or name in errors or row["group"] == "layers"
+    return was_compared and not ("mpnn" in name or name == "its products in cache" or name.endswith(" nodes"))
 
 
 def _peers(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
@@ -110,13 +114,13 @@ def spreads(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
     return lines
 
 
-def times_faster(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """For each peer and direction, how many times faster we are in each row that the peer takes part in."""
+def times_faster(rows: Sequence[dict[str, Any]], time: str = "least") -> dict[str, dict[str, list[float]]]:
+    """For each peer and direction, how many times faster we are in each row in which the peer computes the same."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for name, entry in row.get("entries", {}).items():
-            if row["group"] != "overhead" and name != row["ours"] and "median" in entry and not _is_no_peer(name):
-                ratio = entry["median"] / row["entries"][row["ours"]]["median"]
+            if row["group"] != "overhead" and name != row["ours"] and time in entry and is_equal(row, name):
+                ratio = entry[time] / row["entries"][row["ours"]][time]
                 direction = FORWARD if row["direction"] == FORWARD else BOTH  # a training step goes both ways
                 found.setdefault(name, {}).setdefault(direction, []).append(ratio)
     return found
@@ -149,14 +153,14 @@ def _spread(ratios: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} rows)"
 
 
-def _tables(rows: Sequence[dict[str, Any]], pictures: dict[str, Path]) -> list[str]:
+def _tables(rows: Sequence[dict[str, Any]], with_pictures: bool = False) -> list[str]:
     lines = []
     for group, title in GROUPS.items():
         members = [row for row in rows if row["group"] == group]
         if members:
             lines += ["", f"## {title}", ""]
-            if group in pictures:
-                lines += [f"![{title}](img/{pictures[group].name})", ""]
+            if with_pictures and any(row["series"] and "entries" in row for row in members):
+                lines += [f"![{title}](img/{plots.name_of(group)})", ""]
             lines += behind(f"{len(members)} rows", table(members))
     return lines
 
@@ -247,15 +251,15 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
         ours = row["entries"][row["ours"]]
         errors = row.get("checked", {}).get("errors", {})
         for i, (name, entry) in enumerate(row["entries"].items()):
-            if "median" not in entry:
+            if "least" not in entry:
                 continue
-            ratio = "" if name == row["ours"] else f"{entry['median'] / ours['median']:.2f}"
+            ratio = "" if name == row["ours"] else f"{entry['least'] / ours['least']:.2f}"
             room = "" if entry.get("peak_bytes") is None else memory(entry["peak_bytes"])
             error = f"{errors[name]:.0e}" if name in errors else "not compared"
             first = (row["case"], row["direction"]) if i == 0 else ("", "")
             lines.append(
-                f"| {first[0]} | {first[1]} | {name} | {duration(entry['median'])} | {ratio} | "
-                f"{_rate(row, entry['median'])} | {room} | {error} |"
+                f"| {first[0]} | {first[1]} | {name} | {duration(entry['least'])} | {ratio} | "
+                f"{_rate(row, entry['least'])} | {room} | {error} |"
             )
     return lines
 
@@ -278,13 +282,3 @@ def _left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
     if not notes:
         return []
     return ["## Left out", "", *(f"- {note} ({len(where)} rows, first {where[0]})" for note, where in notes.items())]
-
-
-def duration(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
-
-
-def memory(size: float) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

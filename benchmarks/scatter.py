@@ -6,7 +6,6 @@ Times are the processor's, the least of rounds in which all take turns: other pr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
@@ -168,12 +167,6 @@ def _points(name: str, count: int, clouds: int) -> Contest:
 
     entries = [entry(OURS, torch_cluster), unless_missing(CLUSTER, CLUSTER, compiled)]
     return Contest(entries, _Same(), "each other's distances", (), {"points": count})
-
-
-def fill(page: str, results: dict[str, Any]) -> str:
-    """The page with the table of these results."""
-    lines = "\n".join(["<!-- scatter: table -->", "", *section(results), "", "<!-- scatter end -->"])
-    return re.sub(r"<!-- scatter: table -->.*?<!-- scatter end -->", lambda _: lines, page, flags=re.DOTALL)
 
 
 def section(results: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import peers
+from benchmarks import peers, roofs
 from benchmarks.contest import BOTH, FORWARD, OURS, Bar, Case, Contest, Entry, Missing
 from benchmarks.peers import Features
 from benchmarks.sizes import Sizes
@@ -69,9 +69,8 @@ def contest(
         "heads": heads,
         "width": width,
         "edges": graph.num_edges,
-        "flops": 4.0 * graph.num_edges * heads * width,
         "density": graph.num_edges / nodes**2,
-    }
+    } | roofs.of_attention(nodes, graph.num_edges, heads, width, is_gathered=False)
     entries = [attention(graph, given, backend), *rivals(graph, given)]
     return Contest(entries, exact, exact.description, bars(graph), facts)
 
@@ -87,19 +86,18 @@ def memory(graph: Graph, heads: int, width: int) -> Bar:
 def _dense(sizes: Sizes, backend: str) -> Iterator[Case]:
     for topology, options in ((graphs.complete(), {}), (graphs.causal(), {"is_causal": True})):
         for n in sizes.dense:
-            bars, rivals = partial(_dense_bars, sizes), partial(_dense_rivals, n, options)
+            bars, rivals = partial(_dense_bars, sizes), partial(_dense_rivals, options)
             make = partial(contest, topology, n, sizes.heads, sizes.width, backend, rivals, bars)
             yield Case("dense", f"{topology}, N {n}", make, series=str(topology), x="nodes")
 
 
-def _unit(
-    up_to: int, checked: bool, options: dict[str, Any], graph: Graph, given: Features
-) -> Sequence[Entry | Missing]:
-    return [peers.dense(given, checked=checked, **options)] if graph.num_dst <= up_to else []
+def _unit(up_to: int, graph: Graph, given: Features) -> list[Entry | Missing]:
+    """torch's attention with the graph as its mask, up to a length beyond which it takes too long."""
+    return [peers.masked(graph, given)] if graph.num_dst <= up_to else []
 
 
-def _dense_rivals(up_to: int, options: dict[str, Any], graph: Graph, given: Features) -> Sequence[Entry | Missing]:
-    return [*_unit(up_to, True, options, graph, given), *_in_cache(graph, given)]
+def _dense_rivals(options: dict[str, Any], graph: Graph, given: Features) -> list[Entry | Missing]:
+    return [peers.dense(given, checked=True, **options), *_in_cache(graph, given)]
 
 
 def _in_cache(graph: Graph, given: Features) -> list[Entry]:
@@ -109,8 +107,8 @@ def _in_cache(graph: Graph, given: Features) -> list[Entry]:
 
 
 def _local(up_to: int, radius: int, graph: Graph, given: Features) -> Sequence[Entry | Missing]:
-    """Up to twice the length that torch's dense attention is run at, local-attention; beyond, it takes too long."""
-    found = list(_unit(up_to, False, {}, graph, given))
+    """Up to twice the length that torch's attention is run at, local-attention; beyond, it takes too long."""
+    found = _unit(up_to, graph, given)
     return [*found, peers.local_attention(given, radius, False)] if graph.num_dst <= 2 * up_to else found
 
 
@@ -200,7 +198,7 @@ def _document_bars(sizes: Sizes, graph: Graph) -> list[Bar]:
 def _series(sizes: Sizes, backend: str) -> Iterator[Case]:
     """Time against length, density, and heads x width."""
     near, middle = graphs.window(sizes.nodes // 16), f"N {sizes.nodes}"
-    unit, local = partial(_unit, sizes.unit, False, {}), partial(_local, sizes.unit, sizes.nodes // 16)
+    unit, local = partial(_unit, sizes.unit), partial(_local, sizes.unit, sizes.nodes // 16)
     for n in sizes.lengths:
         make = partial(contest, near, n, sizes.heads, sizes.width, backend, local)
         yield Case("length", f"{near}, N {n}", make, series=str(near), x="nodes")

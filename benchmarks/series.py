@@ -23,7 +23,7 @@ def _linear(rows: Sequence[dict[str, Any]], group: str, series: str, direction: 
     times = {}
     for row in rows:
         if (row["group"], row["series"], row["direction"]) == (group, series, direction) and "entries" in row:
-            times[row["facts"]["nodes"]] = row["entries"][row["ours"]].get("median")
+            times[row["facts"]["nodes"]] = row["entries"][row["ours"]].get("least")
     long = sorted(n for n, time in times.items() if n >= LONG_ENOUGH and time)
     if len(long) < 2:
         return []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Sizes:
     """Args:
     heads, width: of attention over sequences. nodes: of its sparse cases. dense: lengths of complete and causal graphs.
-    lengths: of the series over N. unit: up to this length of that series torch's dense attention is run too.
+    lengths: of the series over N. unit: up to this length of that series torch's masked attention is run too.
     graph: nodes and edges of the irregular graph. edges: of the series over edges. shapes: heads and widths.
     layers: of the transformer. million: nodes of the graph that is only bound. linear: lengths for linear attention.
     """

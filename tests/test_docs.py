@@ -13,7 +13,6 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.report import duration
 from mpnn import backends
 from mpnn.backends import BACKENDS
 from mpnn.data.errors import DatasetNotFound
@@ -59,20 +58,6 @@ def test_code_in_docs_runs(
 def pattern(output: str) -> str:
     """What an output on a page matches: lines of `...` stand for any others."""
     return re.sub(r"^\\\.\\\.\\\.\\\n", r"(?:.*\n)*", re.escape(output), flags=re.M)
-
-
-def test_the_table_of_the_readme_says_what_was_measured() -> None:
-    """On a CPU; `python -m benchmarks report` writes the table of a GPU."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "cpu.json").read_text())["rows"]
-    measured = {row["case"]: row["entries"] for row in rows if row["direction"] == "forward+backward"}
-    table = re.search(r"<!-- cpu: short -->(.*)<!-- cpu end -->", (ROOT / "README.md").read_text(), re.S)
-    assert table
-    lines = re.findall(r"^\| (.+) \| (.+) \| (.+): (.+) \| (.+) x \|$", table[1], re.M)
-    assert len(lines) == 5
-    for case, ours, peer, theirs, ratio in lines:
-        own, other = measured[case]["mpnn"]["median"], measured[case][peer]["median"]
-        assert (ours, theirs) == (duration(own), duration(other)), case
-        assert ratio == f"{other / own:.1f}", case
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -1,0 +1,290 @@
+"""The figures of a CPU on pages: each comes from a record of a run, between comments that name it, and is not typed.
+
+`<!-- cpu: NAME -->` and `<!-- cpu end -->` stand around the lines that the function of that name in `BLOCKS` returns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import encoders, in_place, report, scatter
+from benchmarks.contest import BOTH, FORWARD, OURS, STEP
+
+Record = dict[str, Any]
+Records = Mapping[str, Record]
+Row = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "benchmarks" / "results"
+NAMES = "cpu", "workloads", "encoders", "in_place", "real", "scatter", "plans", "scaling", "sampling"
+"""The records that `python -m benchmarks all` writes."""
+COMPUTES = "mpnn/kernels", "mpnn/backends", "mpnn/engine"
+"""The folders whose commits make a record older."""
+MOST_COMMITS = 60
+NOT_MEASURED = "Not measured yet."
+
+MASKED = "torch SDPA, masked"
+SHORT = (
+    ("sparse", r"longformer\(", BOTH, MASKED),
+    ("layers", r"Longformer\(.*dropout 0.0", BOTH, "HF LongformerSelfAttention"),
+    ("layers", r"BigBird\(.*dropout 0.1", BOTH, "HF BigBirdBlockSparseAttention"),
+    ("irregular", r"TransformerConv", BOTH, "PyG TransformerConv"),
+)
+"""Group, start of the case, direction and peer of the rows of the README; the two greatest losses follow."""
+LOSSES = 2
+
+
+def pages() -> list[Path]:
+    """The pages with figures of a CPU."""
+    every = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in every if "<!-- cpu: " in page.read_text()]
+
+
+def read(folder: Path = RECORDS) -> dict[str, Record]:
+    """The records that are there, by name."""
+    files = {name: folder / f"{name}.json" for name in NAMES}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
+
+
+def fill(page: str, records: Records) -> str:
+    """The page with all of its figures as the records have them."""
+
+    def put(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in BLOCKS:
+            raise ValueError(f"there are no figures {name!r} of a CPU; there are {', '.join(BLOCKS)}")
+        return "\n".join([f"<!-- cpu: {name} -->", "", *_lines(name, records), "", "<!-- cpu end -->"])
+
+    return re.sub(r"<!-- cpu: ([^>]*?) -->.*?<!-- cpu end -->", put, page, flags=re.DOTALL)
+
+
+def _lines(name: str, records: Records) -> list[str]:
+    try:
+        return BLOCKS[name](records)
+    except KeyError as missing:
+        if missing.args[0] not in NAMES:
+            raise
+        return [NOT_MEASURED]
+
+
+def without_figures(page: str) -> str:
+    """The page without what is generated."""
+    return re.sub(r"<!-- (\w+): [^>]*? -->.*?<!-- \1 end -->", "", page, flags=re.DOTALL)
+
+
+# ------------------------------------------------------------------------------------------------ how old a record is
+
+
+def has_history() -> bool:
+    """Whether this folder is a repository with all of its commits."""
+    done = _git("rev-parse", "--is-shallow-repository", "--show-toplevel")
+    return done is not None and done.split("\n") == ["false", str(ROOT)]
+
+
+def commits_since(commit: str) -> int | None:
+    """The commits to kernels, backends and engine since this one; None if it is not in the history."""
+    if _git("merge-base", "--is-ancestor", commit, "HEAD") is None:
+        return None
+    count = _git("rev-list", "--count", f"{commit}..HEAD", "--", *COMPUTES)
+    return None if count is None else int(count)
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+def rows_of(record: Record, group: str, case: str, direction: str) -> Iterator[Row]:
+    """The measured rows of a group and direction whose case begins with a pattern."""
+    for row in record["rows"]:
+        is_of_kind = row["group"] == group and row["direction"] == direction and re.match(case, row["case"])
+        if is_of_kind and "entries" in row:
+            yield row
+
+
+def ratio(row: Row, peer: str) -> float | None:
+    """A peer's time over ours."""
+    theirs, ours = (row["entries"].get(name, {}).get("least") for name in (peer, row["ours"]))
+    return theirs / ours if theirs and ours else None
+
+
+def machine(record: Record) -> str:
+    """What a table was measured on, in a line."""
+    where = f"{report._processor(record)} ({record['instructions']})"
+    threads = "one thread" if record["threads"] == 1 else f"{record['threads']} threads"
+    measured = f"commit {record['commit']}, {record['date'][:10]}"
+    return f"{where}, {threads}; torch {record['versions']['torch']}, float32; {measured}"
+
+
+def _first_ratio(record: Record, group: str, case: str, direction: str, peer: str) -> str:
+    """How many times faster we are in the first row of a kind, or a dash."""
+    found = next(rows_of(record, group, case, direction), None)
+    times = None if found is None else ratio(found, peer)
+    if times is None:
+        return "-"
+    return f"{times:.2f}" if times < 2 else f"{times:.1f}" if times < 10 else f"{times:.0f}"
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def short(records: Records) -> list[str]:
+    """The README's table: rows that were chosen, then those that this library loses most."""
+    record = records["cpu"]
+    lines = ["| forward+backward | mpnn | peer | |", "|---|---|---|---|"]
+    for group, case, direction, peer in SHORT:
+        lines += [line for row in rows_of(record, group, case, direction) if (line := _beside(row, peer))][:1]
+    lost = _losses(record)
+    lines += [line for row, peer in lost if (line := _beside(row, peer))]
+    last = f" The last {len(lost)} rows are the greatest losses." if lost else ""
+    return [f"Equal functions, on {machine(record)}.{last}", "", *lines]
+
+
+def _losses(record: Record) -> list[tuple[Row, str]]:
+    """The rows with both directions in which a peer is faster, and the peer, the greatest losses first."""
+    found: dict[str, tuple[float, Row, str]] = {}
+    for row in record["rows"]:
+        if row["direction"] == FORWARD or row["group"] == "overhead":
+            continue
+        for peer in row.get("entries", {}):
+            times = ratio(row, peer) if report.is_equal(row, peer) and peer != row["ours"] else None
+            if times is not None and times < min(0.95, found.get(row["case"], (1.0,))[0]):
+                found[row["case"]] = times, row, peer
+    ordered = sorted(found.values(), key=lambda loss: loss[0])[:LOSSES]
+    return [(row, peer) for _, row, peer in ordered]
+
+
+def _beside(row: Row, peer: str) -> str | None:
+    times = ratio(row, peer)
+    if times is None:
+        return None
+    ours, theirs = (report.duration(row["entries"][name]["least"]) for name in (row["ours"], peer))
+    return f"| {row['case']} | {ours} | {peer}: {theirs} | {times:.1f} x |"
+
+
+def length(records: Records) -> list[str]:
+    """A sentence about a window beside torch's attention with its mask, and one about growth with the length."""
+    record = records["cpu"]
+    row = next(rows_of(record, "sparse", r"causal\(\) & window\(", FORWARD))
+    beside = [
+        f"{times:.1f} times as fast as {what}"
+        for name, what in ((MASKED, "torch's attention with this mask"), ("FlexAttention", "FlexAttention"))
+        if (times := ratio(row, name))
+    ]
+    series = [row for row in record["rows"] if row["group"] == "length" and row["direction"] == FORWARD]
+    times = {row["facts"]["nodes"]: row["entries"][row["ours"]]["least"] for row in series if "entries" in row}
+    first, last = row["facts"]["nodes"], max(times)
+    growth = times[last] / times[first]
+    return [
+        f"{first:,} tokens over `{row['case'].split(', N ')[0]}`, one thread: {', '.join(beside)}. For {last // first} "
+        f"times the tokens, `{series[0]['series']}` takes {growth:.0f} times as long."
+    ]
+
+
+def models(records: Records) -> list[str]:
+    """A table of models in place, and what it was measured on."""
+    workloads, cpu = records["workloads"], records["cpu"]
+    bert = [
+        _first_ratio(workloads, "workload", f"BERT's layers, .*1 x 2,048 tokens, {kind}", direction, in_place.SDPA)
+        for kind, direction in (("forward", FORWARD), ("a step", STEP))
+    ]
+    scan = [
+        _first_ratio(cpu, "recurrence", r"Mamba-2's scan.*chunk 256", direction, "transformers")
+        for direction in (FORWARD, BOTH)
+    ]
+    sentences = [_sentences(records, order) for order in ("as they come", "sorted by length")]
+    return [
+        "| times as fast as before | |",
+        "|---|---|",
+        f"| BERT's layers of transformers, 1 x 2,048 tokens, forward / training step | {' / '.join(bert)} |",
+        f"| Mamba-2's scan, N 2,048, forward / with backward | {' / '.join(scan)} |",
+        f"| all-MiniLM-L6-v2, 256 sentences as they come / sorted by length | {' / '.join(sentences)} |",
+        "",
+        f"{machine(workloads)}.",
+    ]
+
+
+def _sentences(records: Records, order: str) -> str:
+    return _first_ratio(
+        records["workloads"], "workload", f"MiniLM, .* sentences, {order}", FORWARD, "sentence-transformers"
+    )
+
+
+def sentences(records: Records) -> list[str]:
+    """How many times as fast `encode` is."""
+    come, ordered = (_sentences(records, order) for order in ("as they come", "sorted by length"))
+    return [
+        f"all-MiniLM-L6-v2 embeds 256 sentences of Python's manual {come} times as fast in batches of 32 as they come, "
+        f"and {ordered} times as fast as `encode` sorts them ({machine(records['workloads'])})."
+    ]
+
+
+def of_encoders(records: Records) -> list[str]:
+    """Times of MiniLM's shape over ours, for each peer."""
+    record = records["encoders"]
+    peers = encoders.TRANSFORMERS, encoders.ONNX, encoders.OPENVINO
+    lines = [f"| MiniLM's shape, peer's time over ours | {' | '.join(peers)} |", "|---|---|---|---|"]
+    for row in record["rows"]:
+        if "entries" in row:
+            times = [ratio(row, peer) for peer in peers]
+            shown = ["" if x is None else f"{x:.2f}" for x in times]
+            lines.append(f"| {row['case'].split(', ', 1)[1]} | {' | '.join(shown)} |")
+    return [*lines, "", f"{machine(record)}."]
+
+
+def of_decoders(records: Records) -> list[str]:
+    """Times of GPT-2 and Llama over ours."""
+    record = records["in_place"]
+    lines = ["| whole texts, float32 | transformers' time over ours |", "|---|---|"]
+    for row in rows_of(record, in_place.GROUP, "(GPT-2|Llama), 6 layers of", FORWARD):
+        lines.append(f"| {row['case']} | {ratio(row, in_place.SDPA) or 0.0:.2f} |")
+    return [*lines, "", f"{machine(record)}."]
+
+
+def weak_scaling(records: Records) -> list[str]:
+    """Times of one and of two processes."""
+    record = records["scaling"]
+    lines = ["| | 1 process | 2 processes, twice the nodes | efficiency |", "|---|---|---|---|"]
+    for row in record["rows"]:
+        one, two = (report.duration(row[name]) for name in ("one", "two"))
+        title = f"{row['case']}, {row['nodes']:,} nodes a process"
+        lines.append(f"| {title} | {one} | {two} | {row['efficiency']:.2f} |")
+    return [*lines, "", f"{machine(record)}."]
+
+
+def of_samples(records: Records) -> list[str]:
+    """Batches a second beside PyTorch Geometric's."""
+    record = records["sampling"]
+    lines = ["| graph | work | `neighbor_batches` | `NeighborLoader` | ratio |", "|---|---|---|---|---|"]
+    for row in record["rows"]:
+        work = row["case"].split(", ")[1]
+        rates = row["batches_per_second"]
+        theirs = max((rate for name, rate in rates.items() if name != OURS), default=None)
+        beside = ["", ""] if theirs is None else [f"{theirs:.1f}", f"{rates[OURS] / theirs:.1f}"]
+        where = f"{row['nodes']:,} nodes, {row['edges']:,} edges"
+        lines.append(f"| {where} | {work} | {rates[OURS]:.1f} | {' | '.join(beside)} |")
+    return [*lines, "", f"{machine(record)}."]
+
+
+BLOCKS: dict[str, Callable[[Records], list[str]]] = {
+    "short": short,
+    "length": length,
+    "models": models,
+    "sentences": sentences,
+    "encoders": of_encoders,
+    "decoders": of_decoders,
+    "scaling": weak_scaling,
+    "sampling": of_samples,
+    "scatter": lambda records: scatter.section(records["scatter"]),
+}
