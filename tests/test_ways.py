@@ -39,7 +39,7 @@ def classes_of(tree: ast.Module, base: str) -> set[str]:
 
 
 def families_called(tree: ast.Module) -> set[str]:
-    """The families of kernels, and the backends, that a module imports, but for lists of edges, which are no features."""
+    """The families of kernels and the backends that a module imports, but for lists of edges, which are no features."""
     families = {folder.parent.name for folder in (PACKAGE / "kernels").glob("*/__init__.py")} - {"cpu", "cuda", "edges"}
     names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
