@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpnn import engine
-from mpnn.aggregate import Aggregator, Index, Name, Sum
+from mpnn.aggregate import SUM, Aggregator, Index, Name, Sum
 from mpnn.attention import Attention, DotProduct, parts, whole_layer
 from mpnn.decoding.cache import KVCache
 from mpnn.engine.binding import bind
@@ -185,11 +185,11 @@ class MessagePassing(nn.Module):
         attention = self.attention
         modules: Any = self._modules  # a look-up of `self.update` is a call of torch's
         message = out.flatten(-2) if attention is None else attention.merge(out)
-        return parts.updated(modules["update"], x, message), weights
+        return _updated(modules["update"], x, message), weights
 
     def _with_states(self, edges: EdgeUpdate, graph: Any, x: Tensor, source: Any, edge_attr: Any) -> Any:
         """The updated features and the new states of all edges, in the caller's order."""
-        dst = parts.prepared(self.update, x)
+        dst = _prepared(self.update, x)
         src = dst if source is None else self._source(dst, source)
         given = self._graph_or_default(graph)
         if active() is not None or (isinstance(given, Graph) and given.exchange is not LOCAL):
@@ -227,7 +227,7 @@ class MessagePassing(nn.Module):
         """The rounds that a call with these arguments runs: one, unless an exchange between processes needs more.
         `mpnn.explain` shows the plan of the first."""
         modules: Any = self._modules
-        dst = parts.prepared(modules["update"], x)
+        dst = _prepared(modules["update"], x)
         src = dst if source is None else self._source(dst, source)
         graph = self.graph if graph is None else graph
         if not isinstance(graph, (Topology, BoundGraph)):
@@ -241,7 +241,7 @@ class MessagePassing(nn.Module):
         except RuntimeError:
             parts.check_widths(self.attention, dst, src)
             raise
-        return parts.completed(rounds, self.attention, self.aggregate, return_weights)
+        return _completed(rounds, self.attention, self.aggregate, return_weights)
 
     def _source(self, dst: Tensor, source: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
         """The features of the sources that the attention reads."""
@@ -299,6 +299,63 @@ class MessagePassing(nn.Module):
         if self.graph is None:
             raise ValueError("this operator has no graph; pass one with the call: op(x, graph=...)")
         return self.graph
+
+
+def _completed(
+    rounds: tuple[Any, ...], attention: Attention | None, aggregate: Any, return_weights: bool
+) -> tuple[Round, ...]:
+    """The rounds of an attention with what the operator decides. The attention's own stay as they are: it may keep
+    them.
+
+    Raises:
+        TypeError, ValueError: they are no rounds, or they have what the operator sets.
+    """
+    if attention is None:  # the operator has made the rounds itself
+        for round in rounds:
+            round.reduce = aggregate
+            round.return_weights = return_weights
+        return rounds
+    normalize = attention.normalize
+    dropout = attention.dropout if attention.training else 0.0
+    options = {"normalize": normalize, "dropout": dropout, "reduce": aggregate, "return_weights": return_weights}
+    others = []
+    for round in rounds:
+        if not isinstance(round, Round):
+            owner, kind = map(parts.describe, (attention, round))
+            raise TypeError(f"forward of an attention must return a Round; {owner} returned {kind}")
+        if round.normalize != "softmax" or round.dropout or round.reduce is not SUM or round.return_weights:
+            raise ValueError(
+                f"{parts.describe(attention)} set normalize, dropout, reduce or return_weights of its round, which the "
+                "operator sets: give the attention the attributes `normalize` and `dropout`, and the operator its "
+                "aggregate"
+            )
+        # As `round.with_fields`, without its call.
+        other = object.__new__(type(round))
+        other.__dict__ = round.__dict__ | options
+        others.append(other)
+    return tuple(others)
+
+
+def _prepared(update: Update, x: Tensor) -> Tensor:
+    """`update.prepare(x)` of valid features. If torch fails, whose message names no argument, the update says what does
+    not fit."""
+    if type(x) is not Tensor or x.is_nested or x.dim() < 2 or not x.is_floating_point():
+        parts.check_features("x", x)
+    try:
+        return update.prepare(x)
+    except RuntimeError:
+        update.check(x, None)
+        raise
+
+
+def _updated(update: Update, x: Tensor, message: Tensor) -> Tensor:
+    """`update(x, message)`, as `_prepared`."""
+    try:
+        out: Tensor = update(x, message)
+        return out
+    except RuntimeError:
+        update.check(x, message)
+        raise
 
 
 whole_layer.remember(MessagePassing)

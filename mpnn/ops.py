@@ -207,9 +207,11 @@ def attend(
     of_recurrence = (log_gate, beta, state, return_state)
     of_edges = (mix_logits, mix_weights, edge_value)
     options = (bias, softcap, sinks, normalize, dropout, return_weights, return_lse, *of_recurrence, reduce, *of_edges)
-    divides = not torch.compiler.is_compiling() and (active() is not None or graph.exchange is not LOCAL)
+    compiles = torch.compiler.is_compiling()
+    divides = not compiles and ((ACTIVE and active() is not None) or graph.exchange is not LOCAL)
     if options == _NO_OPTIONS and not divides:
-        return engine.run(Round(_traced(graph, value), value, Dot(query, key, float(scale))), backend)[0]
+        graph = _traced(graph, value) if compiles else graph
+        return engine.run(Round(graph, value, Dot(query, key, float(scale))), backend)[0]
     maps = (("mix_logits", mix_logits), ("mix_weights", mix_weights))
     for name, x in (("log_gate", log_gate), ("beta", beta), ("state", state), *maps):
         if x is not None:

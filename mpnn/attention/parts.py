@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpnn.aggregate import PNA, SUM, aggregator
+from mpnn.aggregate import PNA, aggregator
 from mpnn.attention.recurrent import Recurrent
 from mpnn.attention.spec import Attention
 from mpnn.graph import Graph
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.exchange import Exchange, Layer
 from mpnn.graph.topology import Topology
-from mpnn.round import Round, validation
+from mpnn.round import validation
 from mpnn.update import EdgeUpdate, Update, as_update
 
 
@@ -140,61 +140,3 @@ def check_features(name: str, x: Any) -> None:
         raise ValueError(f"{name} must be a tensor [..., N, d]; got {shown}{advice}")
     if not x.is_floating_point():
         raise TypeError(f"{name} must be floating point; got {x.dtype}")
-
-
-def completed(
-    rounds: tuple[Any, ...], attention: Attention | None, aggregate: Any, return_weights: bool
-) -> tuple[Round, ...]:
-    """The rounds of an attention with what the operator decides. The attention's own stay as they are: it may keep
-    them.
-
-    Raises:
-        TypeError, ValueError: they are no rounds, or they have what the operator sets.
-    """
-    if attention is None:  # the operator has made the rounds itself
-        for round in rounds:
-            round.reduce = aggregate
-            round.return_weights = return_weights
-        return rounds
-    normalize = attention.normalize
-    dropout = attention.dropout if attention.training else 0.0
-    options = {"normalize": normalize, "dropout": dropout, "reduce": aggregate, "return_weights": return_weights}
-    others = []
-    for round in rounds:
-        if not isinstance(round, Round):
-            raise TypeError(
-                f"forward of an attention must return a Round; {describe(attention)} returned {describe(round)}"
-            )
-        if round.normalize != "softmax" or round.dropout or round.reduce is not SUM or round.return_weights:
-            raise ValueError(
-                f"{describe(attention)} set normalize, dropout, reduce or return_weights of its round, which the "
-                "operator sets: give the attention the attributes `normalize` and `dropout`, and the operator its "
-                "aggregate"
-            )
-        # As `round.with_fields`, without its call.
-        other = object.__new__(type(round))
-        other.__dict__ = round.__dict__ | options
-        others.append(other)
-    return tuple(others)
-
-
-def prepared(update: Update, x: Tensor) -> Tensor:
-    """`update.prepare(x)` of valid features. If torch fails, whose message names no argument, the update says what does
-    not fit."""
-    if type(x) is not Tensor or x.is_nested or x.dim() < 2 or not x.is_floating_point():
-        check_features("x", x)
-    try:
-        return update.prepare(x)
-    except RuntimeError:
-        update.check(x, None)
-        raise
-
-
-def updated(update: Update, x: Tensor, message: Tensor) -> Tensor:
-    """`update(x, message)`, as `prepared`."""
-    try:
-        out: Tensor = update(x, message)
-        return out
-    except RuntimeError:
-        update.check(x, message)
-        raise

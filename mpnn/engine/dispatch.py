@@ -1,4 +1,4 @@
-"""Runs rounds eagerly: by the step of their form, or by a plan, which teaches one."""
+"""Plans rounds whose form is new, and teaches the steps of theirs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,11 +8,9 @@ import torch
 
 from mpnn.engine import slowness, steps
 from mpnn.engine.choice import TRANSFORMED, Choice, choose
-from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
-from mpnn.graph.bound import BoundGraph
+from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score as lower_score
 from mpnn.graph.modes import is_transformed, outside_modes
 from mpnn.round import Result, Round, validation
-from mpnn.scores import BUILT_IN
 
 
 class Planned(NamedTuple):
@@ -24,19 +22,7 @@ class Planned(NamedTuple):
     choice: Choice
 
 
-def run(round: Round, backend: str = "auto") -> Result:
-    """`mpnn.engine.run` outside of traced programs, with results by name."""
-    if round.score is not None and type(round.score) not in BUILT_IN:
-        round = lower_score(round, backend)
-    # Each call of a layer passes here, so what is as it should be is tested without a call of its validation.
-    graph: object = round.graph
-    if not isinstance(graph, BoundGraph):
-        validation.graph(graph)
-    step = steps.find(round, backend) or _learn(round, backend)
-    return step(round)
-
-
-def _learn(round: Round, backend: str) -> steps.Run:
+def learn(round: Round, backend: str) -> steps.Run:
     """Plans a round, and returns what runs it and those of its form."""
     if backend == "auto" and is_transformed():
         # Kernels read addresses, and a transform of torch.func wraps tensors that have none.

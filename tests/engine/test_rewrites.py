@@ -13,7 +13,7 @@ from mpnn import MessagePassing, engine, explain, graphs, ops
 from mpnn.aggregate import PNA, Max, Mean, Min, Std, Sum, Var, aggregator
 from mpnn.attention import DotProduct
 from mpnn.backends import BACKENDS, registered
-from mpnn.engine import choice, dispatch, rewrites
+from mpnn.engine import choice, rewrites
 from mpnn.engine.choice import Refused, choose
 from mpnn.engine.plan import plan
 from mpnn.engine.rewrites import REWRITES, Rewrite
@@ -194,7 +194,7 @@ def test_explain_names_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
         given = Round(graph, x, score, reduce=reduce, **options)
         shown = plan(given)
         ran.clear()
-        dispatch.run(given)
+        engine.results(given)
         assert shown.backend == " + ".join(dict.fromkeys(ran)), str(shown)
         used |= {r.NAME for r in REWRITES if r.NAME in shown.rewrites}
     assert len(used) >= 6, used
