@@ -29,13 +29,25 @@ def is_below(path: str, *folders: str) -> bool:
     return path.startswith(tuple(f"{folder}/" for folder in folders))
 
 
-def classes_of(tree: ast.Module, base: str) -> set[str]:
-    """The names of classes that name a base."""
+def classes_of(tree: ast.Module, *bases: str) -> set[str]:
+    """The names of classes that name one of these bases."""
     return {
         node.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(known).split(".")[-1] == base for known in node.bases)
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(known).split(".")[-1] in bases for known in node.bases)
     }
+
+
+def functions() -> Table:
+    """The differentiable functions of each module: classes derived from torch's, and classes derived from these."""
+    trees = dict(modules())
+    bases = {"Function"}
+    while True:
+        found = {path: classes_of(tree, *bases) for path, tree in trees.items()}
+        derived = {name for path, names in found.items() if is_below(path, "kernels") for name in names}
+        if derived <= bases:
+            return found
+        bases |= derived
 
 
 def families_called(tree: ast.Module) -> set[str]:
@@ -60,7 +72,6 @@ def listed() -> dict[str, Table]:
     around: Table = {}
     in_place: Table = {}
     bound: Table = {}
-    functions: Table = {}
     operators: Table = {}
     for path, tree in modules():
         if not is_below(path, "kernels", "backends") and path not in PLAN:
@@ -69,7 +80,6 @@ def listed() -> dict[str, Table]:
             in_place[path] = classes_of(tree, "Constant")
         if is_below(path, "backends"):
             bound[path] = {"bind"} & {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        functions[path] = classes_of(tree, "Function")
         operators[path] = operators_of(tree)
     rounds = {"backends": {one.NAME for one in BACKENDS}, "rewrites": {one.NAME for one in REWRITES}}
     tables = {
@@ -77,7 +87,7 @@ def listed() -> dict[str, Table]:
         "around a round": around,
         "in the place of a forward": in_place,
         "bound by a step": bound,
-        "with a derivative of its own": functions,
+        "with a derivative of its own": functions(),
         "operator of torch.library": operators,
     }
     return {name: {path: found for path, found in table.items() if found} for name, table in tables.items()}
@@ -119,3 +129,4 @@ def test_what_is_derived_is_there() -> None:
     assert "dense" in families_called(ast.parse("from mpnn.kernels.dense import varlen"))
     assert operators_of(ast.parse('torch.library.define("mpnn::run", "(Tensor x) -> Tensor")')) == {"run"}
     assert classes_of(ast.parse("class A(torch.autograd.Function): pass"), "Function") == {"A"}
+    assert "RowReduce" in functions()["kernels/rows/reduce.py"]

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.bound import BoundGraph
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.topology import Topology
-from mpnn.round import Result, Round, validation
-from mpnn.scores import BUILT_IN
+from mpnn.round import Round
 
 if TYPE_CHECKING:
     from mpnn.engine import dispatch, steps
@@ -54,24 +52,11 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
         return traced(round, backend)
     for listener in _listeners:
         listener(round, backend)
-    out, weights, lse, state = results(round, backend)
-    return out, weights if lse is None and state is None else lse if state is None else state
-
-
-def results(round: Round, backend: str = "auto") -> Result:
-    """`run` outside of traced programs, with results by name: by the step of the round's form, or by a plan, which
-    teaches one."""
     if "dispatch" not in globals():
         # It imports all backends, a third of this library, and becomes an attribute of this package, as steps do.
         import_module("mpnn.engine.dispatch")
-    if round.score is not None and type(round.score) not in BUILT_IN:
-        round = dispatch.lower_score(round, backend)
-    # Each call of a layer passes here, so what is as it should be is tested without a call of its validation.
-    graph: object = round.graph
-    if not isinstance(graph, BoundGraph):
-        validation.graph(graph)
-    step = steps.find(round, backend) or dispatch.learn(round, backend)
-    return step(round)
+    out, weights, lse, state = steps.run(round, backend, dispatch.learn)
+    return out, weights if lse is None and state is None else lse if state is None else state
 
 
 def traced_graph(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:

@@ -8,7 +8,7 @@ import torch
 
 from mpnn.engine import slowness, steps
 from mpnn.engine.choice import TRANSFORMED, Choice, choose
-from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score as lower_score
+from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned
 from mpnn.graph.modes import is_transformed, outside_modes
 from mpnn.round import Result, Round, validation
 
@@ -20,6 +20,11 @@ class Planned(NamedTuple):
     preparations: tuple[Preparation, ...]
     run: Callable[[Round], Result]
     choice: Choice
+
+
+def run(round: Round, backend: str = "auto") -> Result:
+    """`mpnn.engine.run` outside of traced programs, with results by name."""
+    return steps.run(round, backend, learn)
 
 
 def learn(round: Round, backend: str) -> steps.Run:

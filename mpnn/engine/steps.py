@@ -1,6 +1,6 @@
 """Steps: what rounds of one form over graphs of one kind have in common, so that the next one decides nothing again.
 
-    run(round)      the step of its form runs it; if there is none, the round is planned, which teaches a step
+    run(round, backend, learn)      the step of its form runs it; if there is none, `learn` plans one and teaches it
 
 It is the one way from a round to a kernel. A step does not decide what is computed: it repeats what the plan decided
 for rounds of its form. The form is everything of a round but the numbers in it, and it is read from the class: each
@@ -23,13 +23,14 @@ from torch import Tensor
 from mpnn import backends
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.engine.choice import Choice, is_matrix
+from mpnn.engine.rewrites.prepare import lower_score
 from mpnn.graph import batches
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.edge_tables import EmbeddingTable, numbers
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.guard import guard, is_special
-from mpnn.round import Result, Round, plain_form, table_form
-from mpnn.scores import PARAMETER, LeakyReLU, Role
+from mpnn.round import Result, Round, plain_form, table_form, validation
+from mpnn.scores import BUILT_IN, PARAMETER, LeakyReLU, Role
 
 _MOST_STEPS = 8  # of one key
 _MOST_KEYS = 256  # of one kind of graph
@@ -50,6 +51,18 @@ class Step(NamedTuple):
 Steps = dict[Hashable, tuple[Step, ...]]
 _OF_LISTS: dict[Hashable, Steps] = {}
 """The steps of rounds over lists of edges, by what tells these apart."""
+
+
+def run(round: Round, backend: str, learn: Callable[[Round, str], Run]) -> Result:
+    """Runs a round by the step of its form, or by what `learn(round, backend)` returns."""
+    if round.score is not None and type(round.score) not in BUILT_IN:
+        round = lower_score(round, backend)
+    # Each call of a layer passes here, so what is as it should be is tested without a call of its validation.
+    graph: object = round.graph
+    if not isinstance(graph, BoundGraph):
+        validation.graph(graph)
+    step = find(round, backend) or learn(round, backend)
+    return step(round)
 
 
 def find(round: Round, backend: str) -> Run | None:
