@@ -619,20 +619,6 @@ def all_families() -> dict[str, Any]:
     return found | {model.__name__: model for model in decoders if model is not None}
 
 
-def is_computed(model: Any) -> bool:
-    """Whether there is a tiny model of a family, which runs in place."""
-    thing = of_family(model)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            assert thing.peer is not None
-            thing.call(thing.peer())
-            thing.make()
-    except Exception:
-        return False
-    return True
-
-
 def _states(model: Any) -> Tensor:
     """The states of tokens that are not padding."""
     return model(input_ids=hf_walk._IDS, attention_mask=hf_walk._KEEP)[0][hf_walk._KEEP.bool()]

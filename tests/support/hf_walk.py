@@ -126,6 +126,7 @@ _OWN: dict[str, dict[str, Any]] = {  # of configurations whose sizes have names 
     },
     "MiniMaxM3VLTextConfig": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "NemotronConfig": {"num_key_value_heads": 2},
+    "Phi4MultimodalAudioConfig": {"num_blocks": 2, "nemo_conv_channels": 32},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4, "hc_count": 2,
         "indexer_compress_ratio": 2, "hc_lowrank": 8, "layer_types": ["linear_attention", "full_attention"],

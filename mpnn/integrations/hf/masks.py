@@ -344,7 +344,8 @@ class Mask:
                 topologies = topologies * batch
             if len(topologies) != batch or keys > self.sizes.keys:
                 raise ValueError(
-                    f"the mask is of the shape {list(self.shape)}, and the layer has {batch} x {keys} keys"
+                    f"the mask is of the shape {list(self.shape)}, and the layer has {batch} x {keys} keys: it attends "
+                    "to tokens that are not in its mask; use attn_implementation='eager'"
                 )
             same = not flat and topologies[1:] == topologies[:-1]
             graph = _graph(tuple(topologies[:1] if same else topologies), self.placed._replace(keys=keys))
