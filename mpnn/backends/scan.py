@@ -24,7 +24,6 @@ from torch.autograd import forward_ad
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.graph import Graph
-from mpnn.graph.causal import convolution, is_of_prefixes
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.row_groups import bounds
@@ -61,7 +60,7 @@ REASONS = {
 
 
 def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
-    if _is_of_prefixes(round):
+    if _is_without_weights(round):
         return _PREFIXES, {"explicit graph": REASONS["explicit graph"]}
     served = SERVES - {"no score", "bias by Offset"} if round.score is not None or not round.bias else SERVES - {"Dot"}
     if round.value.device.type in ("cpu", "cuda"):
@@ -73,9 +72,9 @@ def refusal(round: Round) -> str | None:
     if round.recurrent:
         on_gpu = round.value.device.type == "cuda"
         return unavailable(round.value, round.tensors) if on_gpu else library.why_missing()
-    if _is_of_prefixes(round):
+    if _is_without_weights(round):
         lengths = _documents(round.graph)
-        count = len(lengths) if lengths is not None else 1 if is_of_prefixes(round.graph) else 0
+        count = len(lengths) if lengths is not None else int(_is_of_prefixes(round.graph))
         few = 0 < count * _MIN_ROWS <= round.graph.num_dst
         return None if few else "running sums without weights are those of causal() or prefix(), or of long documents"
     if round.score is None:
@@ -87,7 +86,7 @@ def refusal(round: Round) -> str | None:
 
 def counts(round: Round) -> dict[str, float]:
     """Products of the states and of the logits within chunks, components moved, and blocks."""
-    if _is_of_prefixes(round):
+    if _is_without_weights(round):
         kind = "compared" if type(round.reduce) in (Max, Min) else "summed"
         passes = 3.0 if type(round.reduce) is Var else 1.0
         return both_ways({"call": 1.0, f"{kind} number": passes * round.value.numel()}, round.needs_grad)
@@ -143,7 +142,7 @@ def _steps(round: Round, deep: int, wide: int) -> dict[str, float]:
 def run(round: Round) -> Result:
     if round.recurrent:
         return _run_recurrence(round)
-    if _is_of_prefixes(round):
+    if _is_without_weights(round):
         return _run_prefixes(round)
     if (convolved := _convolution(round)) is not None:
         return _run_convolution(round, *convolved)
@@ -184,7 +183,7 @@ _OF_PREFIXES: dict[type, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def _is_of_prefixes(round: Round) -> bool:
+def _is_without_weights(round: Round) -> bool:
     """Whether this aggregates values alone."""
     return not round.weighted and round.edge_value is None and not round.recurrent
 
@@ -210,7 +209,9 @@ def _lengths(graph: Graph) -> Tensor:
 
 
 def _convolution(round: Round) -> tuple[int, list[int]] | None:
-    return convolution(round.graph) if round.score is None else None
+    if round.score is not None:
+        return None
+    return round.graph.cached("causal convolution", lambda: _find_convolution(round.graph))
 
 
 def _why_no_convolution(round: Round) -> str | None:
@@ -252,6 +253,31 @@ def _documents(graph: Graph) -> list[int] | None:
 
 def _lengths_of_documents(graph: Graph) -> list[int] | None:
     return graph.parts.lengths.tolist() if graph.parts is not None and graph.parts.is_causal else None
+
+
+def _is_of_prefixes(graph: Graph) -> bool:
+    """Whether each destination attends to the first sources, some number of them: `prefix(k)`, `causal()`."""
+    return graph.cached("is of prefixes", lambda: _begin_at_the_first_source(graph))
+
+
+def _begin_at_the_first_source(graph: Graph) -> bool:
+    return graph.num_src > 0 and graph.runs.most_runs <= 1 and not graph.runs.start.any()
+
+
+def _find_convolution(graph: Graph) -> tuple[int, list[int]] | None:
+    """The radius and the lengths of the documents of `causal() & window(radius) & documents(lengths)`, without empty
+    ones; None if the graph is another."""
+    runs = graph.runs
+    nodes = graph.num_dst
+    if nodes != graph.num_src or not runs.has_one_run_each or not (runs.stop == np.arange(nodes) + 1).all():
+        return None
+    count = runs.stop - runs.start
+    radius = int(count.max(initial=1)) - 1
+    begins = count == 1
+    if not (begins[1:] | (count[1:] == np.minimum(count[:-1] + 1, radius + 1))).all() or count.sum() != graph.num_edges:
+        return None
+    lengths: list[int] = np.diff(np.flatnonzero(begins), append=nodes).tolist()
+    return radius, lengths
 
 
 def _causal_blocks(graph: Graph) -> list[Block]:

@@ -49,7 +49,8 @@ class Algebra(GraphData):
         if one.is_explicit:
             return _edges_in(one, runs, alike)
         labels = None
-        if one.labels is not None and two.labels is not None:
+        # Parts of consecutive nodes are seen in the runs.
+        if (one.is_scattered or two.is_scattered) and one.labels is not None and two.labels is not None:
             labels = np.unique(np.stack([one.labels, two.labels]), axis=1, return_inverse=True)[1].reshape(-1)
         return structured(one, runs, labels=labels, **alike)
 

@@ -91,12 +91,13 @@ class Runs:
         checked = _UNCHECKED
         for interval in intervals:
             row, start, stop = np.broadcast_arrays(*(np.asarray(part, np.int64) for part in interval))
-            start, stop = np.clip(start, 0, num_src), np.clip(stop, 0, num_src)
-            keep = start < stop
-            base = row[keep] * (num_src + 1)
-            starts.append(base + start[keep])
-            stops.append(base + stop[keep])
-            count += len(base)
+            start = np.maximum(start, 0)
+            stop = np.minimum(stop, num_src)
+            base = row * (num_src + 1)
+            is_filled = start < stop
+            starts.append((base + start)[is_filled])
+            stops.append((base + stop)[is_filled])
+            count += len(starts[-1])
             if count > checked:  # builders yield any number of intervals
                 checked = 2 * count
                 require_room(num_dst, num_src, count)
@@ -234,27 +235,7 @@ class Runs:
         return _union(*self._size(), *self._merged(other))
 
     def __and__(self, other: "Runs") -> "Runs":
-        for one, two in ((self, other), (other, self)):
-            if two.most_runs <= 1:
-                return one._clipped(two)
         return _intersect(*self._size(), *self._merged(other))
-
-    def _clipped(self, other: "Runs") -> "Runs":
-        """The intersection with rows of at most one run, without sorting."""
-        check_same_size(self, other)
-        least, most = np.zeros((2, self.num_dst), np.int64)
-        least[other.row], most[other.row] = other.start, other.stop
-        used = self.ptr[1:] > self.ptr[:-1]
-        first = self.ptr[:-1][used]
-        last = self.ptr[1:][used] - 1
-        if (self.start[first] >= least[used]).all() and (self.stop[last] <= most[used]).all():
-            return self
-        row = self.row
-        start = np.maximum(self.start, least[row])
-        stop = np.minimum(self.stop, most[row])
-        inside = start < stop
-        ptr = np.append(0, np.cumsum(np.bincount(row[inside], minlength=self.num_dst)))
-        return Runs(self.num_dst, self.num_src, ptr, start[inside], stop[inside])
 
     def __sub__(self, other: "Runs") -> "Runs":
         return self & other.complement()
@@ -412,7 +393,8 @@ def _intersect(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
 def _rows(num_dst: int, num_src: int, start: Ints, stop: Ints) -> Runs:
     """Converts intervals on the line to rows of runs; modifies `start` and `stop` in place and keeps them."""
     row = start // (num_src + 1)
-    ptr = np.append(0, np.cumsum(np.bincount(row, minlength=num_dst)))
+    ptr = np.zeros(num_dst + 1, np.int64)
+    np.cumsum(np.bincount(row, minlength=num_dst), out=ptr[1:])
     row *= num_src + 1  # now where the row begins
     start -= row
     stop -= row
