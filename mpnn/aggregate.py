@@ -263,7 +263,7 @@ class Quantile:
 
 def _rows_by_length(index: Index) -> list[tuple[Tensor, Tensor]]:
     """The destinations with messages, by length: their numbers [n], and the numbers of their messages [n, length], -1
-    behind the last. Lengths are powers of 2, so that a row is less than half empty."""
+    after the last. Lengths are powers of 2, so that a row is less than half empty."""
     groups = []
     degree = index.degree
     length = 1

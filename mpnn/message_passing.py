@@ -276,7 +276,7 @@ class MessagePassing(nn.Module):
         return exchange.rounds(attention, dst, src, bound, edge_attr)
 
     def _layer(self, dst: Tensor, return_weights: bool, drops_edges: bool) -> Layer:
-        """What decides how nodes that are divided over processes reach each other."""
+        """Returns the facts that decide how nodes divided over processes reach each other."""
         of_self = self.attention, self.aggregate, return_weights, self.mixes_values, drops_edges
         return Layer(*of_self, dst.dtype, dst.shape[:-2], self)
 

@@ -162,7 +162,7 @@ def attend(
         return_lse: also return the log-sum-exp of the logits, [..., N_dst, H], -inf without in-neighbors: `merge` needs
             it. Not with sinks or return_weights.
         log_gate, beta, state, return_state: a recurrence, for normalize="none" over `causal()`, or `causal() &
-            documents(lengths)`, where each document begins anew. log_gate [..., N, H] (RetNet, Mamba-2) or
+            documents(lengths)`, where each document starts again. log_gate [..., N, H] (RetNet, Mamba-2) or
             [..., N, H, D] (GLA): the logarithms of gates; an edge j -> i also weighs the product of the gates of the
             nodes after j up to i. beta [..., N, H]: the delta rule (Yang et al. 2024, arXiv:2406.06484), a node stores
             beta times what its key does not read from the state yet. state [..., H, D, D_v]: the sum of key^T value

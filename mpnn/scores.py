@@ -20,7 +20,7 @@ from mpnn.graph.edge_tables import PerEdge
 
 
 class Role(NamedTuple):
-    """What a field of a score holds: the features of one end of each edge, or of the edge itself.
+    """The role of a field of a score: the features of one end of each edge, or of the edge itself.
 
     Attributes:
         of: in a score "dst" for [..., N_dst, H, D], "src" for [..., N_src, H, D], or "edge" for [..., E, H, D] in the

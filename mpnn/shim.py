@@ -1,6 +1,6 @@
 """`mpnn.shim`: a short name for `python -m mpnn.shim flash_attn script.py` and `mpnn.shim.provide("flash_attn")`.
 
-`mpnn/integrations/shim.py` has the code, and the functions of the other libraries are beside it.
+`mpnn/integrations/shim.py` has the code, and the functions of the other libraries are next to it.
 """
 
 import sys

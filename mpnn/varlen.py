@@ -55,7 +55,7 @@ def flash_attn_func(
         softmax_scale: default 1 / sqrt(D).
         causal: query i attends to the keys up to i + N - M.
         window_size: (left, right); query i attends to the keys from i + N - M - left to i + N - M + right. A negative
-            number is no limit.
+            number means no limit.
         softcap: 0.0 is none.
         alibi_slopes: [H], or [B, H], which takes memory for B * H numbers an edge.
         deterministic: no effect: sums have one order.
@@ -270,7 +270,7 @@ def flash_attn_with_kvcache(
 
 
 class AuxRequest(NamedTuple):
-    """What `varlen_attn` returns besides its result, as torch's class of this name."""
+    """The further results of `varlen_attn` to return, as torch's class of this name."""
 
     lse: bool = False
 
@@ -359,7 +359,7 @@ def spans(
     Args:
         lengths, src_lengths: the numbers of queries and of keys of each document.
         shifts: of each document, the key at which its first query stands.
-        left, right: a negative number is no limit.
+        left, right: a negative number means no limit.
         src_starts: where the keys of each document begin; by default one document follows the other.
     """
     starts = accumulate(src_lengths[:-1], initial=0) if src_starts is None else src_starts

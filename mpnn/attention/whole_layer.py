@@ -4,7 +4,7 @@
 
 is such a layer, with PostNorm too, over any graph in which all nodes of a sequence receive from all of them. The call
 runs in inference, in float32 on a CPU, and returns the same numbers up to rounding. Its bits depend on the sequence
-alone. Over `causal()` and causal documents, those of a node depend on the nodes up to itself alone. Layers as Llama's,
+alone. Over `causal()` and causal documents, those of a node depend only on the nodes up to itself. Layers as Llama's,
 with nn.RMSNorm, GatedFeedForward, Rotary and shared heads of keys, run so too.
 
 Each call reads the weights where they lie: nothing of a layer is copied. What else the call replaces, the options, the
@@ -37,11 +37,11 @@ Layer = Callable[[Tensor], Tensor]
 
 
 class _Refused(Exception):
-    """The reason why an operator is no layer of the kernel."""
+    """The reason why an operator is not a layer of the kernel."""
 
 
 class _Known(NamedTuple):
-    """What is known of an operator while its witness holds: its kernel, or the reason why it has none. `maps`: of
+    """The kernel of an operator, or the reason why it has none, valid while its witness holds. `maps`: of
     queries, keys, values, output, to hidden columns, back, and of gates. `norms`: of attention and of the network."""
 
     witness: Witness | None  # None if something cannot be watched

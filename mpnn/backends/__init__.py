@@ -11,9 +11,9 @@ class Backend(Protocol):
     """Computes rounds. A module or an object with these five members is a backend.
 
     `NAME` is what users pass as `backend="name"`. `SERVES` are the needs that it serves, see `mpnn.round.needs`. The
-    engine refuses a round with any other need, with a sentence of `mpnn.round.needs.SENTENCES` or of the backend's own
-    dictionary `REASONS`. So a feature that is added to rounds later is refused until the backend says that it serves
-    it.
+    engine refuses a round with any other need, with an error message of `mpnn.round.needs.SENTENCES` or of the
+    backend's own dictionary `REASONS`. So a feature that is added to rounds later is refused until the backend says
+    that it serves it.
 
     For each new form of a round over a kind of graphs (`mpnn/engine/steps.py`), `refusal` and `estimate` are called
     once, and only if all needs are served; `run` is called each time. None of them modifies the round.
@@ -27,7 +27,7 @@ class Backend(Protocol):
             the round's signature only; conditions on graphs belong in `refusal`.
         ANY_EDGES: True for one that depends on nothing of a list of edges but its kind, so that a layer whose graph is
             new in each call plans once.
-        TRACED: True for one of torch's operations alone, which transforms of torch.func (grad, jvp, vmap, hessian)
+        TRACED: True for one of torch's operations only, which transforms of torch.func (grad, jvp, vmap, hessian)
             trace. Within them, "auto" chooses among these.
     """
 

@@ -49,7 +49,7 @@ def is_once(what: str) -> bool:
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """What leads the names of operations whose price depends on the type of the features: nothing for float32."""
+    """Returns the prefix of operations whose price depends on the dtype of the features: empty for float32."""
     return {2: "narrow ", 8: "double "}.get(dtype.itemsize, "")
 
 

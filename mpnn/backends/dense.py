@@ -550,7 +550,7 @@ def runs_by_parts(round: Round) -> bool:
 
 
 def _parts_of(round: Round) -> Parts | None:
-    """What to run part by part: there are several, and no data per edge or returned weights."""
+    """Returns the parts to run one by one: there are several, and no data per edge or returned weights."""
     if round.return_weights or not all(isinstance(b, EmbeddingTable) and b.relation is not None for b in round.bias):
         return None
     parts = None if round.graph.is_explicit else round.graph.parts

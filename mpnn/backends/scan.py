@@ -129,8 +129,8 @@ def estimate(round: Round) -> Estimate:
 
 
 def _steps(round: Round, deep: int, wide: int) -> dict[str, float]:
-    """What a GPU does one after the other: the chunks, or the nodes, of the longest document of a recurrence, or the
-    chunks of running sums."""
+    """Returns the number of steps that a GPU takes one after the other: the chunks, or the nodes, of the longest
+    document of a recurrence, or the chunks of running sums."""
     if not round.recurrent:
         return {"step": round.graph.num_dst / LOGITS}
     lengths = _documents(round.graph) or [0]

@@ -29,7 +29,7 @@ def path(threads: int) -> Path:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What the prices depend on besides the shipped table."""
+    """Returns the facts that the prices depend on besides the shipped table."""
     instructions = torch.backends.cpu.get_cpu_capability()
     return {"processor": processor(), "instructions": instructions, "threads": threads, "torch": torch.__version__}
 

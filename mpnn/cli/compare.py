@@ -203,7 +203,7 @@ def compare(
 
 @contextmanager
 def _training(contest: "_Contest") -> Iterator[Train]:
-    """Trains in a temporary folder. Ctrl-C ends the command with a sentence."""
+    """Trains in a temporary folder. Ctrl-C ends the command with a message."""
     try:
         with exit_on_failure(), TemporaryDirectory() as work, stop_between_steps() as check:
             yield partial(_train, contest, Path(work), check)
@@ -476,7 +476,7 @@ def _rows(comparison: Comparison, candidates: Sequence[_Candidate]) -> list[tupl
 
 
 def _cautions(comparison: Comparison, contest: _Contest, options: Options) -> list[str]:
-    """What the verdict does not tell, and the option that helps."""
+    """Yields what the verdict does not tell, and the option that helps."""
     cautions = []
     best = comparison.last[0]
     if caution := comparison.too_short():

@@ -59,7 +59,7 @@ def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
 
 
 def too_large(error: MemoryError | RuntimeError) -> str:
-    """What to print for an error of `is_out_of_memory`."""
+    """Returns the message for an error of `is_out_of_memory`."""
     asked = re.search(r"tried to allocate (\d+) bytes", str(error))
     how_much = f": one tensor of it has {int(asked[1]) / 1e9:,.0f} GB" if asked else ""
     return f"this does not fit into memory{how_much}; choose smaller sizes"

@@ -1,4 +1,5 @@
-"""Training runs of `mpnn train` on links: which are missing, what a user takes next, how a knowledge graph goes on."""
+"""Training runs of `mpnn train` on links: which are missing, what a user takes next, which links a knowledge graph
+lacks."""
 
 import json
 from collections.abc import Iterator, Mapping

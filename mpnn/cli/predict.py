@@ -185,7 +185,7 @@ def _own(nodes: Path, saved: dict[str, Any], folder: Path, encoding: str | None)
 
 
 def _saved_names(folder: Path) -> dict[str, Any]:
-    """What `mpnn.cli.tasks.Nodes.save` wrote."""
+    """Returns the content of the file that `mpnn.cli.tasks.Nodes.save` wrote."""
     path = folder / NODES
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))

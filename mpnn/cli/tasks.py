@@ -143,7 +143,7 @@ class Nodes:
 
     @property
     def outputs(self) -> Outputs:
-        """What the outputs of a model mean."""
+        """Returns the meaning of the outputs of a model."""
         known = getattr(self.data, "outputs", None)
         return known or Outputs("classes", tuple(map(str, range(self.data.num_classes))))
 
@@ -325,7 +325,7 @@ class Run(ABC):
 
     @abstractmethod
     def evaluate(self, model: Model) -> str:
-        """What `model` reaches on the part of the data that is not for training, as a sentence."""
+        """Returns the result of `model` on the held-out data, as a sentence."""
 
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> "Run":
         """Trains the model and measures it."""
@@ -545,7 +545,7 @@ def headings(results: Sequence[Run]) -> tuple[str, ...]:
 
 
 def meanings(results: Sequence[Run]) -> dict[str, str]:
-    """What the columns mean."""
+    """Returns the meaning of each column."""
     return LEGEND | {result.measure: _MEASURED[result.measure] for result in results}
 
 

@@ -18,7 +18,7 @@ def tune(
     ] = 0,
     forget: Annotated[bool, typer.Option("--forget", help="Delete what was measured for these threads.")] = False,
 ) -> None:
-    """Measure how fast this machine runs each backend, so that plans choose the quickest.
+    """Measure how fast this machine runs each backend, so that plans choose the fastest.
 
     Takes some seconds, which it prints. Without it, plans use the times of the machine that the library was developed
     on. It runs small rounds on every backend that may be the fastest, and linear maps. The result holds for this

@@ -22,14 +22,14 @@ _NAME_OF_MODEL = re.compile(r"[\w.-]*[\d/-][\w./-]*")  # as on the Hub: org/name
 
 @dataclass(frozen=True)
 class Reads:
-    """What a model reads, as options of the command; a model reads one of them."""
+    """The input of a model, as options of the command; a model reads one of them."""
 
     text: str | None = None
     image: Path | None = None
     node: str | None = None
 
     def only(self, mine: str, what: str, kind: str) -> Any:
-        """What the option `mine` names. Raises ValueError if another is given, or no image."""
+        """Returns the value of the option `mine`. Raises ValueError if another is given, or no image."""
         for name in ("text", "image", "node"):
             if name != mine and getattr(self, name) is not None:
                 raise ValueError(f"{what} is {kind}, which takes --{mine}; leave out --{name}")

@@ -1,4 +1,4 @@
-"""What the pages of models share: loading a model of transformers, and recording its attention over each graph."""
+"""Shared by the pages of models: loading a model of transformers, and recording its attention over each graph."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module

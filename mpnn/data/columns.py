@@ -75,7 +75,7 @@ class Preparation:
         """The columns `names` of a table as features. `rows`: those for training.
 
         Raises:
-            ValueError: a cell is no feature. The message names the row.
+            ValueError: a cell is not a feature. The message names the row.
         """
         check_names(table, names)
         _refuse_counted_columns(table, names)

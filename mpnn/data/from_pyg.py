@@ -1,4 +1,4 @@
-"""What the datasets read from objects of PyTorch Geometric, which need not be installed."""
+"""Reads objects of PyTorch Geometric for the datasets; the package need not be installed."""
 
 from typing import Any
 

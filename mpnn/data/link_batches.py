@@ -174,7 +174,7 @@ class _OneSet:
         return kept
 
     def _lost(self, dst: Tensor, src: Tensor) -> Tensor:
-        """What the edges from `src` to `dst` count in the degree of each node [N]."""
+        """Returns how much the edges from `src` to `dst` add to the degree of each node [N]."""
         rows = self.whole.rows
         assert isinstance(rows, CompressedGraph)
         offsets, columns, sums = rows.offsets, rows.columns, rows.sums

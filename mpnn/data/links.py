@@ -180,7 +180,7 @@ def with_absent_destinations(split: LinkSplit, *, one_set: bool, grouped: bool, 
         split: of directed links, or of two sets of nodes.
         one_set: whether sources and destinations are the same nodes.
         grouped: whether all links between two nodes are in one part. Then no absent pair has a link for training of
-            another type, or in the other direction, because such a pair is no link for sure; unless a source has no
+            another type, or in the other direction, because such a pair is not a link for sure; unless a source has no
             other pairs.
 
     Raises:

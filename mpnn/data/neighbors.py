@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class NeighborBatch:
-    """What L layers need to compute the outputs of `nodes`.
+    """The sampled part of a graph that L layers need to compute the outputs of `nodes`.
 
     Args:
         nodes: int64 [n], the nodes of the batch, whose outputs the last layer computes.
@@ -293,7 +293,7 @@ def sampled_batch(
 
 
 def whole_of(graph: Graph | Sampled) -> _Whole:
-    """What `sampled_batch` reads of a graph."""
+    """Returns the tensors of a graph that `sampled_batch` reads."""
     return _Whole.of(graph)
 
 

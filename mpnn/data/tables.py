@@ -46,7 +46,7 @@ File = Path | str
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What the outputs of a model mean.
+    """The meaning of the outputs of a model.
 
     Args:
         problem: "classes": one of several; "multilabel": each of several, or not; "regression": numbers.
@@ -340,7 +340,7 @@ class Edges:
 
 
 def no_edges() -> Edges:
-    """What stands for a table of edges that is not there."""
+    """Returns an empty table of edges."""
     return Edges(torch.empty(2, 0, dtype=torch.int64), None, None, (), {})
 
 
@@ -537,7 +537,7 @@ def learn(
     size: int,
     ids: Sequence[str] | None,
 ) -> Learned:
-    """What to learn of `size` rows, nodes or graphs, named `ids`."""
+    """Returns the targets of `size` rows, nodes or graphs, named `ids`."""
     if labels is None and not target:
         raise ValueError(f"name the columns of {rows} to learn as the target, or another file as labels")
     source = labels or rows

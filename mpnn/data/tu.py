@@ -62,7 +62,7 @@ class GraphClassification:
         return torch.stack([torch.as_tensor(label) for label in labels])
 
     def one_hot(self, tags: Tensor) -> Tensor:
-        """Types of nodes as ones and zeros, float32 `[N, F]`; those of several columns stand beside one another, so
+        """Types of nodes as ones and zeros, float32 `[N, F]`; those of several columns stand next to one another, so
         that a linear map adds a vector for each."""
         sizes = (self.num_tags,) if isinstance(self.num_tags, int) else self.num_tags
         columns = tags.reshape(len(tags), -1).unbind(1)

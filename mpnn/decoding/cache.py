@@ -199,7 +199,7 @@ class KVCache:
         entry.count = entry.count + nodes
 
     def state(self, layer: Any) -> Tensor | None:
-        """What `keep_state` stored last for the layer."""
+        """Returns the state that `keep_state` stored last for the layer."""
         return self._states[layer].value if layer in self._states else None
 
     def seen(self, layer: Any) -> int:

@@ -7,7 +7,7 @@ its destinations attend to. Sequences (context parallelism) and graphs (partitio
     node_mean(losses)          a mean over the nodes of all processes, with the right gradients
     sum_gradients(parameters)  adds up gradients where neither DDP nor FSDP2 does it
 
-Stands on `torch.distributed`: processes are started by torchrun or any other launcher. Parameters are the business of
+Built on `torch.distributed`: processes are started by torchrun or any other launcher. Parameters are the business of
 DDP or FSDP2, checkpoints that of `torch.distributed.checkpoint`.
 """
 

@@ -54,7 +54,7 @@ def _sum_of_bits(x: Tensor) -> int:
 
 
 def features(layer: Layer | None) -> str:
-    """What a layer is given, for `gather`."""
+    """Describes the features of a layer, for `gather`."""
     return "features" if layer is None else f"{layer.dtype} features of batch {list(layer.batch)}"
 
 

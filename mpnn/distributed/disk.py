@@ -11,7 +11,7 @@ owners.npy           int32: the rank of each node
 leaving-R.npy        int32: the number of rows that each rank fetches from R, and then these rows of nodes.npy
 
 Memory is O(nodes) and chunks of edges. Each part appears under its name when all of it is on the disk, so a cut that
-was killed continues behind the last one.
+was killed continues after the last one.
 """
 
 import json
@@ -217,7 +217,7 @@ def _copy(out: Ints, rows: Ints, index: Ints) -> None:
 
 
 def _write_leaving(file: Path, folder: Path, rank: int, ranks: int) -> None:
-    """What every other rank fetches from this one, read from their lists."""
+    """Writes the nodes that every other rank fetches from this one, read from their lists."""
     nodes = np.load(folder / f"rank-{rank}" / "nodes.npy")
     sizes = np.zeros(ranks, np.int32)
     leaving = []

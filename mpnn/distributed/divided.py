@@ -1,5 +1,5 @@
-"""Sampling from a graph whose rows and features are divided over processes: each asks the owners of nodes for theirs,
-as in DistDGL (Zheng et al. 2020, arXiv:2010.05337)."""
+"""Sampling from a graph whose rows and features are divided over processes: each asks the owners of nodes for their
+rows, as in DistDGL (Zheng et al. 2020, arXiv:2010.05337)."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -69,7 +69,7 @@ class Part:
             mesh: the processes, as in `partition`.
 
         Raises:
-            FileNotFoundError, ValueError: if the folder is no cut, or the cut was not completed or is damaged.
+            FileNotFoundError, ValueError: if the folder is not a cut, or the cut was not completed or is damaged.
             ValueError: if there are other numbers of processes and ranks, or another process opens another cut.
             RuntimeError: if no process group was initialized and no rank is named.
         """

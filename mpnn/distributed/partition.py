@@ -144,7 +144,7 @@ def _metis(graph: Graph, ranks: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank does in a round: `nodes` it owns, `edges` it aggregates, and sources that it `fetches` from and
+    """The work of one rank in a round: `nodes` it owns, `edges` it aggregates, and sources that it `fetches` from and
     `sends` to other ranks."""
 
     nodes: int

@@ -1,4 +1,4 @@
-"""What transports in pieces share: sources in disjoint sets, whose results are merged by their log-sum-exp."""
+"""Shared by transports in pieces: sources in disjoint sets, whose results are merged by their log-sum-exp."""
 
 from collections.abc import Callable
 from typing import Any, Literal

@@ -170,8 +170,8 @@ class _Sharding:
 
 
 def _versions(graph: Graph) -> list[object]:
-    """What tells whether the data of a graph changed since a part was made of it: the identity and the version of each
-    tensor. Inference tensors have no version, so a new part is made of them in each call."""
+    """Returns a key that changes with the data of a graph after a part was made of it: the identity and the version of
+    each tensor. Inference tensors have no version, so a new part is made of them in each call."""
     data = [graph.edge_attr, graph._edge_type, *(graph.positions or ()), *(graph.degrees or ())]
     tensors = [x for x in data if x is not None]
     return [(id(x), object() if x.is_inference() else x._version) for x in tensors]

@@ -27,7 +27,7 @@ class Refused(ValueError):
 
 
 class Choice(NamedTuple):
-    """What runs all rounds of one form over a graph: a tree of rewrites, whose leaves are backends.
+    """The choice that runs all rounds of one form over a graph: a tree of rewrites, whose leaves are backends.
 
     Attributes:
         by: a backend, or a rewrite.
@@ -55,11 +55,11 @@ class Choice(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as "csr", or "csr + tiles"."""
+        """Returns the names of its backends, such as "csr" or "csr + tiles"."""
         return " + ".join(self.backends)
 
     def __str__(self) -> str:
-        """Such as "mean as sum (csr)"."""
+        """Returns its rewrites and backends, such as "mean as sum (csr)"."""
         return f"{self.by.NAME} ({', '.join(map(str, self.steps))})" if self.steps else str(self.by.NAME)
 
     def bind(self, round: Round) -> Callable[[Round], Result]:
@@ -103,7 +103,7 @@ operations of torch alone."""
 
 
 def choose(round: Round, backend: str = "auto", estimated: bool = False) -> Choice:
-    """What runs the round. `estimated`: with an estimate, even if there is no other candidate.
+    """Returns the choice that runs the round. `estimated`: with an estimate, even if there is no other candidate.
 
     Raises:
         ValueError: if no backend has this name.
@@ -137,7 +137,7 @@ def own_refusal(backend: Backend, round: Round) -> str | None:
 
 
 def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) -> Choice | str:
-    """The cheapest choice, or the reason why there is none. `transformed`: of backends of torch's operations alone."""
+    """The cheapest choice, or the reason why there is none. `transformed`: of backends of torch's operations only."""
     backends, equalities = _candidates(round)
     able = [b for b in backends if b.refusal(round) is None]
     able = [b for b in able if getattr(b, "TRACED", False)] if transformed else able
@@ -313,7 +313,7 @@ _candidates_by_form: dict[Hashable, tuple[tuple[Backend, ...], tuple[tuple[Rewri
 def _candidates(round: Round) -> tuple[tuple[Backend, ...], tuple[tuple[Rewrite, str | None], ...]]:
     """The backends that serve all needs of a round, and the rewrites of its form, each with the sentence about a need
     that it does not serve, or None. Both follow from the signature and three facts of the graph, so they are derived
-    once, also for a layer whose graphs are made anew in each step."""
+    once, also for a layer whose graphs are made again in each step."""
     graph = round.graph
     facts = graph.is_explicit, bool(graph.stack), graph.node_ids is None
     form = registered(), rewrites.REWRITES, facts, round.signature

@@ -14,7 +14,7 @@ from mpnn.round import Result, Round, validation
 
 
 class Planned(NamedTuple):
-    """What all rounds of one form over graphs of one kind need: `run` runs a round that `preparations` prepared, by
+    """The plan of all rounds of one form over graphs of one kind: `run` runs a round that `preparations` prepared, by
     the `choice`."""
 
     preparations: tuple[Preparation, ...]

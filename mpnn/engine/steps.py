@@ -39,7 +39,8 @@ Run = Callable[[Round], Result]
 
 
 class Step(NamedTuple):
-    """What runs the rounds of a form. `by`: the backend or the rewrite. `own`: its `run` when the step was taught."""
+    """The step that runs the rounds of a form. `by`: the backend or the rewrite. `own`: its `run` when the step was
+    taught."""
 
     form: "Form"
     registered: tuple[Any, ...]
@@ -249,7 +250,7 @@ def _rules_of(held: Any) -> list[Any]:
 
 
 def _reader(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """What reads the attributes of these dotted names, as a tuple, and behind them others."""
+    """Returns a function that reads the attributes of these dotted names, as a tuple, followed by others."""
     # attrgetter returns a tuple of two names or more.
     return attrgetter(*paths, *["normalize"] * max(2 - len(paths), 0))
 

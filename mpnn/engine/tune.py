@@ -1,6 +1,6 @@
 """Prices for this machine: the shipped ones, adjusted to the times of some forty small rounds.
 
-The rounds use the operations that decide most plans. Every backend runs them with its own kernels, in turns, so that
+The rounds use the operations that decide most plans. Every backend runs them with its own kernels, interleaved, so that
 no assumption is made on how bandwidth, caches or vector instructions of the machine turn into time.
 """
 
@@ -121,7 +121,7 @@ def _request(graph: Graph, score: type, heads: int, width: int, grad: bool, key_
 
 
 def _works(round: Round) -> dict[str, Callable[[], object]]:
-    """For each backend that may be the quickest: a function that runs the round, and its backward pass."""
+    """For each backend that may be the fastest: a function that runs the round, and its backward pass."""
     leaves = [t for t in round.tensors if t.requires_grad]
 
     def work(run: Callable[[Round], Result]) -> Callable[[], object]:
@@ -136,7 +136,7 @@ def _works(round: Round) -> dict[str, Callable[[], object]]:
 
 
 def least(every: list[dict[str, Callable[[], object]]], seconds: float) -> list[dict[str, float]]:
-    """The least time of each function, in turns: a busy moment disturbs one turn of all, not all turns of one."""
+    """The minimum time of each function, interleaved: a busy moment disturbs one turn of all, not all turns of one."""
     times = [dict.fromkeys(works, inf) for works in every]
     ends = time.perf_counter() + seconds
     turns = 0

@@ -1,4 +1,4 @@
-"""What a function of two indices can be over whole blocks of pairs: bounds of its numbers, by interval arithmetic.
+"""Bounds of a function of two indices over whole blocks of pairs, by interval arithmetic.
 
     q_idx >= kv_idx    is True for rows 128 to 255 and columns 0 to 127, and False for rows 0 to 127 and columns 128 on
 
@@ -89,7 +89,7 @@ class Bounds:
     # ------------------------------------------------------------------------------------ parts that are computed
 
     def _of_one_end(self, x: Node, blocks: Blocks) -> Interval | None:
-        """The bounds of a node that depends on q_idx alone, on kv_idx alone, or on neither."""
+        """The bounds of a node that depends only on q_idx, on kv_idx alone, or on neither."""
         if x not in self._vectors:
             self._vectors[x] = _numbers(self._computed(x))
         vector = self._vectors[x]

@@ -285,7 +285,7 @@ def _facts(operation: Any) -> tuple[bool, bool]:
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """What tells whether a function still computes what a program does: its operations, and copies of the tensors that
+    """Tells whether a function still computes what a program does: its operations, and copies of the tensors that
     it captures. Copies, because torch does not count all writes to a tensor."""
 
     form: tuple[Any, ...]

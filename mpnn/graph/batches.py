@@ -1,6 +1,6 @@
 """`mpnn.deterministic_batches`: results that keep their bits in any batch, also where torch computes them.
 
-This library's kernels add up each row in an order that does not depend on the rows beside it. Two kinds of torch's
+This library's kernels add up each row in an order that does not depend on the rows next to it. Two kinds of torch's
 operations do not:
 
 - A product of fewer than 12 rows may run another loop than one of many rows, and a product with one column does. With

@@ -24,7 +24,7 @@ class Values(dict[Hashable, Any]):
     added = 0
 
     def keep(self, key: Hashable, build: Callable[[], T], is_limited: bool = True) -> T:
-        """Returns `build()`, or the value that another thread has built meanwhile: the first one is everybody's.
+        """Returns `build()`, or the value that another thread has built meanwhile: all threads get the first one.
 
         `is_limited`: drop the oldest values under tuples, as far as there are too many.
         """

@@ -22,7 +22,7 @@ class AttendCall(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What decides which transports can serve a round, and what all processes must have alike."""
+    """The facts that decide which transports serve a round, and that all processes must have alike."""
 
     attention: Any
     aggregate: Any

@@ -62,7 +62,7 @@ def atomic_path(path: str | os.PathLike[str], *, folder: bool = False) -> Iterat
     """Yields a temporary path to write to, and renames it to `path` if the block ends without an exception. With
     `folder` it is a new folder, to write files to.
 
-    The temporary file has the name of `path` and is in a temporary folder beside it. At the end of the block, it is
+    The temporary file has the name of `path` and is in a temporary folder next to it. At the end of the block, it is
     flushed to disk (fsync) and renamed to `path`. A reader therefore sees either the old file or the new one, never a
     partial one. After an exception the old file remains and the temporary one is deleted. Temporary folders of killed
     processes are deleted first; those of running processes are locked and remain.
@@ -106,7 +106,7 @@ def _remove_abandoned(path: Path) -> None:
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Creates a folder beside `path`, locks it during the block and then deletes it."""
+    """Creates a folder next to `path`, locks it during the block and then deletes it."""
     folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with ExitStack() as stack:
         with _lock(path.parent):  # so that no process deletes the new folder before it is locked

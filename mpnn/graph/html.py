@@ -1,4 +1,4 @@
-"""What notebooks show of a topology, a graph, a plan and an operator: `_repr_html_` of each calls this.
+"""HTML for notebooks, of a topology, a graph, a plan and an operator: `_repr_html_` of each calls this.
 
 Pictures are small SVGs in the color of the text, so that they fit light and dark pages. Large graphs are drawn from a
 sample of rows or edges: the work does not grow with the graph.

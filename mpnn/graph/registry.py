@@ -1,4 +1,4 @@
-"""What is found by its name: functions that graphs and topologies call, and the nearest to a misspelled name.
+"""Look-ups by name: functions that graphs and topologies call, and the nearest to a misspelled name.
 
 Functions stand here if their modules import graphs, which cannot import them in turn. The parser enters itself and
 `text_of` when it is imported, and `mpnn` enters the two that draw, which it imports when they are first called.

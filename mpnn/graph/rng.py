@@ -45,7 +45,8 @@ def keep(seed: Tensor, stream: Tensor, dst: Tensor, src: Tensor, p: float) -> Te
 
 
 def keys(seed: Tensor, stream: Tensor) -> Tensor:
-    """What kernels read, int32 [2 + S]: the keys of destinations and of sources, then the words of the streams [S]."""
+    """Returns the keys for kernels, int32 [2 + S]: the keys of destinations and of sources, then the words of the
+    streams [S]."""
     dst_key, src_key, stream_key = _role_keys(seed)
     return torch.cat([torch.stack([dst_key, src_key]), words(stream_key, stream)])
 
@@ -75,7 +76,7 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def numbers(graph: Graph, dst: Tensor, src: Tensor) -> tuple[Tensor, Tensor]:
-    """What is hashed for destinations and sources: their numbers, or those of `graph.node_ids`."""
+    """Returns the numbers to hash for destinations and sources: their numbers, or those of `graph.node_ids`."""
     if graph.node_ids is None:
         return dst, src
     return graph.node_ids[0][dst], graph.node_ids[1][src]

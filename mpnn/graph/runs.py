@@ -321,7 +321,7 @@ class Runs:
 
 def in_steps(num_src: int, first: Ints, count: Ints, step: int, width: int, last: tuple[Ints, Ints]) -> Runs:
     """Rows of runs in equal steps: row r has `count[r]` runs of `width` sources, `step` apart from `first[r]` on, and
-    behind them the run `last[r]`, a start and a stop, unless it is empty. Runs of a row do not touch; those that exceed
+    after them the run `last[r]`, a start and a stop, unless it is empty. Runs of a row do not touch; those that exceed
     the sources are cut off. Raises MemoryError before anything is written if they do not fit into memory.
     """
     has_last = last[0] < np.minimum(last[1], num_src)

@@ -88,11 +88,11 @@ class StackedGraph(BoundGraph):
         return graph
 
     def dense(self) -> Tensor:
-        """The adjacencies, bool [..., num_dst, num_src], behind the dimensions of `stack`."""
+        """The adjacencies, bool [..., num_dst, num_src], after the dimensions of `stack`."""
         return self.flat.dense().view(*self.stack, self.num_dst, self.num_src)
 
     def degree(self) -> Tensor:
-        """The in-degrees, int64 [..., num_dst], behind the dimensions of `stack`."""
+        """The in-degrees, int64 [..., num_dst], after the dimensions of `stack`."""
         return self.flat.degree().view(*self.stack, self.num_dst)
 
     def validate(self) -> "StackedGraph":

@@ -1,4 +1,4 @@
-"""What the state of a graph must hold so that kernels can trust it.
+"""Checks of the state of a graph, so that kernels can trust it.
 
 Kernels do not check indices, and a pickle may come from anyone. So the state has exactly these fields, and each is
 checked: its type, its shape, its device and its range. `Graph.validate` checks the ends of the edges and their data.

@@ -1,6 +1,6 @@
 """Graphs of edges that are chosen by content: blocks of sources, or single sources, for each item and head.
 
-The choice is data, so these graphs are built anew for each call, as rows of runs: their edges are never written out.
+The choice is data, so these graphs are built again for each call, as rows of runs: their edges are never written out.
 """
 
 from typing import Any, cast

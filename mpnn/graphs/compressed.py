@@ -23,8 +23,8 @@ from mpnn.kernels.edges import Sample, sample_neighbors
 
 
 class Sampled(Protocol):
-    """What sampled batches are drawn from. `processes`: the rank and the number of the processes that must call the
-    methods together, or None; `num_own`: the number of nodes whose features `gather` takes."""
+    """The graph that sampled batches are drawn from. `processes`: the rank and the number of the processes that must
+    call the methods together, or None; `num_own`: the number of nodes whose features `gather` takes."""
 
     @property
     def num_dst(self) -> int: ...

@@ -175,7 +175,8 @@ def from_dgl(g: Any, *, edge_attr: str | None = None, edge_type: str | None = No
         edge_type: the name of the feature in `g.edata`, int64 [E], that becomes `edge_type`.
 
     Raises:
-        TypeError: if `g` is no DGL graph. ValueError: if it has several edge types. KeyError: if a feature is missing.
+        TypeError: if `g` is not a DGL graph. ValueError: if it has several edge types. KeyError: if a feature is
+        missing.
     """
     if not hasattr(g, "canonical_etypes"):
         raise TypeError(f"from_dgl needs a DGLGraph; got {type(g).__name__}")

@@ -420,7 +420,7 @@ def _ranked(
     at: np.ndarray, label: Ints | None, rows: Ints, index: Ints, k: int, size: int = 0, error: float = 0.0
 ) -> tuple[Ints, tuple[Ints, np.ndarray]]:
     """The k nearest others of each row among its candidates `index` [rows, m], -1 for none; and those rows, with the
-    distance of the k-th, for which one of the `size` points that is no candidate could be as near: the candidates
+    distance of the k-th, for which one of the `size` points that is not a candidate could be as near: the candidates
     are nearest by squares of distances that are off by at most `error`."""
     distance = _lengths(at[index] - at[rows][:, None])
     distance[index < 0] = np.inf
@@ -443,7 +443,7 @@ def _ranked(
 
 
 def _within(tree: Any, at: np.ndarray, rows: Ints, radii: np.ndarray) -> Iterator[tuple[Ints, Ints]]:
-    """Some of these rows, and the points within their radii, [rows, m], -1 behind the last."""
+    """Some of these rows, and the points within their radii, [rows, m], -1 after the last."""
     if not len(rows):
         return
     counts = tree.query_ball_point(at[rows], radii, return_length=True)
@@ -468,7 +468,7 @@ def _in_groups(sizes: Ints, most: int) -> Iterator[slice]:
 
 
 def _clouds(at: np.ndarray, label: Ints | None, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Ints, Tensor]]:
-    """The points of each label, labels of about the same size together: their numbers [G, n], -1 behind the last, and
+    """The points of each label, labels of about the same size together: their numbers [G, n], -1 after the last, and
     their positions [G, n, d]."""
     order = np.arange(len(at)) if label is None else np.argsort(label, kind="stable")
     sizes = np.array([len(at)]) if label is None else np.bincount(label)

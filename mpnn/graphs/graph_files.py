@@ -42,8 +42,8 @@ def format_of(path: Path, head: str) -> str | None:
 
 
 def table_of_graph(path: Path, text: str, form: str, of_edges: bool) -> Table:
-    """The nodes of a graph in this format, with their attributes as columns after `id`; or its edges, with theirs after
-    `source` and `target`.
+    """The nodes of a graph in this format, with their attributes as columns after `id`; or its edges, with their
+    attributes after `source` and `target`.
 
     Raises:
         ValueError: the text is not in this format, or holds what cannot be read.

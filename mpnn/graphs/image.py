@@ -67,7 +67,7 @@ def neighborhood(
     Args:
         shape: the size along each axis; any number of them. `height` and `width` are those of an image, by name.
         radius: neighbors on either side along an axis, a kernel of 2 * radius + 1.
-        kernel_size: neighbors along an axis. Of an even number, one more lies before the node than behind it.
+        kernel_size: neighbors along an axis. Of an even number, one more lies before the node than after it.
         dilation: the distance from neighbor to neighbor. Nodes of other remainders by it are not connected.
         stride: nodes in groups of this many share the neighbors of the one at their center, or of the last if causal.
         border: "cut": neighbors beyond the border are absent. "natten": the kernel is moved inward until it lies

@@ -31,7 +31,7 @@ class HeteroGraph(Mapping[EdgeKind, Graph]):
         times: as passed.
 
     Raises:
-        TypeError: if a relation is not three texts, or what it maps to is no Graph.
+        TypeError: if a relation is not three texts, or what it maps to is not a Graph.
         ValueError: if two graphs disagree about the number of nodes of a kind, graphs are on different devices, or
             times are not those of a kind.
     """

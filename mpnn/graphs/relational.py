@@ -30,8 +30,9 @@ def from_tables(
 
     Args:
         tables: {name: a DataFrame, a table of pyarrow, or {column: values}}.
-        foreign: {(table, column of keys): (table, column that the keys name)}. A missing key (None, NaN) is no edge.
-        times: {table: column of times}, numbers, or datetimes, dates and their text (2020-01-31), which become int64
+        foreign: {(table, column of keys): (table, column that the keys name)}. A missing key (None, NaN) is not an
+        edge. times: {table: column of times}, numbers, or datetimes, dates and their text (2020-01-31), which become
+        int64
             nanoseconds; for `graphs.sample`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Linear maps of other libraries' models by the quicker product (`mpnn/update/maps.py`), in place.
+"""Linear maps of other libraries' models by the faster product (`mpnn/update/maps.py`), in place.
 
 A map keeps its class, so that whatever looks for `nn.Linear` finds it: its instance gets another `forward`. This is an
 object, not a closure: copies of the map compute with their own weights, and a process that unpickles the map imports
@@ -36,9 +36,9 @@ class Forward(Constant):
 
 
 def use(model: nn.Module) -> list[partial[None]]:
-    """Lets the linear maps of a model run by the quicker product: `nn.Linear`, transformers' `Conv1D` and PyTorch
+    """Lets the linear maps of a model run by the faster product: `nn.Linear`, transformers' `Conv1D` and PyTorch
     Geometric's `Linear`. Left are their subclasses, maps in another dtype than float32, and maps whose weight is
-    computed (parametrized, pruned, quantized). Nothing changes on processors where torch's product is always quicker.
+    computed (parametrized, pruned, quantized). Nothing changes on processors where torch's product is always faster.
 
     Returns:
         For each map, a function that restores it.

@@ -408,7 +408,7 @@ def _check(index: Tensor, count: int | None) -> int:
 
     Raises:
         TypeError: the index is not int64.
-        ValueError: it holds a number that is no target.
+        ValueError: it holds a number that is not a target.
     """
     if index.dtype is not torch.int64:
         raise TypeError(f"index must be int64; got {index.dtype}")

@@ -52,7 +52,7 @@ def memory_efficient_attention(
         query: [B, M, H, K], or [B, M, K] of one head, or [B, M, G, H, K] of groups of heads. key: the same for N keys.
             value: the same with a width of K_v.
         attn_bias: an `AttentionBias` of this module; or a tensor that expands to [B, H, M, N], [B, M, N] of one head or
-            [B, G, H, M, N] of groups, in which -inf is no edge. Where sequences are packed in one row, B is 1.
+            [B, G, H, M, N] of groups, in which -inf is not an edge. Where sequences are packed in one row, B is 1.
         p: the probability that a weight is dropped.
         scale: default 1 / sqrt(K).
         op: no effect. output_dtype: of the result; default that of the query.
@@ -156,7 +156,7 @@ class AttentionBias:
 
     @property
     def window(self) -> tuple[int, int]:
-        """How many keys before and behind its own a query attends to; -1 is no limit."""
+        """How many keys before and after its own a query attends to; -1 is no limit."""
         return -1, -1
 
     def documents(self, num_queries: int, num_keys: int) -> tuple[list[int], list[int], list[int]]:

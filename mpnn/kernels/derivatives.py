@@ -185,7 +185,7 @@ def _by_formula(gradients: Any, upstream: Any) -> Any:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
-    """What torch's scaled dot product attention computes, by differentiable operations."""
+    """Computes torch's scaled dot product attention by differentiable operations."""
     wide = torch.promote_types(query.dtype, torch.float32)
     q, k, v = (x.to(wide) for x in (query, key, value))
     if q.shape[-3] != k.shape[-3]:

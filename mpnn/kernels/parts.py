@@ -1,6 +1,6 @@
 """Parts of nodes that attend within themselves: packed texts, documents, the items of a batch, windows of an image.
 
-nodes     0 1 2 3 4 5 6 7          lengths 3, 5: one part behind the other; `order` is None
+nodes     0 1 2 3 4 5 6 7          lengths 3, 5: one part after the other; `order` is None
 parts     a a a b b b b b
 nodes     0 1 2 3 4 5 6 7          lengths 4, 4 and the order 0 2 4 6 1 3 5 7
 parts     a b a b a b a b
@@ -23,7 +23,7 @@ class Parts:
     Args:
         lengths: the number of nodes of each part, int64 [P], none of them 0.
         is_causal: each node receives from the nodes of its part up to itself. Parts of one node are of both kinds.
-        order: the nodes part by part, int64 [N]; None if each part lies behind the one before.
+        order: the nodes part by part, int64 [N]; None if each part follows the one before.
         keys: the first source of each part, counted from its first node, and the number of its sources, int64 [P] each;
             None if they are all of its nodes. Other nodes are padding, which is received by none.
     """
@@ -98,14 +98,14 @@ class Parts:
         return [nodes[size == n].reshape(-1, n) for n in self.sizes[0]]
 
     def repeated(self, count: int) -> "Parts":
-        """The parts of `count` items of a batch, one behind the other; their nodes must be in order."""
+        """The parts of `count` items of a batch, one after the other; their nodes must be in order."""
         assert self.order is None
         return Parts(np.tile(self.lengths, count), self.is_causal)
 
     @cached_property
     def table(self) -> Ints:
-        """What kernels read of each part: its first node, its length, its first source and the number of its sources,
-        int64 [P, 4].
+        """Returns the numbers of each part for kernels: its first node, its length, its first source and the number of
+        its sources, int64 [P, 4].
 
         Raises:
             ValueError: if a part has no sources, or sources that are not among its nodes.

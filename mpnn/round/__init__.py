@@ -50,7 +50,8 @@ class NodeBias:
     forgetting transformer (Lin et al. 2025, arXiv:2503.02130), are as accurate as the numbers are.
 
     Args:
-        dst: [..., N_dst, H]. src: [..., N_src, H]. H may be 1, for a number that all heads share. None is no number.
+        dst: [..., N_dst, H]. src: [..., N_src, H]. H may be 1, for a number that all heads share. None stands for
+        zeros.
     """
 
     dst: Tensor | None = None
@@ -58,7 +59,7 @@ class NodeBias:
 
 
 class Result(NamedTuple):
-    """What a round returns, by name; None for each that it does not return.
+    """The results of a round, by name; None for each that it does not return.
 
     Fields:
         out: [..., N_dst, H, D]. weights: before dropout, [..., E, H] in the caller's edge order. lse: the logarithm of
@@ -340,7 +341,7 @@ def _is_equal(x: Any, default: Any) -> bool:
 
 @cache
 def _readers(kind: Any) -> "tuple[attrgetter[Any], attrgetter[Any]]":
-    """What reads the fields that hold tensors, and all others that hold plain values."""
+    """Returns readers of the fields that hold tensors, and of all others, which hold plain values."""
     return attrgetter(*kind.roles), attrgetter(*(field.name for field in _plain_fields(kind)))
 
 
@@ -411,8 +412,8 @@ def _score_form(score: Any) -> tuple[Hashable, ...]:
 
 
 def plain_form(name: str, x: Any, default: Any) -> Hashable:
-    """What plans depend on of a field without tensors: its value, or of a number that is read in each call, its sign
-    and whether it is the default."""
+    """Returns the part of a field without tensors that plans depend on: its value, or of a number that is read in each
+    call, its sign and whether it is the default."""
     form = _FORMS.get(name)
     return _plain_forms((x,), (default,))[0] if form is None else form(x)
 
@@ -465,14 +466,16 @@ def _rate_form(rate: float) -> Hashable:
 
 
 def table_form(x: EmbeddingTable) -> tuple[Any, ...]:
-    """What plans depend on of a table of edges but for its tensor. A rule that is equal only to itself is not kept."""
+    """Returns the part of a table of edges that plans depend on, without its tensor. A rule that is equal only to
+    itself is not kept."""
     rule = x.relation
     of_rule: Hashable = rule if rule is None or rule.is_value else (type(rule), rule.count)
     return type(x), of_rule
 
 
 def _aggregator_form(x: object) -> Hashable:
-    """What decides which backends support an aggregator: its type, its declared attributes, and its parts."""
+    """Returns the facts that decide which backends support an aggregator: its type, its declared attributes, and its
+    parts."""
     declared = tuple(getattr(x, name, None) is not None for name in ("combine", "identity", "gradient"))
     parts = x.parts if isinstance(x, Composed) else ()
     return type(x), declared, has_own(x, "reduce"), tuple(map(_aggregator_form, parts))

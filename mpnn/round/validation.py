@@ -325,7 +325,7 @@ def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> No
 
 
 def score(score: Any) -> None:
-    """Raises TypeError if this is no score."""
+    """Raises TypeError if this is not a score."""
     if (
         isinstance(score, type)
         or not is_dataclass(score)

@@ -50,7 +50,7 @@ continues. A training that diverges returns a curve that ends with an infinite e
 
 @dataclass
 class Result:
-    """What a graph reached.
+    """The result of a graph.
 
     rate: its best learning rate. curves: by seed. dropped_after: the seconds of each training when it dropped out, or
     None if it is one of the last.
@@ -230,7 +230,7 @@ def compare(
     Args:
         graphs: names that `train` understands. rates: learning rates to try. seeds: of weights and batches.
         budget: seconds for training steps in all; validations come on top.
-        report: called with a sentence before each round.
+        report: called with a line of text before each round.
 
     Raises:
         ValueError: if there is no graph, rate or seed, or the budget is not positive.

@@ -36,8 +36,8 @@ class Queries(NamedTuple):
 
 
 def queries(form: str, pairs: Tensor, relation: Tensor) -> list[Queries]:
-    """What is asked about links [2, L] of types [L], of a `form` of `LinkRanker`: the destinations of sources, and of
-    directed links the sources of destinations too. Both ends of an undirected link are sources."""
+    """Returns the queries about links [2, L] of types [L], of a `form` of `LinkRanker`: the destinations of sources,
+    and of directed links the sources of destinations too. Both ends of an undirected link are sources."""
     src, dst = pairs
     if form == "undirected":
         return [Queries(torch.cat([src, dst]), relation.repeat(2), torch.cat([dst, src]), False)]
@@ -135,7 +135,7 @@ class LinkTraining:
 
     @torch.no_grad()
     def scorers(self) -> tuple[Score, Answers]:
-        """What the model makes of pairs and queries, from all links for training."""
+        """Returns the scores of pairs and of queries by the model, from all links for training."""
         model = self.model.eval()
         z = model.encode(self.graph, self.x)
         return (
@@ -210,7 +210,7 @@ def ranking_loss(model: Any, z: Tensor, asked: Queries, known: KnownAnswers) -> 
 @torch.no_grad()
 def filtered_ranks(training: LinkTraining, part: Part, answers: Answers, *, most: int | None = None) -> Tensor:
     """The rank of the answer of each query about a part [Q], 1 at best, among the nodes that are no other answer in any
-    part (Bordes et al. 2013). Equal scores count as half before it and half behind.
+    part (Bordes et al. 2013). Equal scores count as half before it and half after.
 
     most: the number of queries of each kind that are ranked, evenly spaced among all.
     """

@@ -1,4 +1,4 @@
-"""Linear maps by the quicker product: torch's or oneDNN's (`mpnn/kernels/dense/onednn.py`).
+"""Linear maps by the faster product: torch's or oneDNN's (`mpnn/kernels/dense/onednn.py`).
 
 The choice compares prices, as that of a backend does: nanoseconds of a call, of a multiplication with addition, and of
 a number of a weight that is read. `costs.json` has them for processors of one family, `mpnn tune` measures those of
@@ -26,14 +26,14 @@ _RECORDING = 60e3  # nanoseconds that torch takes in a training step for a map w
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` by the quicker product. Parameters, their names and initialization are those of `nn.Linear`."""
+    """`nn.Linear` by the faster product. Parameters, their names and initialization are those of `nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` by the quicker product: x [..., K], weight [N, K], bias [N] -> [..., N]. Narrow maps
+    """`F.linear(x, weight, bias)` by the faster product: x [..., K], weight [N, K], bias [N] -> [..., N]. Narrow maps
     are padded where the bits of torch's product depend on the number of rows, or on where they lie in memory."""
     is_matrix = isinstance(weight, Tensor) and weight.dim() == 2  # torch has the sentence for anything else
     out = by_onednn(x, weight, bias)
@@ -46,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool = False) -> Tensor | None:
-    """`F.linear(x, weight, bias)` by oneDNN where this is quicker, or None where torch is to compute it.
+    """`F.linear(x, weight, bias)` by oneDNN where this is faster, or None where torch is to compute it.
 
     Torch computes maps in other dtypes than float32 and on other devices, maps of few rows, of subclasses of tensors,
     under autocast, in forward-mode derivatives and `torch.func`, and in programs that are traced or compiled. It
@@ -125,7 +125,7 @@ def least_rows(depth: int, width: int, threads: int, is_learned: bool = False) -
     does for the weight is divided by the rows, so more rows favor it.
 
     Args:
-        is_learned: the weight requires a gradient. Then oneDNN runs where it is quicker with the backward pass. It does
+        is_learned: the weight requires a gradient. Then oneDNN runs where it is faster with the backward pass. It does
             not depend on whether a call records one, so that checkpointing computes the same bits again.
     """
 

@@ -1,6 +1,6 @@
 """The viewer: one HTML file that shows a graph, what its nodes learn from, attention over it, and its plan.
 
-Its browser side is written in TypeScript, in `viewer/` beside this file, and is installed prebuilt as
+Its browser side is written in TypeScript, in `viewer/` next to this file, and is installed prebuilt as
 `static/viewer.js`. The page needs no network and no server.
 """
 

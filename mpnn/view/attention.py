@@ -85,7 +85,7 @@ class Recording:
         self._shares.append(sum(float(kept.sum()) for _, kept in strongest) / total if total else 1.0)
 
     def data(self) -> dict[str, Any]:
-        """What `viewer/src/data.ts` calls AttentionGraph."""
+        """Returns the AttentionGraph of `viewer/src/data.ts`."""
         if len(self.heads) != self.layers:
             raise ValueError(f"{len(self.heads)} of {self.layers} layers gave attention weights; the viewer needs all")
         index = np.dtype("<u2" if self.size <= _SMALL_INDEX else "<u4")
@@ -106,7 +106,7 @@ class Recording:
 
 
 def attention(subject: Subject, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """What `viewer/src/data.ts` calls AttentionData: recordings over the same subject."""
+    """Returns the AttentionData of `viewer/src/data.ts`: recordings over the same subject."""
     heads = recordings[0].heads
     for other in recordings[1:]:
         if other.heads != heads:

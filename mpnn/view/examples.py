@@ -28,7 +28,7 @@ _CALLS = re.compile(r"[A-Za-z_]\w*(?=\()")
 
 
 def examples() -> list[dict[str, Any]]:
-    """What `viewer/src/data.ts` calls Example."""
+    """Returns the Example of `viewer/src/data.ts`."""
     return [_example(*one) for one in EXAMPLES]
 
 
@@ -45,6 +45,6 @@ def needs_runs(expression: str) -> bool:
 
 
 def runs(graph: Graph) -> dict[str, str]:
-    """What `viewer/src/data.ts` calls RunsData."""
+    """Returns the RunsData of `viewer/src/data.ts`."""
     arrays = {name: getattr(graph.runs, name).astype("<i4").tobytes() for name in ("ptr", "start", "stop")}
     return {name: b64encode(array).decode("ascii") for name, array in arrays.items()}

@@ -22,7 +22,7 @@ noscript { display: block; max-width: 40rem; margin: 3rem auto; font: 1rem/1.5 s
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows.
+    """The content of a page.
 
     Attributes:
         title, subtitle: its heading, and a sentence below.

@@ -1,4 +1,4 @@
-"""What attends in the Attention pane: the tokens of a text, the patches of an image, or the nodes of a graph.
+"""The subjects of the Attention pane: the tokens of a text, the patches of an image, or the nodes of a graph.
 
 `viewer/src/data.ts` has the same three, and `viewer/src/panes/subject.ts` the drawing of each.
 """

@@ -51,7 +51,7 @@ _SECONDS = 5.0  # after which no larger size is planned
 
 
 def plan_data(topology: Topology, n: int, num_src: int | None = None) -> dict[str, Any]:
-    """What `viewer/src/data.ts` calls PlanData: forward passes of 8 heads of 64 features, in float32, on CPU.
+    """Returns the PlanData of `viewer/src/data.ts`: forward passes of 8 heads of 64 features, in float32, on CPU.
 
     Nothing is run. Sizes to which the topology cannot be bound are left out."""
     chosen = _plan(topology.bind(n, num_src))

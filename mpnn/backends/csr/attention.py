@@ -43,7 +43,7 @@ def refusal(round: Round) -> str | None:
 
 
 def unsupported(round: Round) -> str | None:
-    """What the kernels of no device compute."""
+    """Returns why the kernels of every device refuse a round."""
     score = round.score
     value = round.value
     if round.heads == 0:
@@ -110,7 +110,7 @@ _READ_OF_SCORES = frozenset({"query", "key", "dst", "src", "vector", "scale", "s
 
 
 class _Shared(NamedTuple):
-    """What all rounds of one form share."""
+    """The data that all rounds of one form share."""
 
     heads: int
     kind: int
@@ -210,8 +210,8 @@ def _run(shared: _Shared, round: Round) -> Result:
 
 
 def _on_edges(round: Round, own: Operands) -> tuple[dict[str, Tensor], dict[str, EdgeTypes]]:
-    """What the kernel reads for each edge or edge type, by its name in `Tensors`, and the edge types of tables. It
-    looks up one table of biases; all other biases are summed."""
+    """Returns the kernel's operands for each edge or edge type, by its name in `Tensors`, and the edge types of tables.
+    It looks up one table of biases; all other biases are summed."""
     graph = round.graph
     dtype = round.accumulate_dtype
     table = next((b for b in round.bias if isinstance(b, EmbeddingTable)), None)

@@ -135,7 +135,7 @@ def _reference(form: Round, types: dict[str, Tensor], *tensors: Any) -> tuple[Te
 
 
 def _edge_keys(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
-    """What edges add to keys: numbers [B, E, H] of an additive score, else as `_vectors`."""
+    """Returns the terms that edges add to keys: numbers [B, E, H] of an additive score, else as `_vectors`."""
     if data is not None and isinstance(round.score, AdditiveScore):
         return on_device.per_edge(on_device.numbers(data, round), round.heads, round), None
     return _vectors(data, round)

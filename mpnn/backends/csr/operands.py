@@ -1,4 +1,4 @@
-"""What a score brings to the row kernels of either device, and the score of such operands again."""
+"""The operands of a score for the row kernels of either device, and the score of such operands."""
 
 from typing import Any, NamedTuple
 

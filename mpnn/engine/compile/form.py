@@ -291,7 +291,7 @@ def unflatten(call: Call, graph: Graph) -> Round:
 
 
 def _value(kind: str, detail: Any, tensors: Iterator[Tensor], numbers: Iterator[float], clips: Iterator[int]) -> Any:
-    """What a field holds."""
+    """Returns the value of a field."""
     if kind in _TABLES:
         relation = Offset(next(clips)) if detail == "offset" else None if detail == "graph" else _object(detail)
         return _TABLES[kind](next(tensors), relation)

@@ -76,7 +76,8 @@ MASKS: dict[str, Callable[..., Tensor]] = {
 
 
 def run_in_trace(mode: ProxyTorchDispatchMode, op: Any, types: Any, arguments: Any, options: Any) -> Any:
-    """What torch records of `torch.ops.mpnn.run` in a program: the operator, or in an export to ONNX, standard ones.
+    """Returns the result that torch records for `torch.ops.mpnn.run` in a program: the operator, or in an export to
+    ONNX, standard ones.
 
     A table of decompositions would do it too, but with one Inductor refuses the operator where the environment variable
     `CI` is set.

@@ -1,4 +1,4 @@
-"""What a rewrite is: an equality between the result of a round and the results of others."""
+"""The base class of rewrites: equalities between the result of a round and the results of others."""
 
 from collections.abc import Callable
 from typing import ClassVar, Protocol
@@ -13,7 +13,7 @@ Finish = Callable[[Result], Result]
 
 
 class Runner(Protocol):
-    """What runs the earlier rounds of a rewrite. The plan passes one that records them and computes nothing."""
+    """Runs the earlier rounds of a rewrite. The plan passes one that records them and computes nothing."""
 
     def __call__(self, round: Round) -> Result:
         """The result of a round; while planning, stand-ins of the same shapes without memory."""

@@ -67,7 +67,7 @@ def _empty(kind: Any, build: Callable[[Any], Any]) -> Any:
 
 
 def rebound(function: Any, functions: dict[str, Any]) -> Any:
-    """A forward pass with other functions behind some of the global names that it calls. Its decorators stay."""
+    """A forward pass with other functions under some of the global names that it calls. Its decorators stay."""
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
         names = _names_in_a_module(function.__module__, functions)
@@ -89,7 +89,7 @@ def _copy(function: Any, names: dict[str, Any], closure: Any) -> Any:
 
 
 def _names_in_a_module(module: str, functions: dict[str, Any]) -> dict[str, Any]:
-    """The global names of a module with other functions behind some of them. torch.compile looks global names up in
+    """The global names of a module with other functions under some of them. torch.compile looks global names up in
     `sys.modules`, so they are those of a module there."""
     ours = ModuleType(f"mpnn_{module.replace('.', '_')}")
     names = vars(ours)
@@ -100,7 +100,7 @@ def _names_in_a_module(module: str, functions: dict[str, Any]) -> dict[str, Any]
 
 
 def called(forward: Any, known: Any) -> list[str]:
-    """The names among `known` of functions that a forward pass of transformers calls, behind its decorators."""
+    """The names among `known` of functions that a forward pass of transformers calls, inside its decorators."""
     forward = inspect.unwrap(forward)
     if not isinstance(forward, FunctionType) or not forward.__module__.startswith("transformers."):
         return []

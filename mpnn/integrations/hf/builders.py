@@ -36,7 +36,7 @@ def _builder(rule: Callable[Concatenate[Ints, int, P], Any]) -> Callable[P, Topo
 
 @_builder
 def band(i: Ints, num_src: int, left: int | None, right: int | None) -> Any:
-    """j - i is in [-left, right]; None is no limit."""
+    """j - i is in [-left, right]; None means no limit."""
     return [(0 if left is None else i - left, num_src if right is None else i + right + 1)]
 
 
@@ -100,7 +100,7 @@ def tree(i: Ints, num_src: int, parents: bytes, inner: Topology) -> Runs:
 
 @_builder
 def placed(i: Ints, num_src: int, topology: Topology, first: int = 0, first_key: int = 0, causal: bool = False) -> Runs:
-    """A user's topology over the tokens from `first` on, behind the padding; keys before `first_key` are not cached.
+    """A user's topology over the tokens from `first` on, after the padding; keys before `first_key` are not cached.
     Binding it raises ValueError as `bound` does, and where a cache does not hold what it attends to."""
     runs = bound(topology, max(num_src - first, 0), causal)
     rows = i - first

@@ -45,7 +45,7 @@ IRREPLACEABLE = (
 
 
 class Rule(NamedTuple):
-    """What the tokens of one sequence attend to.
+    """The topology of the tokens of one sequence.
 
     is_causal: no edges from later tokens. is_special: it has a part that no topology can replace. positions: of packed
     sequences, int64 by token, within which the topology is. parents: of the tokens of a tree, likewise.
@@ -87,7 +87,7 @@ class Rule(NamedTuple):
         return Rule(tree(parents, self.topology), is_causal=True, parents=parents)
 
     def replaced(self, topology: Topology, first: int, first_key: int, causal: bool) -> Topology:
-        """A user's topology instead of this one, with the first token behind the padding. `causal`: it must have no
+        """A user's topology instead of this one, with the first token after the padding. `causal`: it must have no
         edges from later tokens if this one has none."""
         if self.is_special:
             raise ValueError(IRREPLACEABLE)
@@ -144,7 +144,7 @@ class Described(NamedTuple):
         return [special(_below(entry), *self.sizes[2:]) for entry in zip(*blocks, strict=True)]
 
     def _allowed(self, start: int, count: int) -> Tensor:
-        """What the function allows in some rows, bool [B, 1, count, keys]."""
+        """Returns the pairs that the function allows in some rows, bool [B, 1, count, keys]."""
         _, keys, first_query, first_key = self.sizes
         allowed = compat.sdpa_mask(
             self.batch,
@@ -177,7 +177,7 @@ def as_band(function: Callable[..., Any]) -> Band | None:
 
 @lru_cache(maxsize=256)
 def banded(left: int | None, right: int | None) -> Rule:
-    """j - i is in [-left, right]; None is no limit."""
+    """j - i is in [-left, right]; None means no limit."""
     return Rule(band(left, right), is_causal=right == 0)
 
 
@@ -242,7 +242,7 @@ def _maker(function: Any) -> str:
 
 
 def _closure(function: Any) -> dict[str, Any]:
-    """What a function has from the one that made it."""
+    """Returns the variables that a function has from the one that made it."""
     if not getattr(function, "__closure__", None):
         return {}
     names = function.__code__.co_freevars

@@ -1,4 +1,4 @@
-"""What this integration needs of transformers beyond its public interface, checked when it is imported."""
+"""The parts of transformers beyond its public interface that this integration needs, checked at import."""
 
 import inspect
 import sys

@@ -3,7 +3,7 @@
 A layer keeps its class: its instance gets another `forward`, an object that runs the kernel where this computes what
 the class would, and the class's own code in all other calls. A layer is recognized by the names of its maps and norms,
 and is taken only if both ways give the same numbers for a few tokens. A decoder's layer runs so over whole texts; it
-fills an empty cache, and tokens behind those of a cache take the ordinary way.
+fills an empty cache, and tokens after those of a cache take the ordinary way.
 
 What the kernel replaces may change between two calls: modules, hooks, numbers such as `eps`, the configuration, the
 code of the classes. When a layer is learned, a witness (`mpnn/graph/witness.py`) reads all of it, and it reads it again
@@ -151,8 +151,8 @@ def runs_here(module: nn.Module) -> bool:
 
 
 def _find(module: nn.Module) -> _Names | None:
-    """Where a layer has its parts; None if it is no such layer, has a `forward` of its own or a topology, or there is
-    no kernel for its sizes."""
+    """Where a layer has its parts; None if it is not such a layer, has a `forward` of its own or a topology, or there
+    is no kernel for its sizes."""
     if "forward" in vars(module):
         return None
     names = next((names for names in _FAMILIES if _matches(module, names)), None)
@@ -212,7 +212,7 @@ class Forward(Constant):
         self._left = 0  # calls that are left to the class before it is learned again
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was learned is neither copied nor saved."""
+        """Returns no state: the compiled layer is neither copied nor saved."""
         return vars(self) | {"_known": None}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -404,7 +404,7 @@ class _Form(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What is known while the witness holds. No layer: its class computes it."""
+    """The compiled layer, valid while the witness holds. No layer: its class computes it."""
 
     witness: Witness
     layer: _Layer | None

@@ -85,7 +85,7 @@ def attend(
     attention_mask: Mask | Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What transformers calls for each attention layer; see `transformers.AttentionInterface`.
+    """Runs an attention layer of transformers; see `transformers.AttentionInterface`.
 
     query [B, H, queries, D]; key, value [B, H_kv, keys, D]. Returns out [B, queries, H, D], and with output_attentions
     the weights [B, H, queries, keys].
@@ -235,7 +235,7 @@ def texts_of(mask: Any, options: dict[str, Any], shape: tuple[int, int]) -> pack
 def _without_graph(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
 ) -> Tensor | None:
-    """Attention by torch's kernel alone, [B, queries, H, D]; None if the layer needs a graph.
+    """Attention by torch's kernel only, [B, queries, H, D]; None if the layer needs a graph.
 
     A short forward pass and a new token make no graph and no plan: the pairs of the mask say which keys the kernel
     takes. For several queries, it is the kernel that the plan for such a graph has chosen.
@@ -321,7 +321,7 @@ def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Grap
 
 
 def _biases(call: _Call, bias: Tensor | None, graph: Graph, is_flat: bool) -> Any:
-    """What is added to the logits of the edges, as `mpnn.ops.attend` takes it."""
+    """Returns the biases of the edges, as `mpnn.ops.attend` takes them."""
     per_edge = None if bias is None else _per_edge(bias, graph, is_flat, call.sizes[0])
     if (by_offset := call.by_offset) is None:
         return per_edge
@@ -483,7 +483,7 @@ def graph_of(module: nn.Module) -> Any:
 
 
 def _setting(module: nn.Module, name: str) -> Any:
-    """What the configuration of an attention layer says, or None."""
+    """Returns a setting of the configuration of an attention layer, or None."""
     config = getattr(module, "config", None)
     if config is None or torch.compiler.is_compiling():
         return getattr(config, name, None)

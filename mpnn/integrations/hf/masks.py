@@ -62,7 +62,8 @@ class Pairs:
     _added: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def added(self, dtype: torch.dtype) -> Tensor:
-        """What is added to the logits, 0 or -inf, of the shape of `allowed`. All layers of a forward pass share it."""
+        """Returns the bias of the logits, 0 or -inf, of the shape of `allowed`. All layers of a forward pass share
+        it."""
         if dtype not in self._added:
             assert self.allowed is not None
             keys = self.allowed.shape[-1]
@@ -251,7 +252,7 @@ class Mask:
 
     def pairs_in_program(self, keys: int, on_gpu: bool) -> Pairs | None:
         """`pairs` while a program is traced, so that no number of a mask can be read. `on_gpu`: the features are in 16
-        bits on a GPU, where torch's kernel is the quickest over all tokens, and CUDA graphs capture it."""
+        bits on a GPU, where torch's kernel is the fastest over all tokens, and CUDA graphs capture it."""
         if not isinstance(self.function, tuple) or self.texts is not None or keys != self.sizes.keys:
             return None
         if self.place is None and not on_gpu:
@@ -318,7 +319,7 @@ class Mask:
         return [entry.tobytes() for entry in self.padding.cpu().numpy()]
 
     def _topology(self, b: int, instead: Instead | None, keys: int) -> Topology:
-        """What an entry of the batch attends to."""
+        """Returns the topology of an entry of the batch."""
         rule = self.rules[b]
         allowed = None if self._padding is None else self._padding[b]
         topology = rule.topology
@@ -451,7 +452,7 @@ def _check_not_capturing(what: str) -> None:
 def mask(
     batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: Any = 0, **options: Any
 ) -> Mask | Tensor:
-    """What transformers calls to create a mask; see `transformers.AttentionMaskInterface`.
+    """Creates a mask for transformers; see `transformers.AttentionMaskInterface`.
 
     Returns a tensor of bools if the model demands one, to compute with: it allows no skip of a mask that needs none.
     """
@@ -554,7 +555,7 @@ def _has_tensors(
     **_: Any,
 ) -> bool:
     """Whether the mask function may contain tensors: packed sequences, blocks and a model's own functions, for which
-    transformers skips no mask; and chunks, which begin behind the padding. A traced program cannot look inside. For a
+    transformers skips no mask; and chunks, which begin after the padding. A traced program cannot look inside. For a
     static cache, transformers skips no mask either."""
     is_chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
     return is_chunked or not (allow_is_causal_skip or allow_is_bidirectional_skip or is_static)

@@ -759,7 +759,7 @@ for _original in _OURS:
 
 
 def is_ours(layer: nn.Module) -> bool:
-    """Whether this is an attention layer of ours. The others of ours contain one."""
+    """Whether this is an attention layer of mpnn. The others of mpnn contain one."""
     return type(layer) in _THEIRS and type(layer) not in _CONTAINERS
 
 

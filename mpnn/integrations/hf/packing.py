@@ -1,6 +1,6 @@
 """How one pass of a model is divided into texts: the one place of this integration that knows it.
 
-Packed texts stand one behind the other in a row. A call says where they begin by `seq_idx`, by `cu_seq_lens_q`, or by
+Packed texts stand one after the other in a row. A call says where they begin by `seq_idx`, by `cu_seq_lens_q`, or by
 `position_ids` that restart. `Divided`, the forward pass that `use` gives each model of transformers, reads this once
 and keeps it as the `Packing` of the pass, because many families drop these keywords on the way to their layers. Masks,
 attention and recurrent layers find it by `of`.
@@ -182,7 +182,7 @@ def of(options: Mapping[str, Any], shape: tuple[int, int]) -> Packing | None:
 
 
 def _said(options: Mapping[str, Any], shape: tuple[int, int]) -> Packing | None:
-    """What the keywords of a call say."""
+    """Returns the division that the keywords of a call describe."""
     name = next((name for name in NAMES if options.get(name) is not None), None)
     if name is None:
         return None
@@ -381,7 +381,7 @@ def default_positions(model: Any, input_ids: Tensor) -> Tensor:
 
 
 def _numbers(embeddings: Any) -> Callable[[Tensor], Tensor] | None:
-    """The function by which embeddings of a family number tokens [B, N], behind their padding; None if they have
+    """The function by which embeddings of a family number tokens [B, N], after their padding; None if they have
     none."""
     name = "create_position_ids_from_input_ids"
     make = getattr(embeddings, name, None) or getattr(sys.modules[type(embeddings).__module__], name, None)
@@ -443,8 +443,8 @@ class _Inputs:
 
 
 def _of_layer_around(layer: nn.Module) -> _Input | None:
-    """What the layers around this one had when this backward pass computed them again, if all had the same: where
-    checkpoints are nested, the input of the inner one is new."""
+    """Returns the division that the layers around this one had when this backward pass recomputed them, if all had the
+    same: where checkpoints are nested, the input of the inner one is new."""
     if torch._C._current_graph_task_id() != _PASS.task:
         return None
     layers = [(outer(), packing) for outer, packing in _PASS.again]

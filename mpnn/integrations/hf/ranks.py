@@ -95,7 +95,7 @@ class Shares(DynamicCache):
 
 
 class Whole(NamedTuple):
-    """What a pass of a model knows of the whole sequence: the number of tokens, how many are new, which of them are not
+    """The whole sequence of a pass of a model: the number of tokens, how many are new, which of them are not
     padding, bool [B, tokens], or None if all, and the cache."""
 
     tokens: int

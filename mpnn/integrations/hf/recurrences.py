@@ -9,7 +9,7 @@ On CUDA the recurrences run by Triton, also under `torch.autocast` and in compil
 state by a token, and convolutions that are not of packed texts, stay transformers' there.
 
 Packed texts (`packing.py`) are documents of the graph `causal() & documents(lengths)`: gates and convolutions begin
-anew in each. transformers refuses them without its CUDA packages. Layers that mix tokens by code of their own compute
+again in each. transformers refuses them without its CUDA packages. Layers that mix tokens by code of their own compute
 one text after the other.
 """
 
@@ -567,7 +567,7 @@ def _without_fusion(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Choice(NamedTuple):
-    """A function of ours, the same as a break of a compiled program, and that of transformers."""
+    """A function of mpnn, the same as a break of a compiled program, and that of transformers."""
 
     ours: Callable[..., Any]
     uncompiled: Callable[..., Any]

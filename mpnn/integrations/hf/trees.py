@@ -86,7 +86,7 @@ class Rollouts:
     """Collates groups, each a mapping with the tokens of a "prompt" and a list of "answers", into one row for a decoder
     in place: `input_ids`, `labels` and `position_ids`, int64 [1, N], and a `TreeMask` as `attention_mask`.
 
-    The row holds a prompt without its last token, then each answer behind a copy of that token, which predicts the
+    The row holds a prompt without its last token, then each answer after a copy of that token, which predicts the
     answer's first one. So labels shift by one along the row, as models shift them: `model(**batch).loss` is the mean
     over the tokens of all answers. Labels of other tokens are -100. An answer without tokens takes no place.
 

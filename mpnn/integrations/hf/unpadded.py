@@ -97,7 +97,7 @@ class _WithoutPadding:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What the trainer of transformers chooses the columns of a dataset by."""
+        """Returns the signature by which the trainer of transformers chooses the columns of a dataset."""
         _, *rest = _signature(self.model).parameters.values()
         return inspect.Signature(rest)
 
@@ -169,7 +169,7 @@ class Texts(NamedTuple):
 
 
 def _pooled(model: Any, states: Tensor) -> Tensor:
-    """What the model makes of the first state of each text of states [B, N, D]."""
+    """Returns the pooled output of the first state of each text of states [B, N, D]."""
     if isinstance(model.pooler, nn.Linear):  # ALBERT
         return model.pooler_activation(model.pooler(states[:, 0]))
     return model.pooler(states)
@@ -186,7 +186,7 @@ def _signature_of(forward: Callable[..., Any]) -> inspect.Signature:
 
 
 def _arguments(signature: inspect.Signature, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """What a call gives, by name."""
+    """Returns the arguments of a call, by name."""
     bound = signature.bind(*args, **options).arguments
     del bound["self"]
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")

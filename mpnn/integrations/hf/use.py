@@ -45,8 +45,9 @@ _TRIAL_TOKENS = 512  # tokens over which a topology is tried at once; a run trie
 
 
 class Handle:
-    """What `use` changed, which its `repr` lists. `restore()` changes it back. `maps` is the number of linear maps that
-    run by the quicker product, and `replaced` the topology that the model had until its own masks took its place."""
+    """The changes that `use` made, which its `repr` lists. `restore()` changes it back. `maps` is the number of linear
+    maps that run by the faster product, and `replaced` the topology that the model had until its own masks took its
+    place."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -98,7 +99,7 @@ def use(
     layers: bool = True,
     frozen: bool = False,
 ) -> Handle:
-    """Runs the attention layers of a transformers model by `mpnn.ops.attend`, its linear maps by the quicker product,
+    """Runs the attention layers of a transformers model by `mpnn.ops.attend`, its linear maps by the faster product,
     and whole layers by one compiled call, in place.
 
     Args:
@@ -124,13 +125,13 @@ def use(
         classes: classes of your own modules around encoders that ignore their states at padding, as a pooling by the
             attention mask does. Encoders in other modules keep their padding unless `unpad` is True.
         maps: whether linear maps (`nn.Linear` and GPT-2's `Conv1D`, not their subclasses) run by oneDNN where this is
-            quicker than torch's product (`maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
+            faster than torch's product (`maps.py`): in float32 on CPU, on processors of AMD with AVX-512 or where
             `mpnn tune` measured it. They stay the same objects. `torch.jit.script` is refused until `restore()`.
         layers: whether whole layers (BERT, RoBERTa, DistilBERT, ALBERT, ViT, CLIP's and BART's encoders, GPT-2, OPT,
             Llama and others with their parts) run by one compiled call each, in inference in float32 on a CPU, over
             their own masks. Each call reads their weights where they lie, and looks whether modules, hooks, numbers,
             configuration and code are as they were when the layer was compared with its class: after a change it is
-            compared again. Calls that need more run as before: tokens behind those of a cache, gradients, hooks on a
+            compared again. Calls that need more run as before: tokens after those of a cache, gradients, hooks on a
             layer's modules, `output_attentions`, autocast, a topology. So do layers whose changes could not be seen,
             with buffers, quantized weights or objects of unknown kinds.
         frozen: your promise that no weight changes, which would allow copies of weights in another layout. None is
@@ -144,7 +145,7 @@ def use(
         `model.set_attn_implementation("sdpa")`, the model has its own masks, and so has what it saves.
 
     Raises:
-        TypeError: if `model` is no model of transformers, or the graph is of another type.
+        TypeError: if `model` is not a model of transformers, or the graph is of another type.
         ValueError: if attention layers of the model do not dispatch, or there are none; if no layer reads the graph; if
             the model has cross-attention and the graph does not say for which attention; if a topology cannot be
             written as text, depends on the length (`random`, `bigbird`), or has edges from later tokens in a decoder;
@@ -363,7 +364,7 @@ def _has_graph(model: PreTrainedModel) -> bool:
 
 
 def _ignores_padding(module: nn.Module) -> bool:
-    """Whether this is a model of sentence-transformers that reads the states of tokens only: by pooling behind the
+    """Whether this is a model of sentence-transformers that reads the states of tokens only: by pooling after the
     transformer, or by the head of a classifier."""
     if not type(module).__module__.startswith("sentence_transformers."):
         return False
@@ -488,7 +489,7 @@ def from_hf(
         graph, causal, unpad, maps, layers: as for `use`, which changes a model in place.
 
     Raises:
-        TypeError: if `hf_model` is no model of transformers.
+        TypeError: if `hf_model` is not a model of transformers.
         ValueError: if its weights are on the meta device; and as `use`.
     """
     if not isinstance(hf_model, PreTrainedModel):

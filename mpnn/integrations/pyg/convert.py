@@ -130,7 +130,7 @@ class ConvOperator(nn.Module):
     def _edge_arguments(
         self, edge_attr: Tensor | None, num_edges: int, own: Tensor | None, edge_type: Tensor | None
     ) -> dict[str, Any]:
-        """What the convolution takes for each edge, by name; `own` are the attributes of the graph."""
+        """Returns the arguments of the convolution for each edge, by name; `own` are the attributes of the graph."""
         name = self.edge_input
         owner = type(self.conv).__name__
         if name is None or name == "edge_type":

@@ -429,7 +429,7 @@ class TransformerConv(Replacement, pyg.TransformerConv):
 
 class EdgeMessages(Replacement):
     """Messages that the convolution's own `message` computes for each edge; only their aggregation is replaced. Sums
-    and means of a message for each edge are left to PyTorch Geometric, which is quicker without a graph."""
+    and means of a message for each edge are left to PyTorch Geometric, which is faster without a graph."""
 
     several_aggregators = True
 
@@ -643,7 +643,7 @@ def _scaled(module: Any, out: Tensor, graph: Graph) -> Tensor:
 
 
 def _factors(module: Any, graph: Graph, dtype: torch.dtype) -> list[Tensor | None]:
-    """Those of a `DegreeScalerAggregation`, [N, 1]; None: ones."""
+    """Returns the factors of a `DegreeScalerAggregation`, [N, 1]; None: ones."""
     degree = graph.cached("in-degree", graph.degree).to(dtype)[:, None]
     linear = module.avg_deg_lin
     log = module.avg_deg_log

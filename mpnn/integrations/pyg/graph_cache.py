@@ -123,7 +123,7 @@ def _ends(edges: Any) -> Tensor:
 
 
 def _copy_of(integers: Tensor) -> Tensor:
-    """An int64 copy, which nobody else writes to: kernels do not check it again."""
+    """An int64 copy, which no other code writes to: kernels do not check it again."""
     return integers.detach().to(torch.int64, copy=True)
 
 

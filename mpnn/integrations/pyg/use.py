@@ -14,12 +14,12 @@ from mpnn.integrations.pyg.convolutions import REPLACEMENTS, Replacement, unknow
 
 @dataclass
 class Report:
-    """What `use` replaced.
+    """The convolutions that `use` replaced.
 
     Attributes:
         replaced: name of the module -> class of the convolution.
         left: name of the module -> why it stays PyTorch Geometric's.
-        maps: number of the linear maps that run by the quicker product.
+        maps: number of the linear maps that run by the faster product.
     """
 
     replaced: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Report:
 
 
 def use(model: nn.Module, *, backend: str = "auto", maps: bool = True) -> Report:
-    """Runs the convolutions of a PyTorch Geometric model on mpnn's kernels, and its linear maps by the quicker product,
+    """Runs the convolutions of a PyTorch Geometric model on mpnn's kernels, and its linear maps by the faster product,
     in place.
 
     A replaced convolution stays the same object: it gets a subclass of its class. Its parameters, `state_dict`, hooks,
@@ -68,7 +68,7 @@ def use(model: nn.Module, *, backend: str = "auto", maps: bool = True) -> Report
         backend: "auto", or the name of a backend, for all its replaced convolutions, those of an earlier call included.
             A named backend runs, or raises an error that states the reason.
         maps: whether linear maps (`nn.Linear` and PyTorch Geometric's `Linear`, not their subclasses) run by oneDNN
-            where this is quicker than torch's product (`mpnn/update/maps.py`). They stay the same objects.
+            where this is faster than torch's product (`mpnn/update/maps.py`). They stay the same objects.
 
     Returns:
         A report with `replaced`, `left`, `maps` and `restore()`.

@@ -1,4 +1,4 @@
-"""What the Triton kernels of several families share: `tensors` (loads and stores of tiles), `dropout` (which edges are
+"""Shared by the Triton kernels of several families: `tensors` (loads and stores of tiles), `dropout` (which edges are
 kept), `schedule` (which program takes which rows, and how many at once), `launch` (later calls of the same shapes start
 what the first compiled).
 

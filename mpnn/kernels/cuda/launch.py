@@ -14,8 +14,8 @@ _MOST = 256  # kept launches: a loop over ever other shapes must not fill the me
 
 
 class Arguments(NamedTuple):
-    """What follows the tensors in the call of a kernel: `numbers` by position and `constants` by name, in the order of
-    its parameters. `programs` and `warps`: how many, and how many each has. `stages`: of loads in a loop.
+    """The arguments that follow the tensors in the call of a kernel: `numbers` by position and `constants` by name, in
+    the order of its parameters. `programs` and `warps`: how many, and how many each has. `stages`: of loads in a loop.
     `registers`: the most of a thread, None for no limit."""
 
     programs: int

@@ -51,7 +51,7 @@ def sample_neighbors(
         seed: seed and node decide which edges are kept.
 
     Raises:
-        ValueError: fanout is below -1, a row lies outside the columns, or a column is no node.
+        ValueError: fanout is below -1, a row lies outside the columns, or a column is not a node.
     """
     if fanout < -1:
         raise ValueError(f"fanout must be a number of in-neighbors, or -1 for all; got {fanout}")

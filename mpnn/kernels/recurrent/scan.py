@@ -6,7 +6,7 @@
 states that enter and leave. On CPU `mpnn/kernels/cpu/{scan,delta_rule,feature_gates}.cpp` compute them and state the
 formulas. They advance in chunks of nodes. Within a chunk the logits are materialized, so that all work is matrix
 products; few states are in memory. NaN in a source can reach rows of its chunk that do not attend to it. On CUDA
-`cuda/chunks` beside this file computes recurrences, or node by node `cuda/recurrence.py` those that chunks do
+`cuda/chunks` next to this file computes recurrences, or node by node `cuda/recurrence.py` those that chunks do
 not serve (`in_chunks`). Torch operations compute linear attention there (`_scan`), as on other devices and where no
 library was compiled, which refuse recurrences.
 """
@@ -461,7 +461,7 @@ def _parameters(
     heads: int,
     ends: tuple[int, ...],
 ) -> tuple[_Parameters, Any]:
-    """What both passes read, and what must live as long: the parameters hold addresses only."""
+    """Returns the parameters of both passes, and the tensors that must live as long: parameters hold addresses."""
     batch, nodes, _, width = query.shape
     p = _Parameters(heads, 1, 1, batch, nodes, width, value.shape[-1], scale)
     features = [_readable(x) for x in (query, key, value)]

@@ -1,5 +1,5 @@
 """The selective scan of Mamba-1: a recurrence with a gate for each channel and state, as a differentiable function of
-tensors. `mpnn/kernels/cpu/selective_scan.cpp` computes it on CPU, `cuda/selective_scan.py` beside this file on CUDA.
+tensors. `mpnn/kernels/cpu/selective_scan.cpp` computes it on CPU, `cuda/selective_scan.py` next to this file on CUDA.
 """
 
 from collections.abc import Sequence
@@ -205,7 +205,7 @@ def _scan(
 
 
 def _parameters(tensors: Sequence[Tensor], starts: Any) -> _Parameters:
-    """What both passes read. It holds addresses only: the caller keeps the tensors."""
+    """Returns the parameters of both passes. They hold addresses only: the caller keeps the tensors."""
     x, dt, A, B, C, state = tensors
     p = _Parameters(*x.shape, len(A), address(x), address(dt), *x.stride()[:2], *dt.stride()[:2])
     p.A, p.B, p.C, p.state = map(address, (A, B, C, state))

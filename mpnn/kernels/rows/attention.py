@@ -287,7 +287,7 @@ def _plain(*tensors: Tensor | None) -> Iterator[Any]:
 def _readable(spec: Spec, *tensors: Tensor | None) -> Tensors:
     """The inputs of the forward pass. A copy of keys and values costs more than it saves where few edges read them, as
     those of a new token read a cache with heads outside of nodes. Numbers of nodes are read where they lie, which may
-    be beside other numbers of the node."""
+    be next to other numbers of the node."""
     values: Any = tensors[0]
     is_additive = spec.score == ADDITIVE
     few = not is_additive and spec.rows.num_edges <= values.shape[-3]

@@ -56,7 +56,7 @@ class RowReduce(Fused):
     value [B, N_src, H * D], float32, float64 or, without an `Associative`, bfloat16, contiguous; weight [B or 1, E, H],
     contiguous, in the caller's edge order, or None for ones; `rows` are the edges by destination, `columns` those by
     source, or None if there is no backward pass. `kind` is one of KINDS, or an `Associative`. bfloat16 is summed in
-    float32, which is the dtype of weights beside it. `reference`: an equal function of value and weight, see `Fused`.
+    float32, which is the dtype of weights next to it. `reference`: an equal function of value and weight, see `Fused`.
     The derivatives of sums and means are sums to any order, which kernels compute.
     """
 
@@ -217,7 +217,7 @@ class EdgeList:
         return out
 
     def share(self, dtype: torch.dtype) -> Tensor:
-        """What an edge counts in the mean of its node, [rows, 1, 1], after a mean of this dtype."""
+        """Returns the weight of each edge in the mean of its destination, [rows, 1, 1], after a mean of this dtype."""
         return self._shares[dtype]
 
     def keep_share(self, share: Tensor) -> None:
@@ -345,7 +345,7 @@ def _adjoint_by_torch(
 
 
 def _elementwise(function: Any, d_out: Tensor, other: Tensor) -> Tensor:
-    """`function(d_out, other)`, in memory that is quick to write where no gradient is recorded."""
+    """`function(d_out, other)`, in memory that is fast to write where no gradient is recorded."""
     if torch.is_grad_enabled():
         return cast(Tensor, function(d_out, other))
     return cast(Tensor, function(d_out, other, out=empty(other, *d_out.shape)))

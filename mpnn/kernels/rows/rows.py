@@ -135,7 +135,7 @@ class Rows:
         return degree[:, None]
 
     def share(self, dtype: torch.dtype) -> Tensor:
-        """What an edge counts in the mean of its node, [rows, 1]."""
+        """Returns the weight of each edge in the mean of its destination, [rows, 1]."""
         share = self._shares.get(dtype)
         if share is None:
             share = self._shares[dtype] = self.degree.to(dtype).reciprocal()

@@ -254,7 +254,7 @@ class Repeated:
 def _parameters(
     tensors: tuple[Any, ...], scale: float, softcap: float | None, dropout: Dropout | None, layout: Layout
 ) -> _Parameters:
-    """What both passes read. It holds addresses only: the caller keeps the tensors."""
+    """Returns the parameters of both passes. They hold addresses only: the caller keeps the tensors."""
     p, (query, key, value, table, bias, dst_bias, src_bias, out, lse) = _Parameters(), tensors
     p.batch, p.num_dst, p.heads, p.width = query.shape
     _, p.num_src, p.key_heads, p.value_width = value.shape

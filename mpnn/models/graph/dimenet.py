@@ -63,7 +63,7 @@ class DimeNet(Model):
         """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
         `cell` [3, 3] is that of a periodic graph of `graphs.radius`, [G, 3, 3] those of the graphs of a batch.
         Raises ValueError for self-loops, and for atoms at the same place: neither has angles. In a cell, an edge from
-        an atom's own image has a length and is no such loop."""
+        an atom's own image has a length and is not such a loop."""
         if cell is None and torch.any(graph.ends[0] == graph.ends[1]):
             raise ValueError("DimeNet's graph must have no self-loops, which have no angles; graphs.radius makes none")
         line = graph.derive(line_graph, False, num_dst=graph.num_edges, num_src=graph.num_edges)

@@ -1,4 +1,4 @@
-"""GAT: additive attention over the in-neighbors of each node. GATv2: one that ranks them for each node anew."""
+"""GAT: additive attention over the in-neighbors of each node. GATv2: one that ranks them for each node again."""
 
 from functools import partial
 

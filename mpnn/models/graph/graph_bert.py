@@ -149,7 +149,8 @@ class GraphBert(Model):
         return self.head(h.mean(-2)) + logits
 
     def _residuals(self, x: Tensor, subgraphs: Subgraphs) -> tuple[Tensor, Tensor | float]:
-        """What is added to each layer, [T, k + 1, dim] or [T, 1, dim], and to the logits, [T, classes] or zero."""
+        """Returns the residuals of each layer, [T, k + 1, dim] or [T, 1, dim], and to the logits, [T, classes] or
+        zero."""
         if isinstance(self.residual, nn.Linear):
             return F.embedding(subgraphs.nodes, self.residual(x)), 0.0
         if subgraphs.graph is None:

@@ -24,7 +24,7 @@ class Hetero(nn.Module):
         reduce: "sum", "mean", "max" or "min".
 
     Raises:
-        ValueError: if there is no layer, or `reduce` is no name of these.
+        ValueError: if there is no layer, or `reduce` is not one of these names.
     """
 
     def __init__(self, layers: Mapping[EdgeKind, nn.Module], reduce: str = "sum") -> None:

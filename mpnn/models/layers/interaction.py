@@ -31,7 +31,7 @@ def interaction(
 
 
 class Processor(Model):
-    """What models of nodes and edges with states share: both are embedded, and go through interactions."""
+    """The base of models of nodes and edges with states: both are embedded, and go through interactions."""
 
     embed: nn.Module
     embed_edge: nn.Module
@@ -79,7 +79,7 @@ def mlp(
 def rest_of_mlp(
     dim: int, out_dim: int, hidden: int, activation: Callable[[], nn.Module], *, norm: bool = True
 ) -> nn.Sequential:
-    """What follows the first linear map of such an MLP."""
+    """Returns the modules after the first linear map of such an MLP."""
     layers: list[nn.Module] = []
     for k in range(hidden):
         layers += [activation(), Linear(dim, out_dim if k == hidden - 1 else dim)]

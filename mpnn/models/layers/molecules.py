@@ -1,4 +1,4 @@
-"""What models of atoms share: functions of distances, the readout of a molecule, and forces."""
+"""Shared by models of atoms: functions of distances, the readout of a molecule, and forces."""
 
 import math
 from typing import Any
@@ -72,7 +72,7 @@ class RadialBasis(nn.Module):
 
 
 class RadialFilter(nn.Module):
-    """What `RadialBasis` returns -> a weight for each edge and feature: an MLP of the Gaussians, times the cutoff."""
+    """The result of `RadialBasis` -> a weight for each edge and feature: an MLP of the Gaussians, times the cutoff."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

@@ -265,7 +265,7 @@ def _launch(kernel: Any, ctx: Any, state: Tensor, nodes: int, log_gate: Tensor |
 
 
 def _crossing(edges: Tensor, entering: Tensor | None, ends: tuple[int, ...]) -> Tensor:
-    """The sums [B, N, ...] over the edges that begin before a node of a document and end at it or behind it, of `edges`
+    """The sums [B, N, ...] over the edges that begin before a node of a document and end at it or after it, of `edges`
     [B, N, ...]: those that end at a node, less those that begin there. From the end, where the sum is 0; if the last
     state has a gradient, in the last document from the start, where it is `entering` [B, ...]."""
     edges = edges.double()

@@ -5,7 +5,7 @@ states the formulas. Each channel and state has a gate of its own, so nothing he
     backward    passed, walk           passed (of gradients, from the end), walk (from the end)       gradients
 
 `passed` goes through the nodes of each chunk, all chunks at once. Its first call finds what a chunk adds to the state
-behind it, `walk` joins these from chunk to chunk, and its second call writes y. Because a gate is `exp(dt A)`, the
+after it, `walk` joins these from chunk to chunk, and its second call writes y. Because a gate is `exp(dt A)`, the
 product of the gates of a chunk is that of a sum of steps. The backward pass computes states again instead of keeping
 them.
 

@@ -139,7 +139,7 @@ class _RowAttention(Fused):
 
 
 class _Upstream(NamedTuple):
-    """What the forward pass left, and the gradients that arrive. lse and delta [B, N_dst, H] are of softmax; delta is
+    """The results of the forward pass, and the incoming gradients. lse and delta [B, N_dst, H] are of softmax; delta is
     None until a kernel computes it."""
 
     out: Tensor

@@ -244,7 +244,7 @@ class _Features(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What all kernels of a backward pass read."""
+    """The operands of all kernels of a backward pass."""
 
     inputs: _Inputs
     options: Options

@@ -1,4 +1,4 @@
-"""What happens at the pairs of a tile: loads, products, logits, edges and dropout. Used by `forward` and
+"""The computation at the pairs of a tile: loads, products, logits, edges and dropout. Used by `forward` and
 `backward`.
 
     x_ij = softcap * tanh(scale * <q_i, k_j> / softcap) + table[h, i - j + N_src - 1] + bias[h, e] + dst_i + src_j
@@ -202,7 +202,7 @@ def logits(
 
 @triton.jit
 def factor(table, bias, dst_bias, scale, softcap):
-    """What makes results of `logits` logits of base 2."""
+    """Returns the factor that makes results of `logits` logits of base 2."""
     if (softcap is not None) or (table is not None) or (bias is not None) or (dst_bias is not None):
         return LOG2E
     else:
@@ -237,7 +237,7 @@ def gradients(
     softcap, num_dst, num_src, ROWS: tl.constexpr, COLUMNS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PARTIAL: tl.constexpr, KEYS_DOWN: tl.constexpr, PLANES: tl.constexpr,
 ):  # fmt: skip
-    """Of pairs of a tile, see `backward`: the weights w behind dropout; the gradients dx of logits; those of
+    """Of pairs of a tile, see `backward`: the weights w after dropout; the gradients dx of logits; those of
     scaled products, before the softcap; whether each is an edge; and its number.
 
     a, b: as for `logits`. c, d: values and gradients of results, in the same order.

@@ -85,7 +85,7 @@ def _union(start: Ints, stop: Ints) -> Ints:
 
 
 def _expand(start: Ints, stop: Ints) -> Ints:
-    """The integers of all intervals, one interval behind the other."""
+    """The integers of all intervals, one interval after the other."""
     length = stop - start
     before = np.cumsum(length) - length
     return np.repeat(start - before, length) + np.arange(int(length.sum()))

@@ -359,7 +359,7 @@ def _write(out: Tensor, x: _Operands, p: _Pass) -> None:
 
 
 def _gradients(x: _Operands, p: _Pass, d_out: Tensor, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Those of query, key and value, [B, N, H, ...], and of log_gate, beta and state."""
+    """Returns the gradients of query, key and value, [B, N, H, ...], and of log_gate, beta and state."""
     query, key = rows(x.query, p.heads), rows(x.key, p.heads)
     early_query = rows(x.early_query, p.heads) if x.by_feature else query
     late_key = rows(x.late_key, p.heads) if x.by_feature else key

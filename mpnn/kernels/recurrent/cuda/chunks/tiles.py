@@ -1,4 +1,4 @@
-"""What the kernels of chunks share: tiles of nodes, products, and the gates between the nodes of a chunk.
+"""Shared by the kernels of chunks: tiles of nodes, products, and the gates between the nodes of a chunk.
 
     from_start_i = gate_first ... gate_i      to_end_i = gate_(i+1) ... gate_last      D_ij = gate_(j+1) ... gate_i
 

@@ -1,4 +1,4 @@
-"""What a chunk of nodes knows without the state that enters it: one program for each chunk, head and batch entry.
+"""The results of a chunk of nodes without the state that enters it: one program for each chunk, head and batch entry.
 
     gates      from_start, to_end: of gates a head
     scores     P_ij = sum_f q_if D_ijf k_jf for i >= j     A_ij = sum_f k_if D_ijf k_jf for i > j: of gates a feature
