@@ -108,7 +108,7 @@ def _packed_texts(graph: Graph) -> tuple[Packing | None, bool]:
 
 
 def _text_by_text(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, texts: Packing) -> Tensor:
-    """Each text by the kernel that computes it alone: so its states have the same bits in any company."""
+    """Each text by the kernel that computes it alone: so its states have the same bits in any batch."""
     form = is_causal, _learns(query, key, value), *((x.shape[1], x.shape[3], x.dtype) for x in (query, key, value))
     division = texts.divided.get(form)
     if division is None:
@@ -159,7 +159,7 @@ def _scale(query: Tensor, scale: float | None) -> float:
 
 
 def _row(query: Tensor, key: Tensor, pairs: Pairs, by_offset: OffsetBias | None) -> Tensor | None:
-    """What is added to the logits of one query, [B or 1, H or 1, 1, keys]; None for zeros."""
+    """Returns the bias of the logits of one query, [B or 1, H or 1, 1, keys]; None for zeros."""
     if by_offset is None:
         return None if pairs.allowed is None else pairs.added(query.dtype)
     row = by_offset.row(pairs.start, key.shape[2], query)
