@@ -1,4 +1,4 @@
-"""Plans rounds whose form is new, and teaches the steps of theirs."""
+"""Plans rounds whose form is new, and teaches the steps of their forms."""
 
 from collections.abc import Callable
 from functools import partial
