@@ -28,6 +28,7 @@ P = ParamSpec("P")
 _MAX_GRAPHS = 256  # graphs
 _OBJECT = 4096  # bytes of a graph without any array, roughly
 _SURVEY = 8  # values cached for each graph, after which all graphs are measured: to look at one takes 20 us
+_LEAST = 8  # graphs, for as many of which values are cached before that, if there are fewer
 _SMALL = 1 << 14  # edges of a list, up to which it waits for this
 _ATOMS = (str, bytes, int, float, type(None), type, torch.dtype, torch.device, ModuleType, nn.Module)
 
@@ -126,7 +127,7 @@ class BindCache:
         molecules, which is often gone before the next call.
         """
         self._derived = csr.DERIVATIONS[0]
-        if self._derived - self._surveyed >= _SURVEY * len(self._entries):
+        if self._derived - self._surveyed >= _SURVEY * max(len(self._entries), _LEAST):
             self._surveyed = self._derived
             self._measure(list(self._entries.values()))
         else:

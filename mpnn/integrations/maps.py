@@ -31,7 +31,11 @@ class Forward(Constant):
             return type(self.module).forward(self.module, input)
         module: Any = calling(self.module)
         kind: Any = type(module)
-        out = maps.by_onednn(input, module.weight, module.bias, _is_transposed(kind))
+        # What is computed (parametrized, pruned) is no parameter of the map, and left to its class.
+        parameters = module._parameters
+        out = None
+        if "weight" in parameters and "bias" in parameters:
+            out = maps.by_onednn(input, parameters["weight"], parameters["bias"], _is_transposed(kind))
         return kind.forward(module, input) if out is None else out
 
 

@@ -605,7 +605,7 @@ def _aggregated(graph: Graph, x: Tensor, reduce: Any, weight: Tensor | None, bac
 
 def _inverse_root(degree: Tensor, dtype: torch.dtype) -> Tensor:
     """`degree^-1/2` as a column, 0 where the degree is."""
-    return torch.where(degree > 0, degree.to(dtype).rsqrt(), 0.0)[:, None]
+    return degree.to(dtype).rsqrt().masked_fill_(degree == 0, 0.0)[:, None]
 
 
 def _reducers(module: Any) -> list[Any] | None:
@@ -686,7 +686,12 @@ def _with_loops(graph: Graph, ordered: bool) -> Graph:
     """The graph with one self-loop per node. With `ordered`, loops come after all other edges."""
     if not (ordered or graph.is_explicit) and graph.num_dst == graph.num_src:
         return graph.with_self_loops()
-    ends = add_self_loops(remove_self_loops(graph.ends)[0], num_nodes=min(graph.num_dst, graph.num_src))[0]
+    ends = graph.ends
+    others = ends[0] != ends[1]
+    if not bool(others.all()):
+        ends = ends[:, others]
+    nodes = torch.arange(min(graph.num_dst, graph.num_src), device=ends.device)
+    ends = torch.cat([ends, nodes.expand(2, -1)], 1)
     return Graph.from_edges(ends, graph.num_dst, graph.num_src)
 
 
