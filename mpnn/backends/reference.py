@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from mpnn.backends import edge_list
-from mpnn.backends.csr import edges
+from mpnn.backends import edge_list, edge_orders
 from mpnn.backends.edge_list import Kernels
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR
@@ -82,7 +81,7 @@ _KERNELS = Kernels(_products, _sums)
 
 
 def _rows(round: Round) -> tuple[Rows, Rows]:
-    return edges.in_order(round.graph, transposed=False), edges.in_order(round.graph, transposed=True)
+    return edge_orders.in_order(round.graph, transposed=False), edge_orders.in_order(round.graph, transposed=True)
 
 
 def _flat(x: Tensor, round: Round) -> Tensor:

@@ -31,6 +31,6 @@ def test_the_specification_supports_every_row() -> None:
 
 def test_a_backend_that_begins_to_refuse_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "softcap is out of order today"
-    monkeypatch.setattr(csr.attention, "SERVES", csr.attention.SERVES - {"softcap"})
-    monkeypatch.setattr(csr.attention, "REASONS", {"softcap": reason}, raising=False)
+    monkeypatch.setattr(csr.ATTENTION["cpu"], "SERVES", csr.ATTENTION["cpu"].SERVES - {"softcap"})
+    monkeypatch.setattr(csr.ATTENTION["cpu"], "REASONS", {"softcap": reason})
     assert reason in updated(PAGE.read_text())

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from row_cases import (  # noqa: F401 - fixtures
+    AGGREGATION,
+    ATTENTION,
     BOTH,
     CLOSE,
     CPU,
@@ -39,8 +41,7 @@ from torch import Tensor
 from watched import COPIES, LOOKS, Watched
 
 from mpnn import engine, graphs, ops
-from mpnn.backends import csr, edge_list
-from mpnn.backends.csr import cuda_attention, cuda_reduce, edges as edge_orders, on_device
+from mpnn.backends import csr, edge_list, edge_orders
 from mpnn.engine import plan
 from mpnn.graph import Graph, rng
 from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
@@ -165,7 +166,7 @@ def test_hubs_are_divided_and_put_together_again(make: Callable[[Graph], Round],
         cuts = torch.from_numpy(row_attention.chunks_of(edges, 1).cuts)
         assert int((cuts < edges.ptr[1]).sum()) > 10  # a hub lies in more than ten chunks
     else:
-        for edges in (on_device.rows(graph), on_device.columns(graph)()):
+        for edges in (edge_orders.rows_on_gpu(graph), edge_orders.columns_on_gpu(graph)()):
             assert edges.divided.slots >= 2
     check(kernels, make(graph), CLOSE_IN_HUBS)
 
@@ -432,11 +433,11 @@ def test_places_beyond_two_to_the_31_are_reached(kernels: Kernels) -> None:
     value.copy_(torch.arange(12).view(3, 1, 4))
     graph = graphs.from_edges(torch.tensor([[2, 1, 0], [0, 0, 2]], device=kernels.device), 3)
     given = Round(graph, value.requires_grad_(), Dot(value, value, 0.01))
-    out = cuda_attention.run(given)[0]
+    out = ATTENTION.run(given)[0]
     near = value.detach().contiguous()
-    assert out.equal(cuda_attention.run(Round(graph, near, Dot(near, near, 0.01)))[0])
+    assert out.equal(ATTENTION.run(Round(graph, near, Dot(near, near, 0.01)))[0])
     assert out[2].tolist() == [[0.0, 1.0, 2.0, 3.0]]
-    summed = cuda_reduce.run(Round(graph, value.detach(), normalize="none"))[0]
+    summed = AGGREGATION.run(Round(graph, value.detach(), normalize="none"))[0]
     assert summed[0].tolist() == [[12.0, 14.0, 16.0, 18.0]]
 
 

@@ -33,8 +33,7 @@ from torch import Tensor
 from mpnn import MessagePassing, engine, graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, segment_sum
 from mpnn.attention import Degree
-from mpnn.backends import csr, edge_list
-from mpnn.backends.csr import edges as edge_orders
+from mpnn.backends import csr, edge_list, edge_orders
 from mpnn.engine import dispatch
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable

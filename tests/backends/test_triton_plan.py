@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpnn import graphs
 from mpnn.backends import csr
-from mpnn.backends.csr import cuda_attention
 from mpnn.engine.plan import plan, refusal as why_not
 from mpnn.graph import Graph
 from mpnn.round import Round
@@ -30,7 +29,7 @@ installed_triton = version("triton") if find_spec("triton") else ""
 
 def test_features_wider_than_its_kernels_take_are_refused() -> None:
     wide = moved(replace(dot(scattered()), value=leaf(10, 3, 5000)), TRITON.device)
-    assert "at most 4,096 wide, and these are 5,000 wide" in why_not(cuda_attention, wide)
+    assert "at most 4,096 wide, and these are 5,000 wide" in why_not(csr.ATTENTION["cuda"], wide)
 
 
 def on_cuda(graph: Graph, kind: str) -> Round:
@@ -119,7 +118,7 @@ plain = given.Round(
     attending.graph, given.halves(9, 2, 8), bias=(given.halves(100, 2),), normalize="none", reduce=Max()
 )
 for request in (attending, plain):
-    backend = given.cuda_reduce if given.csr.reduce.is_plain(request) else given.cuda_attention
+    backend = given.AGGREGATION if given.csr.is_plain(request) else given.ATTENTION
     backend.run(request).out.sum().backward()
 from mpnn.kernels.recurrent.cuda.recurrence import Recurrence
 x = given.leaf(1, 9, 2, 8)

@@ -430,8 +430,7 @@ def updated(text: str) -> str:
 
     def serves(backend: Backend, device: str) -> frozenset[str]:
         if backend is csr:
-            halves = (csr.reduce, csr.attention) if device == "cpu" else (csr.cuda_reduce, csr.cuda_attention)
-            return halves[0].SERVES | halves[1].SERVES
+            return csr.AGGREGATION[device].SERVES | csr.ATTENTION[device].SERVES
         return {"cpu": tiles.cpu, "cuda": tiles.cuda}[device].SERVES if backend is tiles else backend.SERVES
 
     causal = GRAPHS["causal"]

@@ -7,7 +7,6 @@
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import interpreter
@@ -20,7 +19,6 @@ from torch.nn import functional as F
 from mpnn import engine, graphs
 from mpnn.aggregate import Mean
 from mpnn.backends import csr
-from mpnn.backends.csr import cuda_attention, cuda_reduce
 from mpnn.engine import choice
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
@@ -60,11 +58,12 @@ def check_key(
     kernel[(given.programs,)](*tensors, *given.numbers, **given.constants, num_warps=given.warps)
 
 
+ATTENTION, AGGREGATION = csr.ATTENTION["cuda"], csr.AGGREGATION["cuda"]
 if INTERPRETED:  # on CPU tensors, which the compiled kernels do not take
     interpreter.mend()
     Launches.start = check_key  # type: ignore[method-assign]
-    cuda_attention.SERVES |= {"cpu"}
-    cuda_reduce.SERVES |= {"cpu"}
+    ATTENTION.SERVES |= {"cpu"}
+    AGGREGATION.SERVES |= {"cpu"}
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ class Kernels:
     """The kernels for one kind of device: the backend's functions for attention and for plain aggregation."""
 
     device: str
-    attention: ModuleType
-    reduce: ModuleType
+    attention: Any
+    reduce: Any
 
 
 class Triton:
@@ -82,8 +81,8 @@ class Triton:
     NAME = "csr"
 
     @staticmethod
-    def half(given: Round) -> ModuleType:
-        return cuda_reduce if csr.reduce.is_plain(given) else cuda_attention
+    def half(given: Round) -> csr.Way:
+        return AGGREGATION if csr.is_plain(given) else ATTENTION
 
     def serves(self, given: Round) -> tuple[frozenset[str], dict[str, str]]:
         return self.half(given).SERVES, self.half(given).REASONS
@@ -98,7 +97,7 @@ class Triton:
 
 
 CPU = Kernels("cpu", csr, csr)
-TRITON = Kernels("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda", cuda_attention, cuda_reduce)
+TRITON = Kernels("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda", ATTENTION, AGGREGATION)
 BOTH = [pytest.param(CPU, id="cpu"), pytest.param(TRITON, id="triton", marks=MARKS)]
 SEED = torch.tensor(2**60 + 7)
 # Sums of at most 60 float64 terms of size about 10, twice over (softmax, then values): 60 * 10 * 2 * 1.1e-16 < 2e-13.

@@ -1,11 +1,15 @@
-"""The edges of a graph in the orders that CPU kernels read, cached on the graph."""
+"""The edges of a graph in the orders that kernels read, cached on the graph. Those of CPU kernels are `Rows`, those of
+GPU kernels `Sorted`."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.csr import CSR, inverse
+from mpnn.graph.csr import CSR, inverse, sorted_by
 from mpnn.graph.edge_tables import EmbeddingTable
+from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.kernels.rows.attention import EdgeTypes
 from mpnn.kernels.rows.rows import Rows
 
@@ -81,3 +85,38 @@ def _by_type(graph: Graph, table: EmbeddingTable) -> Rows:
     slot = types.argsort(stable=True)
     ptr = torch.cat([slot.new_zeros(1), torch.bincount(types, minlength=len(table.table)).cumsum(0)])
     return Rows(ptr, csr.row[slot].int(), slot if csr.edge_id is None else csr.edge_id[slot], slot)
+
+
+# ------------------------------------------------------------------------------------------------ on a GPU
+
+
+def rows_on_gpu(graph: Graph) -> Sorted:
+    """The edges by destination."""
+    return graph.cached("device rows", lambda: _sorted(graph.csr, graph.num_src))
+
+
+def columns_on_gpu(graph: Graph) -> Callable[[], Sorted]:
+    """A function that returns the edges sorted by source."""
+    return lambda: graph.cached("device columns", lambda: _sorted(graph.csc, graph.num_dst))
+
+
+def _sorted(edges: CSR, num_cols: int) -> Sorted:
+    return Sorted(edges.ptr, edges.col, edges.edge_id, num_cols)
+
+
+def types_on_gpu(table: EmbeddingTable, graph: Graph) -> Tensor:
+    """The type of each edge, [E], in the caller's order."""
+    return table.cached(graph, "device edge types", lambda: graph.csr.to_caller(table.ids(graph)))
+
+
+def by_type_on_gpu(table: EmbeddingTable, graph: Graph) -> Callable[[], Sorted]:
+    """A function that returns the edges, numbered in the caller's order, sorted by edge type."""
+    count = len(table.table)
+
+    def build() -> Sorted:
+        types = types_on_gpu(table, graph)
+        sources = torch.arange(len(types), device=types.device)
+        edges = sorted_by(types, sources, count, len(types))
+        return Sorted(edges.ptr, edges.col, None, len(types))
+
+    return lambda: table.cached(graph, ("device edges by type", count), build)
