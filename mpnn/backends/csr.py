@@ -6,7 +6,6 @@ kernels of `mpnn.kernels.rows`, by operations of torch, which autograd different
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +15,8 @@ from torch.nn import functional as F
 
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.backends import edge_orders, reference
-from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, priced
+from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases
+from mpnn.backends.way import Way
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, total
 from mpnn.graph.modes import is_transformed
@@ -39,22 +39,6 @@ _BEYOND_CACHE = 1 << 24  # the same for attention
 _TOGETHER = 1024  # most components of all heads that run on a GPU as one head if there are no weights
 
 
-@dataclass
-class Way:
-    """How rounds of one kind run on one kind of device. `bytes`: of working memory. `bind`: the function that runs all
-    rounds of a form."""
-
-    SERVES: frozenset[str]
-    refusal: Callable[[Round], str | None]
-    counts: Callable[[Round], Counts]
-    bytes: Callable[[Round], float]
-    bind: Callable[[Round], Callable[[Round], Result]]
-    REASONS: dict[str, str] = field(default_factory=dict)
-
-    def run(self, round: Round) -> Result:
-        return self.bind(round)(round)
-
-
 def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
     if round.value.device.type not in ATTENTION:
         return frozenset(), {}
@@ -71,8 +55,7 @@ def counts(round: Round) -> Counts:
 
 
 def estimate(round: Round) -> Estimate:
-    way = _way(round)
-    return priced(round.value.device, NAME, way.counts(round), way.bytes(round))
+    return _way(round).estimate(round)
 
 
 def bind(round: Round) -> Callable[[Round], Result]:
@@ -296,14 +279,17 @@ _AGGREGATION = FLOATS | AGGREGATES | on_edges("bias") | {
     "keep_accumulate_dtype",
 }  # fmt: skip
 AGGREGATION = {
-    "cpu": Way(_AGGREGATION, _refuse_to_aggregate, _count_aggregation, _bytes_of_aggregation, _bind_aggregation),
+    "cpu": Way(
+        NAME, _AGGREGATION, {}, _refuse_to_aggregate, _count_aggregation, _bytes_of_aggregation, _bind_aggregation
+    ),
     "cuda": Way(
+        NAME,
         (_AGGREGATION | {"cuda"}) - {"cpu", "own aggregate"},
+        {"own aggregate": f"on CUDA it runs {', '.join(KINDS.values())}, and not {{aggregate}}"},
         lambda round: unavailable(round.value, round.tensors),
         _count_aggregation_on_gpu,
         _bytes_of_aggregation_on_gpu,
         lambda round: _aggregate_on_gpu,
-        {"own aggregate": f"on CUDA it runs {', '.join(KINDS.values())}, and not {{aggregate}}"},
     ),
 }
 
@@ -760,17 +746,18 @@ _ATTENTION = (
        "node_ids", "explicit graph", "gradient"}
 )  # fmt: skip
 ATTENTION = {
-    "cpu": Way(_ATTENTION, _refuse_to_attend, _count_attention, _bytes_of_attention, _bind_attention),
+    "cpu": Way(NAME, _ATTENTION, {}, _refuse_to_attend, _count_attention, _bytes_of_attention, _bind_attention),
     "cuda": Way(
+        NAME,
         (_ATTENTION | {"cuda"}) - {"cpu", "node_ids", "bias by nodes"},
-        lambda round: _unsupported(round) or unavailable(round.value, round.tensors),
-        _count_attention_on_gpu,
-        _bytes_of_attention_on_gpu,
-        lambda round: _attend_on_gpu,
         {
             "bias by nodes": "on CUDA it does not add biases of nodes",
             "node_ids": "on CUDA its dropout hashes the numbers of nodes in the part, not in the whole graph",
         },
+        lambda round: _unsupported(round) or unavailable(round.value, round.tensors),
+        _count_attention_on_gpu,
+        _bytes_of_attention_on_gpu,
+        lambda round: _attend_on_gpu,
     ),
 }
 SERVES = AGGREGATION["cpu"].SERVES | ATTENTION["cpu"].SERVES | {"cuda"}  # on some device and in one way

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpnn import Topology, engine, graphs
-from mpnn.backends.tiles import cpu, cuda, split
+from mpnn.backends import tiles
 from mpnn.engine.plan import choose
 from mpnn.engine.rewrites.fold_stacked import fold
 from mpnn.graph import Graph
@@ -32,21 +32,21 @@ def round_over(graph: Graph, batch: tuple[int, ...] = (2,), heads: tuple[int, in
 def always(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every graph of runs is split. Returns a list of the numbers of pieces that were merged."""
     merged: list[int] = []
-    merge = split.merge
+    merge = tiles._merge
 
-    def counted(pieces: split.Pieces, *results: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def counted(pieces: tiles.Pieces, *results: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         merged.append(len(pieces.row))
         return merge(pieces, *results)
 
-    def pieces_of(round: Round) -> split.Pieces | None:
-        return split.pieces(Graph.from_runs(round.graph.runs))
+    def pieces_of(round: Round) -> tiles.Pieces | None:
+        return tiles._split(Graph.from_runs(round.graph.runs))
 
-    monkeypatch.setattr(split, "merge", counted)
-    monkeypatch.setattr(split, "_MIN_LENGTH", 0)
-    monkeypatch.setattr(split, "_few", lambda runs: False)
-    monkeypatch.setattr(cpu, "_pieces", pieces_of)
-    monkeypatch.setattr(cpu, "refusal", lambda round: None)  # scattered cliques run, too
-    monkeypatch.setattr(cpu, "counts", lambda round: {"piece number": 1.0})
+    monkeypatch.setattr(tiles, "_merge", counted)
+    monkeypatch.setattr(tiles, "_MIN_LENGTH", 0)
+    monkeypatch.setattr(tiles, "_few", lambda runs: False)
+    monkeypatch.setattr(tiles, "_pieces", pieces_of)
+    monkeypatch.setattr(tiles.WAYS["cpu"], "refusal", lambda round: None)  # scattered cliques run, too
+    monkeypatch.setattr(tiles, "_count_on_cpu", lambda round: {"piece number": 1.0})
     return merged
 
 
@@ -77,6 +77,17 @@ def test_split_destinations_agree_with_the_specification(
         torch.testing.assert_close(found[1], expected[1], atol=1e-10, rtol=1e-10)
 
 
+def test_derivatives_of_second_order_over_split_destinations(always: list[int]) -> None:
+    round = round_over(graphs.global_nodes([2, 5]).bind(13), (), (2, 2))
+    seconds = []
+    for backend in ("tiles", "edge_list"):
+        loss = engine.run(round, backend)[0].sin().sum()
+        first = torch.autograd.grad(loss, round.tensors, create_graph=True)
+        seconds.append(torch.autograd.grad(sum(x.square().sum() for x in first), round.tensors))
+    assert len(always) == 1
+    torch.testing.assert_close(*seconds, atol=1e-10, rtol=1e-10)
+
+
 def chosen_blocks(size: int, length: int = 512, top: int = 4) -> Round:
     scores = torch.rand(1, 2, length, length // size)
     picked = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.topk(top, -1).indices, True)
@@ -88,20 +99,20 @@ def chosen_blocks(size: int, length: int = 512, top: int = 4) -> Round:
 def test_the_plan_splits_destinations_whose_blocks_differ() -> None:
     round = chosen_blocks(64, 2048)
     assert choose(round).name == "tiles"
-    assert "piece number" in cpu.counts(round)
-    pieces = split.pieces(round.graph)
+    assert "piece number" in tiles.WAYS["cpu"].counts(round)
+    pieces = tiles._split(round.graph)
     assert pieces is not None
-    assert cpu._tile_counts(pieces.graph)[1] < cpu._tile_counts(round.graph)[1] / 3  # pairs in tiles
+    assert tiles._tile_counts(pieces.graph)[1] < tiles._tile_counts(round.graph)[1] / 3  # pairs in tiles
 
 
 @pytest.mark.parametrize("topology", [graphs.causal(), graphs.window(50), graphs.longformer(64, globals=4)])
 def test_rows_whose_neighbors_are_alike_stay_whole(topology: Topology) -> None:
-    assert "piece number" not in cpu.counts(round_over(topology.bind(2048), (), (2, 2)))
+    assert "piece number" not in tiles.WAYS["cpu"].counts(round_over(topology.bind(2048), (), (2, 2)))
 
 
 def test_single_sources_are_not_split() -> None:
     graph = graphs.chosen(torch.randint(0, 2048, (2048, 8)), 2048)
-    assert split.pieces(graph) is None
+    assert tiles._split(graph) is None
 
 
 @pytest.mark.parametrize("change", ["bfloat16", "dropout", "bias"])
@@ -114,8 +125,8 @@ def test_what_pieces_do_not_compute_runs_over_whole_destinations(change: str) ->
     else:
         score = replace(round.score, query=round.score.query.bfloat16(), key=round.score.key.bfloat16())
         round = replace(round, value=round.value.bfloat16(), score=score)
-    assert "piece number" not in cpu.counts(round)
-    assert cpu._pieces(round) is None
+    assert "piece number" not in tiles.WAYS["cpu"].counts(round)
+    assert tiles._pieces(round) is None
 
 
 def test_very_many_runs_are_counted_in_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,16 +141,16 @@ def test_very_many_runs_are_counted_in_samples(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Runs, "take", counted)
     x, config = torch.zeros(4096, 1, 8), tile_config.choose(torch.float32, 8).forward
-    for most in (rows + 1, torch.where(rows // cpu.ROWS % 4 == 0, 4096, 64)):
+    for most in (rows + 1, torch.where(rows // tiles.ROWS % 4 == 0, 4096, 64)):
         graph = graphs.chosen((torch.rand(4096, 70) * most).long(), 4096)
         edges = graph.runs
-        exact = cpu.count_blocks(edges, cpu.ROWS, cpu.COLUMNS)
-        monkeypatch.setattr(cpu, "_MANY_RUNS", 1 << 21)
-        assert cpu.count_tiles(edges, cpu.ROWS, cpu.COLUMNS) == exact
+        exact = tiles.count_blocks(edges, tiles.ROWS, tiles.COLUMNS)
+        monkeypatch.setattr(tiles, "_MANY_RUNS", 1 << 21)
+        assert tiles.count_tiles(edges, tiles.ROWS, tiles.COLUMNS) == exact
         assert not taken
-        monkeypatch.setattr(cpu, "_MANY_RUNS", 1)
-        assert cpu.count_tiles(edges, cpu.ROWS, cpu.COLUMNS) == pytest.approx(exact, rel=0.25)
-        assert taken.pop() == 16 * cpu.ROWS
-        pairs = cuda.counts(Round(graph, x, Dot(x, x, 1.0)))["pair"]
-        assert pairs == pytest.approx(cpu.count_blocks(edges, config.rows, config.columns)[1], rel=0.25)
+        monkeypatch.setattr(tiles, "_MANY_RUNS", 1)
+        assert tiles.count_tiles(edges, tiles.ROWS, tiles.COLUMNS) == pytest.approx(exact, rel=0.25)
+        assert taken.pop() == 16 * tiles.ROWS
+        pairs = tiles.WAYS["cuda"].counts(Round(graph, x, Dot(x, x, 1.0)))["pair"]
+        assert pairs == pytest.approx(tiles.count_blocks(edges, config.rows, config.columns)[1], rel=0.25)
         assert taken.pop() == 16 * config.rows

@@ -431,7 +431,7 @@ def updated(text: str) -> str:
     def serves(backend: Backend, device: str) -> frozenset[str]:
         if backend is csr:
             return csr.AGGREGATION[device].SERVES | csr.ATTENTION[device].SERVES
-        return {"cpu": tiles.cpu, "cuda": tiles.cuda}[device].SERVES if backend is tiles else backend.SERVES
+        return tiles.WAYS[device].SERVES if backend is tiles else backend.SERVES
 
     causal = GRAPHS["causal"]
     heads = [b.NAME if device == "cpu" else f"{b.NAME}, CUDA" for b, device in COLUMNS]

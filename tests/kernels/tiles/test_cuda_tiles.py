@@ -17,8 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mpnn import Graph, graphs
-from mpnn.backends import edge_list
-from mpnn.backends.tiles import cuda
+from mpnn.backends import edge_list, tiles
 from mpnn.engine import choice
 from mpnn.engine.plan import plan
 from mpnn.graph.edge_tables import BiasTable
@@ -32,6 +31,7 @@ from mpnn.round import Result, Round
 from mpnn.scores import Dot
 
 __all__ = ["poisoned"]
+CUDA = tiles.WAYS["cuda"]
 SMALL = Config(Launch(32, 32, 32, 4, 2), Launch(32, 32, 32, 4, 2), Launch(32, 32, 16, 4, 2))
 STEPS = Config(Launch(32, 64, 32, 4, 2), Launch(16, 64, 64, 4, 2), Launch(32, 32, 16, 4, 2))
 
@@ -198,10 +198,10 @@ class OnGpu:
     """`tiles` as it is on a GPU."""
 
     NAME = "tiles"
-    run, refusal, estimate = staticmethod(cuda.run), staticmethod(cuda.refusal), staticmethod(cuda.estimate)
+    run, refusal, estimate = staticmethod(CUDA.run), staticmethod(CUDA.refusal), staticmethod(CUDA.estimate)
 
     def serves(self, round: Round) -> tuple[frozenset[str], dict[str, str]]:
-        return cuda.SERVES | {"cpu"}, cuda.REASONS
+        return CUDA.SERVES | {"cpu"}, CUDA.REASONS
 
 
 def planned(round: Round) -> Result:
@@ -314,11 +314,11 @@ def test_other_nodes_do_not_matter(small: None) -> None:
     """A graph beside other graphs in one call has the results that it has alone, whatever the others hold."""
     graph = graphs.documents([40, 30]).bind(70)
     round = attending(graph)
-    before = cuda.run(round).out[:40]
+    before = CUDA.run(round).out[:40]
     with torch.no_grad():
         for x in (round.value, round.score.query, round.score.key):
             x[40:] = 1e4 * torch.randn_like(x[40:])
-    assert torch.equal(cuda.run(round).out[:40], before)
+    assert torch.equal(CUDA.run(round).out[:40], before)
 
 
 @on_triton
@@ -327,7 +327,7 @@ def test_many_small_terms_do_not_drift_in_float32(small: None) -> None:
     graph = graphs.complete().bind(5, 300)
     round = attending(graph)
     ones = torch.ones_like(round.value)
-    out = cuda.run(replace(round, value=ones, score=replace(round.score, scale=1e-3))).out
+    out = CUDA.run(replace(round, value=ones, score=replace(round.score, scale=1e-3))).out
     torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=3e-7)
 
 
@@ -357,9 +357,9 @@ def test_what_it_cannot_do_it_refuses() -> None:
     graph = graphs.causal().bind(9)
     for dtype, most in ((torch.float32, 128), (torch.bfloat16, 256)):
         round = attending(graph.to("cpu"), dtype, widths=(8, most + 1))
-        assert f"at most {most} wide" in str(cuda.refusal(round))
-        assert cuda.refusal(attending(graph, dtype, widths=(8, most))) is None
-    assert "float64" not in cuda.SERVES
+        assert f"at most {most} wide" in str(CUDA.refusal(round))
+        assert CUDA.refusal(attending(graph, dtype, widths=(8, most))) is None
+    assert "float64" not in CUDA.SERVES
 
 
 # -------------------------------------------------------------------------------------- for a GPU, without one
@@ -387,14 +387,14 @@ JITFunction.run = compile_only
 sys.path.insert(0, sys.argv[2])
 import test_cuda_tiles as given
 from mpnn import graphs
-from mpnn.backends.tiles import cuda
+from mpnn.backends import tiles
 from mpnn.kernels.tiles.cuda import schedule as tile_schedule
 tile_schedule._LEAST = 2
 given.TRITON = given.row_cases.CPU
 graph = graphs.longformer(64, globals=1).bind(600)
 dtype = getattr(torch, sys.argv[3])
 options = given.OPTIONS["everything"](graph) if sys.argv[4] == "everything" else {}
-cuda.run(given.attending(graph, dtype, widths=(64, 64), **options)).out.sum().backward()
+tiles.WAYS["cuda"].run(given.attending(graph, dtype, widths=(64, 64), **options)).out.sum().backward()
 print(json.dumps(sorted(compiled)))
 """
 

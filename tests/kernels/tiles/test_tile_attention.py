@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn import Graph, graphs
-from mpnn.backends.tiles.cpu import _layout
+from mpnn.backends.tiles import _layout
 from mpnn.graph import rng
 from mpnn.graph.topology import Topology
 from mpnn.kernels.tiles.attention import ROWS, Dropout, TileAttention

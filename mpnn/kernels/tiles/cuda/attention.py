@@ -4,7 +4,7 @@ and `backward`, which state the formulas. The counterpart of `mpnn.kernels.tiles
     forward:   for dropout: fill_words; float32 only: split query, key and value; attend; join the parts of divided rows
     backward:  deltas; float32 only: split; by_query, add_parts; by_key, add_parts; for a table by_offset, add_diagonals
 
-Called by `mpnn/backends/tiles/cuda.py`. Nothing waits for the device or copies from it, so that calls can be captured
+Called by `mpnn/backends/tiles.py`. Nothing waits for the device or copies from it, so that calls can be captured
 in CUDA graphs once the schedules of the graph exist. Offsets between heads and batch entries are 64-bit numbers, and
 grids have one dimension, which a GPU limits to 2**31 programs.
 """

@@ -2,7 +2,7 @@
 
 Small tiles follow the edges of a graph, and small steps let more programs wait for memory side by side: both help
 where a row has few tiles. Large tiles load less for each product, which helps where a row has many. Called by
-`mpnn/backends/tiles/cuda.py`.
+`mpnn/backends/tiles.py`.
 """
 
 from typing import NamedTuple

@@ -1,0 +1,506 @@
+"""Tiled attention for structured graphs: exact, at a cost proportional to the edges, forward and backward.
+
+The graph's runs determine which tiles of (destinations, sources) are empty and which are full, for any length, without
+visiting pairs. The kernels are written in C++ for CPU, and in Triton for CUDA. They look up biases by offset in a
+table, and read all other biases edge by edge.
+
+On CPU, NaN and infinities of a node reach only the rows that attend to it: a query tile with sums that are not finite
+runs again, edge by edge in partial tiles. On CUDA, and in gradients, they can reach other rows of the same tiles,
+because a weight of zero times NaN is NaN.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mpnn.backends import reference
+from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases, priced
+from mpnn.backends.way import Way
+from mpnn.graph import Graph
+from mpnn.graph.blocks import BlockMask, boundaries, count_blocks, grid
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
+from mpnn.graph.relations import Offset
+from mpnn.graph.runs import Runs
+from mpnn.kernels.cpu import library
+from mpnn.kernels.cuda.schedule import unavailable
+from mpnn.kernels.rows import attention as row_attention
+from mpnn.kernels.rows.rows import Rows
+from mpnn.kernels.rows.spec import CONSTANT, NORMALIZERS
+from mpnn.kernels.tiles.attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, Repeated, TileAttention
+from mpnn.kernels.tiles.cuda import config as tile_config
+from mpnn.kernels.tiles.cuda.config import Config, Launch
+from mpnn.round import Result, Round, reads
+from mpnn.round.needs import FLOATS, on_edges
+from mpnn.scores import Dot
+
+NAME = "tiles"
+_MANY_RUNS = 1 << 21
+_SAMPLES = 16
+_FULL = 1.5  # pairs of tiles for each edge, up to which splitting rows cannot help
+_GOLDEN = 0.6180339887  # multiples of it are spread evenly in 0 to 1
+_WIDE = {2: 128, 4: 64}  # wider heads have a price of their own on a GPU, by bytes of a number
+
+
+def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
+    way = WAYS.get(round.value.device.type)
+    return (way.SERVES, way.REASONS) if way else (frozenset(), {})
+
+
+def refusal(round: Round) -> str | None:
+    return WAYS[round.value.device.type].refusal(round)
+
+
+def counts(round: Round) -> Counts:
+    return WAYS[round.value.device.type].counts(round)
+
+
+def estimate(round: Round) -> Estimate:
+    return WAYS[round.value.device.type].estimate(round)
+
+
+def bind(round: Round) -> Callable[[Round], Result]:
+    return WAYS[round.value.device.type].bind(round)
+
+
+def run(round: Round) -> Result:
+    return bind(round)(round)
+
+
+def _run(
+    round: Round,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    launch: Callable[..., tuple[Tensor, Tensor]],
+    merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> Result:
+    """The result of a round by kernels of tensors [B, N, H, D]. `launch` gets query, key, value and biases of nodes."""
+    query, key, value = inputs
+    if key.shape[2] != value.shape[2]:
+        key, value = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, value))
+    of_nodes = (None if x is None else _heads_first(x) for x in round.node_biases())
+    out, lse = launch(query, key, value, *of_nodes)
+    if merge is not None:
+        out, lse = merge(out, lse)
+    out = out[..., : round.value.shape[-1]].to(round.result_dtype)
+    out = out.view(*round.batch, *out.shape[1:])
+    if not round.return_lse:
+        return Result(out)
+    lse = lse.nan_to_num(torch.nan, -torch.inf, -torch.inf).mT
+    return Result(out, lse=lse.view(*round.batch, round.graph.num_dst, round.heads))
+
+
+def _reference(form: Round, scale: float, *tensors: Any) -> tuple[Tensor, Tensor]:
+    """`TileAttention` by differentiable operations."""
+    query, key, value, table, bias, dst_bias, src_bias = tensors
+    graph = form.graph
+    if table is not None:
+        src, dst = graph.ends
+        table = table.index_select(1, dst - src + graph.num_src - 1).mT
+    if bias is not None:
+        bias = bias.mT.squeeze(0) if len(bias) == 1 else bias.mT
+    of_nodes = {name: x if x is None else x.mT for name, x in (("dst_bias", dst_bias), ("src_bias", src_bias))}
+    score = {"query": query, "key": key, "scale": scale}
+    result = reference.run(reference.filled(form, score, value=value, bias=(table, bias), return_lse=True, **of_nodes))
+    assert result.lse is not None
+    return result.out, result.lse.mT
+
+
+def count_tiles(runs: Runs, rows: int, columns: int) -> tuple[int, int]:
+    """Tiles and pairs in them. Of very many runs, those of one row of tiles in each of `_SAMPLES` equal parts are
+    counted, at places that no period of the graph repeats: an estimate needs no more."""
+    step = runs.num_dst // (rows * _SAMPLES)
+    if step < 2 or runs.num_runs < _MANY_RUNS:
+        return count_blocks(runs, rows, columns)
+    part = np.arange(_SAMPLES)
+    first_rows = (part * step + ((part + 1) * _GOLDEN % 1 * step).astype(np.int64)) * rows
+    counted = count_blocks(runs.take((first_rows[:, None] + np.arange(rows)).ravel()), rows, columns)
+    tiles, area = (round(n * runs.num_dst / (rows * _SAMPLES)) for n in counted)
+    return tiles, area
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """x [..., N, H] as [B, H, N]."""
+    return (x.flatten(0, -3) if x.dim() > 2 else x[None]).mT.contiguous().resolve_neg()
+
+
+def _per_edge(round: Round, heads: int | None = None) -> Tensor | None:
+    """The sum of all biases per edge, [B or 1, heads, E]; heads None: H or 1."""
+    total = round.edge_bias(b for b in round.bias if not _by_offset(b))
+    if total is None:
+        return None
+    batch = round.batch if total.dim() > 2 else torch.Size(())
+    return _heads_first(total.expand(*batch, round.graph.num_edges, heads or total.shape[-1]))
+
+
+def _by_offset(bias: PerEdge) -> bool:
+    """Whether a bias is a table by offset."""
+    return isinstance(bias, EmbeddingTable) and type(bias.relation) is Offset
+
+
+def _table(round: Round, room: int = 0) -> Tensor | None:
+    """The sum of all biases by offset, [H, offsets + room]: the bias of i - j is at index i - j + num_src - 1. None if
+    there are no such biases.
+
+    The look-up is `F.embedding`, whose gradient has the same bits in each run on CUDA, unlike that of `index_select`.
+    """
+    graph = round.graph
+    biases = [b for b in round.bias if _by_offset(b)]
+    if not biases:
+        return None
+    offsets = graph.num_dst + graph.num_src - 1 + room
+    i = torch.arange(offsets, device=graph.device) - (graph.num_src - 1) + graph.shift
+    zero = torch.zeros((), dtype=torch.int64, device=graph.device)
+    by_index = total(
+        [
+            F.embedding(b.relation.ids(i, zero), b.table.to(round.accumulate_dtype))
+            for b in biases
+            if isinstance(b, EmbeddingTable) and b.relation
+        ]
+    )
+    return None if by_index is None else by_index.expand(-1, round.heads).T.contiguous()
+
+
+def _with_batch(x: Tensor) -> Tensor:
+    """x [..., N, H, D] as [B, N, H, D]."""
+    return x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)
+
+
+# ------------------------------------------------------------------------------------------------ split rows
+
+
+_MIN_PIECES = 1 << 11  # below, a second round costs more than full tiles save
+_MIN_LENGTH = 8  # sources of a run on average: shorter ones do not fill tiles, however sorted
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Split destinations, for graphs in which rows side by side have other runs of sources (MoBA, NSA). Each run of
+    each row becomes a destination of its own, a piece. Pieces are sorted by their runs, so that those of a tile have
+    the same sources. A second round merges the pieces of a row: a softmax of their log-sum-exps.
+
+        out_i = sum_p exp(lse_p - lse_i) out_p        lse_i = log sum_p exp(lse_p)        over the pieces p of row i
+
+    `graph` has the pieces as destinations, `row` [P] is the row of each. `by_row`: the pieces of each row, and
+    `by_piece` the row of each piece, as kernels read them."""
+
+    graph: Graph
+    row: Tensor
+    by_row: Rows
+    by_piece: Rows
+
+
+def _split(graph: Graph) -> Pieces | None:
+    """The pieces of the rows of a graph; None if splitting cannot help: few runs a row, or short ones."""
+    if graph.is_explicit:
+        return None
+    runs = graph.runs
+    if _few(runs) or runs.num_edges < _MIN_LENGTH * runs.num_runs:
+        return None
+    order = np.lexsort((runs.stop, runs.start))
+    row = runs.row[order]
+    count = runs.num_runs
+    ptr = np.arange(count + 1)
+    rank = np.empty(count, np.int64)
+    rank[order] = np.arange(count)
+    split = Graph.from_runs(Runs(count, runs.num_src, ptr, runs.start[order], runs.stop[order]))
+    piece = torch.from_numpy(rank)
+    by_row = Rows(torch.from_numpy(runs.ptr), piece.int(), piece)
+    by_piece = Rows(torch.from_numpy(ptr), torch.from_numpy(row).int(), None, torch.from_numpy(order))
+    return Pieces(split, torch.from_numpy(row), by_row, by_piece)
+
+
+def _merge(pieces: Pieces, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Out [B, N_dst, H, D] and lse [B, H, N_dst] of rows, from those of their pieces; +inf for a row without edges."""
+    heads = out.shape[-2]
+    kinds = CONSTANT, NORMALIZERS["softmax"]
+    spec = row_attention.Spec(pieces.by_row, lambda: pieces.by_piece, {}, heads, *kinds, scale=0.0, return_lse=True)
+    tensors = row_attention.Tensors(out, bias=lse.mT.contiguous())
+    merged, _, total = row_attention.attend(spec, tensors, partial(_merge_again, pieces))
+    assert total is not None
+    return merged, total.mT
+
+
+def _merge_again(pieces: Pieces, *tensors: Any) -> tuple[Tensor, None, Tensor]:
+    """The same by operations that are differentiable again."""
+    of = row_attention.Tensors(*tensors)
+    lse: Any = of.bias
+    row = pieces.row
+    shape = len(lse), pieces.by_row.num_rows, lse.shape[-1]
+    index = row[None, :, None].expand_as(lse)
+    top = lse.new_full(shape, -torch.inf).scatter_reduce(1, index, lse.detach(), "amax")
+    weights = (lse - top.index_select(1, row)).exp()
+    total = lse.new_zeros(shape).index_add(1, row, weights)
+    out = of.value.new_zeros(*shape, of.value.shape[-1]).index_add(1, row, weights[..., None] * of.value)
+    is_empty = total == 0
+    total = total.masked_fill(is_empty, 1.0)
+    return out / total[..., None], None, (top + total.log()).masked_fill(is_empty, torch.inf)
+
+
+def _few(runs: Runs) -> bool:
+    return runs.num_runs < max(_MIN_PIECES, runs.num_dst + 1)
+
+
+# ------------------------------------------------------------------------------------------------ on a CPU
+
+
+def _refuse_on_cpu(round: Round) -> str | None:
+    if (reason := library.why_missing()) is not None:
+        return reason
+    if round.graph.is_scattered:
+        return "the nodes of its cliques are not contiguous; cliques run faster as a batch"
+    return None
+
+
+def _count_on_cpu(round: Round) -> dict[str, float]:
+    """The counts of the cheaper way: of whole destinations, or of split ones."""
+    ways = [_counts(round, round.graph, 0)]
+    if (pieces := _pieces(round)) is not None:
+        ways.append(_counts(round, pieces.graph, len(pieces.row)))
+    return min(ways, key=lambda way: priced(round.value.device, NAME, way, 0.0).seconds)
+
+
+def _counts(round: Round, graph: Graph, pieces: int) -> dict[str, float]:
+    """Pairs in tiles times heads, products on them, tiles, and components of nodes and of pieces that are copied."""
+    score = round.score
+    assert isinstance(score, Dot)
+    (tiles, area), batch = _tile_counts(graph), round.batch.numel()
+    heads = batch * round.heads
+    widths = score.query.shape[-1] + round.value.shape[-1]
+    pairs = float(area * heads)
+    kind = "double " * (round.accumulate_dtype == torch.float64)
+    nodes = graph.num_src * round.value.shape[-2] + graph.num_dst * round.heads
+    operations = {"call": 1.0, f"{kind}pair": pairs, f"{kind}product": pairs * widths}
+    operations |= {"tile": float(tiles * heads), "node number": float(batch * nodes * widths)}
+    operations["row of tiles"] = float(-(-graph.num_dst // ROWS) * heads)
+    if pieces:
+        operations["piece number"] = float(batch * pieces * round.heads * widths)
+    if round.dropout:
+        operations["dropped pair"] = pairs
+    if per_edge := [b for b in round.bias if not _by_offset(b)]:
+        operations |= {"biased edge": float(graph.num_edges * heads), **of_biases(per_edge, "edge", graph.num_edges)}
+    if round.dst_bias is not None or round.src_bias is not None:
+        operations["bias call"] = 1.0
+    return both_ways(operations, round.needs_grad)
+
+
+def _bytes_on_cpu(round: Round) -> float:
+    graph = round.graph
+    score = round.score
+    assert isinstance(score, Dot)
+    widths = score.query.shape[-1] + round.value.shape[-1]
+    size = torch.finfo(round.accumulate_dtype).bits // 8
+    one_head = (2 * graph.num_dst if round.needs_grad else graph.num_src) * widths * size
+    biases = 0 if all(map(_by_offset, round.bias)) else graph.num_edges * round.heads * size
+    return torch.get_num_threads() * min(one_head, MAX_KEPT) + biases
+
+
+def _bind_on_cpu(round: Round) -> Callable[[Round], Result]:
+    """The function that runs all rounds of this form over this graph."""
+    score = round.score
+    assert isinstance(score, Dot)
+    is_plain = reads(round, ("value",), ("query", "key", "scale", "softcap")) and not round.needs_grad
+    tensors = score.query, score.key, round.value
+    if not is_plain or round.value.dim() > 4 or _pieces(round) is not None or not Repeated.serves(*tensors):
+        return _run_on_cpu
+    layout = _layout_of(round.graph)
+    shape = (*round.batch, round.graph.num_dst, round.heads, round.value.shape[-1])
+    query, key, value = map(_pad, tensors)
+    return partial(_run_again, Repeated(query, key, value, layout), shape)
+
+
+def _run_again(kernel: Repeated, shape: tuple[int, ...], round: Round) -> Result:
+    score: Any = round.score
+    return Result(kernel(score.query, score.key, round.value, score.scale, score.softcap, shape))
+
+
+def _layout_of(graph: Graph) -> Layout:
+    return graph.cached("tiles: layout", lambda: _layout(graph))
+
+
+def _run_on_cpu(round: Round) -> Result:
+    score = round.score
+    assert isinstance(score, Dot)
+    pieces = _pieces(round)
+    pieces = pieces if pieces is not None and "piece number" in _count_on_cpu(round) else None
+    query, key, value = map(_pad, (score.query, score.key, round.value))
+    graph = round.graph
+    if pieces is not None:
+        query = query.index_select(1, pieces.row)
+        graph = pieces.graph
+    keys = round.dropout_keys()
+    equal = partial(_reference, reference.form(round, graph), score.scale) if torch.is_grad_enabled() else None
+
+    def launch(query: Tensor, key: Tensor, value: Tensor, *of_nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+        biases = _table(round, ROWS), _per_edge(round, round.heads), *of_nodes
+        dropout = None if keys is None else Dropout(keys, round.dropout, round.graph.node_ids)
+        options = score.scale, score.softcap, dropout, _layout_of(graph), equal
+        return TileAttention.apply(query, key, value, *biases, *options)
+
+    return _run(round, (query, key, value), launch, None if pieces is None else partial(_merge, pieces))
+
+
+def _pieces(round: Round) -> Pieces | None:
+    """The pieces of the graph's rows, if the round may run over them: sums of 16-bit pieces would be rounded."""
+    if round.biased or round.normalize != "softmax" or round.dropout or round.value.dtype.itemsize == 2:
+        return None
+    return round.graph.cached("tiles: pieces", lambda: _pieces_of(round.graph))
+
+
+def _pieces_of(graph: Graph) -> Pieces | None:
+    return None if _tile_counts(graph)[1] <= _FULL * graph.num_edges else _split(graph)
+
+
+def _tile_counts(graph: Graph) -> tuple[int, int]:
+    return graph.cached("tiles: counts", lambda: count_tiles(graph.runs, ROWS, COLUMNS))
+
+
+def _layout(graph: Graph) -> Layout:
+    runs = graph.runs
+    queries, keys = (grid(starts, size) for starts, size in zip(boundaries(runs), (ROWS, COLUMNS), strict=True))
+    tiles = BlockMask.on(runs, queries, keys)
+    ptr, row, order = tiles.transposed()
+    length = runs.stop - runs.start
+    arrays = (
+        (tiles.ptr, tiles.column, tiles.full, tiles.low, tiles.high),
+        (ptr, row, tiles.full[order], tiles.low[order], tiles.high[order]),
+        (runs.ptr, runs.start, runs.stop, np.cumsum(length) - length),
+    )
+    by_query, by_key, of_runs = (tuple(map(np.ascontiguousarray, group)) for group in arrays)
+    return Layout(by_query, by_key, of_runs, (queries, keys))
+
+
+def _pad(x: Tensor) -> Tensor:
+    """x [..., N, H, D] as [B, N, H, D], with D padded to a multiple of 8."""
+    x = x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)
+    return F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
+
+
+# ------------------------------------------------------------------------------------------------ on a GPU
+
+
+def _refuse_on_gpu(round: Round) -> str | None:
+    score = round.score
+    assert isinstance(score, Dot)
+    if (reason := unavailable(round.value, [])) is not None:
+        return reason
+    width = max(score.query.shape[-1], round.value.shape[-1])
+    most = tile_config.widest(round.value.dtype)
+    if width > most:
+        return f"on CUDA its heads of {round.value.dtype} are at most {most} wide, and these are {width} wide"
+    return None
+
+
+def _count_on_gpu(round: Round) -> Counts:
+    """Pairs in tiles times heads, those of partial tiles, products on pairs, and numbers of nodes."""
+    score = round.score
+    graph = round.graph
+    tile = _config(round).forward
+    assert isinstance(score, Dot)
+    _, area = _count_tiles_of(graph, tile)
+    heads = round.batch.numel() * round.heads
+    width = max(score.query.shape[-1], round.value.shape[-1])
+    kind = kind_of(round.value.dtype)
+    # Tiles of wide heads leave fewer registers, and so take longer for each product.
+    wide = "wide " * (width > _WIDE[round.value.dtype.itemsize])
+    partial = min(2 * max(area - graph.num_edges, 0), area)  # a partial tile is half full
+    widths = score.query.shape[-1] + round.value.shape[-1]
+    operations = {
+        "call": 1.0,
+        f"{kind}pair": float(area * heads),
+        f"{kind}partial pair": float(partial * heads),
+        f"{wide}{kind}product": float(area * heads * widths),
+        f"{kind}node number": float((graph.num_dst + graph.num_src) * heads * round.value.shape[-1]),
+    }
+    if round.dropout:
+        operations["dropped pair"] = float(area * heads)
+    if per_edge := sum(not _by_offset(b) for b in round.bias):
+        operations["biased edge"] = float(graph.num_edges * heads * per_edge)
+    return both_ways(operations, round.needs_grad)
+
+
+def _bytes_on_gpu(round: Round) -> float:
+    numbers = sum(x.numel() for x in round.tensors) + round.batch.numel() * round.graph.num_dst * round.heads
+    biases = round.graph.num_edges * round.heads * 4 * any(not _by_offset(b) for b in round.bias)
+    dtype = round.value.dtype
+    return float(numbers * (6 if dtype == torch.float32 else dtype.itemsize) + biases)
+
+
+def _run_on_gpu(round: Round) -> Result:
+    score = round.score
+    assert isinstance(score, Dot)
+    query, key, value = map(_with_batch, (score.query, score.key, round.value))
+    if score.scale <= 0:  # kernels take the maximum of products before they are scaled
+        query = -query if score.scale < 0 else query * 0.0
+    kernels: Any = import_module("mpnn.kernels.tiles.cuda.attention")  # imports Triton
+
+    def launch(query: Tensor, key: Tensor, value: Tensor, *of_nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+        biases = _table(round), _per_edge(round), *of_nodes
+        found: tuple[Tensor, Tensor] = kernels.TileAttention.apply(query, key, value, *biases, _options(round, kernels))
+        return found
+
+    return _run(round, (query, key, value), launch)
+
+
+def _config(round: Round) -> Config:
+    score = round.score
+    assert isinstance(score, Dot)
+    dtype = round.value.dtype
+    width = max(score.query.shape[-1], round.value.shape[-1])
+    tile = tile_config.choose(dtype, width).forward
+    tiles, _ = _count_tiles_of(round.graph, tile)
+    return tile_config.choose(dtype, width, tiles * tile.rows / max(round.graph.num_dst, 1))
+
+
+def _count_tiles_of(graph: Graph, tile: Launch) -> tuple[int, int]:
+    """The tiles that hold edges, and the pairs in them."""
+    key = "tiles: counts", tile.rows, tile.columns
+    return graph.cached(key, lambda: count_tiles(graph.runs, tile.rows, tile.columns))
+
+
+def _options(round: Round, kernels: Any) -> Any:
+    graph = round.graph
+    score = round.score
+    assert isinstance(score, Dot)
+    dropout = None
+    if round.dropout:
+        assert round.seed is not None
+        first_stream, streams = round.head_ids or (0, round.heads)
+        dropout = kernels.Dropout(
+            round.seed.to(round.value.device), round.dropout, first_stream, streams, graph.node_ids
+        )
+    graphs = graph.cached("tiles on CUDA", lambda: kernels.TileGraphs(graph.runs, graph.device))
+    scale = abs(score.scale) or 1.0
+    equal = partial(_reference, reference.form(round), scale)
+    return kernels.Options(scale, score.softcap, dropout, graphs, _config(round), equal)
+
+
+_SERVES = FLOATS | on_edges("bias") | {
+    "cpu", "Dot", "softmax", "softcap", "bias by nodes", "sum", "dropout", "head_ids",
+    "node_ids", "return_lse", "keep_accumulate_dtype", "gradient"
+}  # fmt: skip
+_FOR_PAIRS = "edge_key and edge_value would be materialized for all pairs"
+_REASONS = {
+    "explicit graph": "the graph is a list of edges, without runs that fill tiles",
+    **dict.fromkeys(on_edges("edge_key") | on_edges("edge_value"), _FOR_PAIRS),
+    "return_weights": "it does not materialize weights",
+}
+_NO_FLOAT64 = "on CUDA its kernels run on tensor cores, which have no fast float64"
+WAYS = {
+    "cpu": Way(NAME, _SERVES, _REASONS, _refuse_on_cpu, _count_on_cpu, _bytes_on_cpu, _bind_on_cpu),
+    "cuda": Way(
+        NAME,
+        (_SERVES | {"cuda"}) - {"cpu", "float64"},
+        _REASONS | {"float64": _NO_FLOAT64},
+        _refuse_on_gpu,
+        _count_on_gpu,
+        _bytes_on_gpu,
+        lambda round: _run_on_gpu,
+    ),
+}
+SERVES = WAYS["cpu"].SERVES | WAYS["cuda"].SERVES  # on some device; `serves` is exact
