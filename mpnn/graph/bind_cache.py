@@ -130,6 +130,8 @@ class BindCache:
         if self._derived - self._surveyed >= _SURVEY * max(len(self._entries), _LEAST):
             self._surveyed = self._derived
             self._measure(list(self._entries.values()))
+            # An entry may be dropped while it is measured, by the garbage collector.
+            self._sum = sum(entry.nbytes for entry in list(self._entries.values()))
         else:
             self._measure(entry for entry in entries if entry is not None and not _is_small(entry.graph))
         self._evict()
