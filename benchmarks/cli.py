@@ -63,7 +63,7 @@ SECTIONS = {
     "real": real_graphs.section,
 }
 """The parts of the page that have a form of their own, by the name of their record."""
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "record.md"
 GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "docs" / "comparison.md"
 
 console = Console(highlight=False)
@@ -371,7 +371,7 @@ def report(
 
 
 def performance_page(results: Path = RESULTS, folder: Path | None = None) -> str:
-    """The text of docs/performance.md, from a file of results and the records in a folder, by default beside it."""
+    """The text of docs/record.md, from a file of results and the records in a folder, by default beside it."""
     records = published.read(folder or results.parent)
     further: list[str] = []
     for name, section in SECTIONS.items():

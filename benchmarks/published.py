@@ -151,7 +151,33 @@ def short(records: Records) -> list[str]:
     return [f"Equal functions, on {machine(record)}.{last}", "", *lines]
 
 
-def _losses(record: Record) -> list[tuple[Row, str]]:
+def peers(records: Records) -> list[str]:
+    """How many times faster we are than each peer."""
+    record = records["cpu"]
+    times = report.times_faster(record["rows"])
+    return [
+        "How many times faster mpnn is: the median over all rows of a peer, and the least and the most. "
+        f"{machine(record)}.",
+        "",
+        *report.spreads(times),
+    ]
+
+
+def losses(records: Records) -> list[str]:
+    """The rows in which a peer is faster, the greatest losses first."""
+    record = records["cpu"]
+    lost = _losses(record, None)
+    lines = [line for row, peer in lost if (line := _beside(row, peer))]
+    return [
+        f"{len(lines)} cases, on {machine(record)}.",
+        "",
+        "| forward+backward | mpnn | peer | |",
+        "|---|---|---|---|",
+        *lines,
+    ]
+
+
+def _losses(record: Record, most: int | None = LOSSES) -> list[tuple[Row, str]]:
     """The rows with both directions in which a peer is faster, and the peer, the greatest losses first."""
     found: dict[str, tuple[float, Row, str]] = {}
     for row in record["rows"]:
@@ -161,7 +187,7 @@ def _losses(record: Record) -> list[tuple[Row, str]]:
             times = ratio(row, peer) if report.is_equal(row, peer) and peer != row["ours"] else None
             if times is not None and times < min(0.95, found.get(row["case"], (1.0,))[0]):
                 found[row["case"]] = times, row, peer
-    ordered = sorted(found.values(), key=lambda loss: loss[0])[:LOSSES]
+    ordered = sorted(found.values(), key=lambda loss: loss[0])[:most]
     return [(row, peer) for _, row, peer in ordered]
 
 
@@ -279,6 +305,8 @@ def of_samples(records: Records) -> list[str]:
 
 BLOCKS: dict[str, Callable[[Records], list[str]]] = {
     "short": short,
+    "peers": peers,
+    "losses": losses,
     "length": length,
     "models": models,
     "sentences": sentences,

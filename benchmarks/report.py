@@ -65,7 +65,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
 def _page(results: dict[str, Any]) -> list[str]:
     rows = results["rows"]
     lines = [
-        "# Performance",
+        "# The record of a CPU",
         "",
         f"Written by `python -m benchmarks report` from what `{results.get('command', 'python -m benchmarks cpu')}` "
         "measured. Entries of a row took turns in one process on the same inputs; results were checked before anything "

@@ -24,6 +24,25 @@ return [...document.querySelectorAll("main *")]
   .filter((e) => e.getBoundingClientRect().right > width + 2 && !e.closest(scrolls) && !isInBox(e))
   .map((e) => e.outerHTML.slice(0, 80)).slice(0, 3);
 """
+BROKEN = """
+// Lines of code that wrap, and words of titles on two lines, other than dotted names of code.
+const found = [];
+for (const pre of document.querySelectorAll("main .highlight pre"))
+  if (getComputedStyle(pre).whiteSpace !== "pre") found.push("code wraps: " + pre.textContent.slice(0, 40));
+for (const title of document.querySelectorAll("main :is(h1, h2, h3)")) {
+  const walker = document.createTreeWalker(title, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    for (const word of node.data.matchAll(/[\\p{L}\\p{N}]+/gu)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const tops = new Set([...range.getClientRects()].map((rect) => Math.round(rect.top)));
+      if (tops.size > 1) found.push("a title breaks inside " + word[0]);
+    }
+  }
+}
+return found.slice(0, 3);
+"""
 WITHOUT_TEXT = "return [...document.images].filter((image) => !image.alt).map((image) => image.src)"
 
 
@@ -55,6 +74,12 @@ def test_every_link_between_pages_leads_somewhere(site: dict[Path, str]) -> None
     assert checked > 1000
 
 
+def test_every_page_has_an_icon(site: dict[Path, str]) -> None:
+    """Without one, a browser asks for /favicon.ico, which is not there."""
+    for page, text in site.items():
+        assert re.search(r'<link rel="(shortcut )?icon" href="[^"]*logo.svg', text), page.name
+
+
 def test_a_page_has_one_title_and_the_help_of_commands_no_boxes(site: dict[Path, str]) -> None:
     for page, text in site.items():
         assert text.count("<h1") <= 1, page.name
@@ -76,4 +101,5 @@ def test_pages_fit_a_phone_and_a_desktop_and_pictures_have_texts(site: dict[Path
                 chromium.open(page, width=width, scheme=scheme)
                 assert chromium.run(TOO_WIDE) == [], f"{page.name} at {width} px"
                 assert chromium.run(WITHOUT_TEXT) == [], page.name
+                assert chromium.run(BROKEN) == [], f"{page.name} at {width} px"
         assert [problem for problem in chromium.problems if "invalid theme mode" not in problem] == []

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "mpnn").rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MEASURED = {"performance.md", "gpu.md"}
+MEASURED = {"record.md", "gpu.md"}
 """Pages that `python -m benchmarks report` writes."""
 
 WRONG = {

@@ -1,4 +1,4 @@
-"""The table of docs/operator.md has a row for each case, and its bars hold where tests run."""
+"""The table of docs/performance.md has a row for each case, and its bars hold where tests run."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The table of docs/operator.md: aggregators under attention, by the plan and by plain torch on edge lists."""
+"""The table of docs/performance.md: aggregators under attention, by the plan and by plain torch on edge lists."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from mpnn.round import Round
 from mpnn.scores import AdditiveScore, Dot, LeakyReLU
 
 NODES, WIDTH, HEADS = 4096, 64, 4
-PAGE = Path(__file__).resolve().parents[2] / "docs/operator.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/performance.md"
 AGGREGATES = ("sum", "mean", "max", "std")
 ATTENTIONS: dict[str, Callable[[Tensor], Any]] = {
     "none": lambda x: None,
