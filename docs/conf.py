@@ -65,6 +65,7 @@ html_static_path = ["_static"]
 html_extra_path = ["_generated/.viewers"]
 html_css_files = ["site.css"]
 html_theme_options: dict[str, Any] = {
+    "logo": {"text": "mpnn", "alt_text": "mpnn"},
     "navigation_with_keys": True,
     "show_prev_next": True,
     "header_links_before_dropdown": 8,
