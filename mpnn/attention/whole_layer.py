@@ -24,6 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from mpnn.aggregate import Sum
 from mpnn.attention.dot_product import DotProduct
 from mpnn.graph import Graph
+from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.witness import Unwatchable, Witness
 from mpnn.kernels.layers import EncoderLayer, Form, Weights, refusal
@@ -267,13 +268,10 @@ def _cos_sin(attention: DotProduct, graph: Graph, x: Tensor) -> tuple[Tensor, Te
 # ------------------------------------------------------------------------------------------------ graphs
 
 
+@cached_on_graph
 def parts_of(graph: Graph, batch: int) -> Parts | None:
     """The parts of a graph for each item of a batch; None if there are none, their nodes are not consecutive, or edges
     have more than their ends."""
-    return graph.cached(("parts", batch), lambda: _parts_of(graph, batch))
-
-
-def _parts_of(graph: Graph, batch: int) -> Parts | None:
     if graph.is_explicit or graph.exchange is not LOCAL or graph.edge_attr is not None:
         return None
     parts = graph.parts

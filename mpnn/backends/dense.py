@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, priced
 from mpnn.graph import Graph, rng
+from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, total
 from mpnn.graph.modes import is_differentiated_by_transform, is_transformed
 from mpnn.graph.relations import Offset, Relation
@@ -522,12 +523,9 @@ def _mask(bias: Tensor | None, block: _Block) -> Tensor | None:
     return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
 
 
+@cached_on_graph
 def _plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
     """The shape of the graph if torch's kernels support it without a mask, else None."""
-    return graph.cached("plain shape", lambda: _find_plain_shape(graph))
-
-
-def _find_plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
     if graph.is_explicit and graph.num_edges not in _plain_counts(graph.num_dst, graph.num_src):
         return None  # without reading the edges
     parts = graph.parts

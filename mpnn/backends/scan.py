@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.graph import Graph
+from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.row_groups import bounds
@@ -211,7 +212,7 @@ def _lengths(graph: Graph) -> Tensor:
 def _convolution(round: Round) -> tuple[int, list[int]] | None:
     if round.score is not None:
         return None
-    return round.graph.cached("causal convolution", lambda: _find_convolution(round.graph))
+    return _find_convolution(round.graph)
 
 
 def _why_no_convolution(round: Round) -> str | None:
@@ -246,24 +247,19 @@ def _in_groups(x: Tensor, groups: int) -> Tensor:
 # ------------------------------------------------------------------------------------------------ the graph in blocks
 
 
+@cached_on_graph
 def _documents(graph: Graph) -> list[int] | None:
     """The lengths of causal documents, or None."""
-    return graph.cached("causal documents", lambda: _lengths_of_documents(graph))
-
-
-def _lengths_of_documents(graph: Graph) -> list[int] | None:
     return graph.parts.lengths.tolist() if graph.parts is not None and graph.parts.is_causal else None
 
 
+@cached_on_graph
 def _is_of_prefixes(graph: Graph) -> bool:
     """Whether each destination attends to the first sources, some number of them: `prefix(k)`, `causal()`."""
-    return graph.cached("is of prefixes", lambda: _begin_at_the_first_source(graph))
-
-
-def _begin_at_the_first_source(graph: Graph) -> bool:
     return graph.num_src > 0 and graph.runs.most_runs <= 1 and not graph.runs.start.any()
 
 
+@cached_on_graph
 def _find_convolution(graph: Graph) -> tuple[int, list[int]] | None:
     """The radius and the lengths of the documents of `causal() & window(radius) & documents(lengths)`, without empty
     ones; None if the graph is another."""
@@ -285,14 +281,13 @@ def _causal_blocks(graph: Graph) -> list[Block]:
     return [Block(a, b, a, b, PAST) for a, b in pairwise(ends)]
 
 
+@cached_on_graph
 def _blocks(graph: Graph) -> list[Block] | None:
-    """The edges as blocks, or None if they do not form a few blocks."""
-    return graph.cached("blocks of running sums", lambda: _find_blocks(graph))
+    """The edges as blocks, or None if they do not form a few blocks.
 
-
-def _find_blocks(graph: Graph) -> list[Block] | None:
-    """Neighboring rows with the same sources are a block. If each row has one source more than the row before, the
-    sources of the first row but the last of them are a block, and the others a running sum."""
+    Neighboring rows with the same sources are a block. If each row has one source more than the row before, the sources
+    of the first row but the last of them are a block, and the others a running sum.
+    """
     runs = graph.runs
     if runs.most_runs > 1:
         return None

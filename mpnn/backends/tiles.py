@@ -25,6 +25,7 @@ from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_bi
 from mpnn.backends.way import Way
 from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, boundaries, count_blocks, grid
+from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
@@ -35,7 +36,7 @@ from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import CONSTANT, NORMALIZERS
 from mpnn.kernels.tiles.attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, Repeated, TileAttention
 from mpnn.kernels.tiles.cuda import config as tile_config
-from mpnn.kernels.tiles.cuda.config import Config, Launch
+from mpnn.kernels.tiles.cuda.config import Config
 from mpnn.round import Result, Round, reads
 from mpnn.round.needs import FLOATS, on_edges
 from mpnn.scores import Dot
@@ -269,7 +270,7 @@ def _counts(round: Round, graph: Graph, pieces: int) -> dict[str, float]:
     """Pairs in tiles times heads, products on them, tiles, and components of nodes and of pieces that are copied."""
     score = round.score
     assert isinstance(score, Dot)
-    (tiles, area), batch = _tile_counts(graph), round.batch.numel()
+    (tiles, area), batch = _tile_counts(graph, ROWS, COLUMNS), round.batch.numel()
     heads = batch * round.heads
     widths = score.query.shape[-1] + round.value.shape[-1]
     pairs = float(area * heads)
@@ -308,7 +309,7 @@ def _bind_on_cpu(round: Round) -> Callable[[Round], Result]:
     tensors = score.query, score.key, round.value
     if not is_plain or round.value.dim() > 4 or _pieces(round) is not None or not Repeated.serves(*tensors):
         return _run_on_cpu
-    layout = _layout_of(round.graph)
+    layout = _layout(round.graph)
     shape = (*round.batch, round.graph.num_dst, round.heads, round.value.shape[-1])
     query, key, value = map(_pad, tensors)
     return partial(_run_again, Repeated(query, key, value, layout), shape)
@@ -317,10 +318,6 @@ def _bind_on_cpu(round: Round) -> Callable[[Round], Result]:
 def _run_again(kernel: Repeated, shape: tuple[int, ...], round: Round) -> Result:
     score: Any = round.score
     return Result(kernel(score.query, score.key, round.value, score.scale, score.softcap, shape))
-
-
-def _layout_of(graph: Graph) -> Layout:
-    return graph.cached("tiles: layout", lambda: _layout(graph))
 
 
 def _run_on_cpu(round: Round) -> Result:
@@ -339,7 +336,7 @@ def _run_on_cpu(round: Round) -> Result:
     def launch(query: Tensor, key: Tensor, value: Tensor, *of_nodes: Tensor | None) -> tuple[Tensor, Tensor]:
         biases = _table(round, ROWS), _per_edge(round, round.heads), *of_nodes
         dropout = None if keys is None else Dropout(keys, round.dropout, round.graph.node_ids)
-        options = score.scale, score.softcap, dropout, _layout_of(graph), equal
+        options = score.scale, score.softcap, dropout, _layout(graph), equal
         return TileAttention.apply(query, key, value, *biases, *options)
 
     return _run(round, (query, key, value), launch, None if pieces is None else partial(_merge, pieces))
@@ -349,17 +346,21 @@ def _pieces(round: Round) -> Pieces | None:
     """The pieces of the graph's rows, if the round may run over them: sums of 16-bit pieces would be rounded."""
     if round.biased or round.normalize != "softmax" or round.dropout or round.value.dtype.itemsize == 2:
         return None
-    return round.graph.cached("tiles: pieces", lambda: _pieces_of(round.graph))
+    return _pieces_of(round.graph)
 
 
+@cached_on_graph
 def _pieces_of(graph: Graph) -> Pieces | None:
-    return None if _tile_counts(graph)[1] <= _FULL * graph.num_edges else _split(graph)
+    return None if _tile_counts(graph, ROWS, COLUMNS)[1] <= _FULL * graph.num_edges else _split(graph)
 
 
-def _tile_counts(graph: Graph) -> tuple[int, int]:
-    return graph.cached("tiles: counts", lambda: count_tiles(graph.runs, ROWS, COLUMNS))
+@cached_on_graph
+def _tile_counts(graph: Graph, rows: int, columns: int) -> tuple[int, int]:
+    """The tiles that hold edges, and the pairs in them."""
+    return count_tiles(graph.runs, rows, columns)
 
 
+@cached_on_graph
 def _layout(graph: Graph) -> Layout:
     runs = graph.runs
     queries, keys = (grid(starts, size) for starts, size in zip(boundaries(runs), (ROWS, COLUMNS), strict=True))
@@ -402,7 +403,7 @@ def _count_on_gpu(round: Round) -> Counts:
     graph = round.graph
     tile = _config(round).forward
     assert isinstance(score, Dot)
-    _, area = _count_tiles_of(graph, tile)
+    _, area = _tile_counts(graph, tile.rows, tile.columns)
     heads = round.batch.numel() * round.heads
     width = max(score.query.shape[-1], round.value.shape[-1])
     kind = kind_of(round.value.dtype)
@@ -453,14 +454,8 @@ def _config(round: Round) -> Config:
     dtype = round.value.dtype
     width = max(score.query.shape[-1], round.value.shape[-1])
     tile = tile_config.choose(dtype, width).forward
-    tiles, _ = _count_tiles_of(round.graph, tile)
+    tiles, _ = _tile_counts(round.graph, tile.rows, tile.columns)
     return tile_config.choose(dtype, width, tiles * tile.rows / max(round.graph.num_dst, 1))
-
-
-def _count_tiles_of(graph: Graph, tile: Launch) -> tuple[int, int]:
-    """The tiles that hold edges, and the pairs in them."""
-    key = "tiles: counts", tile.rows, tile.columns
-    return graph.cached(key, lambda: count_tiles(graph.runs, tile.rows, tile.columns))
 
 
 def _options(round: Round, kernels: Any) -> Any:

@@ -17,6 +17,7 @@ from mpnn.backends.cost_model import Estimate
 from mpnn.engine import rewrites
 from mpnn.engine.rewrites.rewrite import Rewrite
 from mpnn.graph import Graph, batches
+from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.modes import is_transformed
 from mpnn.round import Result, Round
 from mpnn.round.needs import missing
@@ -201,12 +202,9 @@ def is_matrix(num_dst: int, num_src: int, num_edges: int) -> bool:
     return num_dst >= _MANY_NODES and 2 * num_edges > num_dst * num_src
 
 
+@cached_on_graph
 def _is_packed(graph: Graph) -> bool:
     """Whether the nodes are documents, each complete or causal: several, or what `documents` was called for."""
-    return graph.cached("is packed", lambda: _find_packed(graph))
-
-
-def _find_packed(graph: Graph) -> bool:
     # A stacked graph is folded first, and the folded graph passes here.
     parts = graph.parts
     return parts is not None and ((parts.count > 1 and int(parts.lengths.max()) > 1) or "documents(" in graph.name)

@@ -1,7 +1,8 @@
 """BoundGraph: what layers and the engine read of any graph that has a size: a `Graph`, or a `StackedGraph`."""
 
 from collections.abc import Callable, Hashable
-from typing import Any, NoReturn, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from mpnn.kernels.parts import Parts
 
 B = TypeVar("B", bound="BoundGraph")
 T = TypeVar("T")
+P = ParamSpec("P")
 _ABSENT: Any = object()
 _MOST_VALUES = 256  # of a graph, built by this library, whose keys have parameters
 
@@ -115,6 +117,17 @@ class BoundGraph(HasToken):
 
     def __bool__(self) -> NoReturn:
         refuse_truth(self)
+
+
+def cached_on_graph(build: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[B, P], T]:
+    """Decorates a function of a graph, and of hashable arguments by position: its result is computed once per graph.
+    See `BoundGraph.cached`."""
+
+    @wraps(build)
+    def cached(graph: B, *arguments: P.args, **_: P.kwargs) -> T:
+        return graph.cached((build, arguments) if arguments else build, lambda: build(graph, *arguments, **_))
+
+    return cached
 
 
 def refuse_truth(edges: object) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.graph import Graph
 from mpnn.graph.runs import Ints, Runs
 
@@ -30,13 +31,10 @@ class RowGroups(NamedTuple):
     is_causal: bool
 
 
+@cached_on_graph
 def row_groups(graph: Graph) -> list[RowGroups] | None:
     """The rows with sources as complete and as causal groups; None if some row has several runs, or the groups would
     copy their sources many times, as those of a window."""
-    return graph.cached("row groups", lambda: _row_groups(graph))
-
-
-def _row_groups(graph: Graph) -> list[RowGroups] | None:
     if graph.is_scattered and (parts := graph.parts) is not None:
         return [RowGroups(parts.order, parts.order, parts.lengths, parts.lengths, is_causal=False)]
     runs = graph.runs

@@ -102,7 +102,10 @@ def test_the_plan_splits_destinations_whose_blocks_differ() -> None:
     assert "piece number" in tiles.WAYS["cpu"].counts(round)
     pieces = tiles._split(round.graph)
     assert pieces is not None
-    assert tiles._tile_counts(pieces.graph)[1] < tiles._tile_counts(round.graph)[1] / 3  # pairs in tiles
+    assert (
+        tiles._tile_counts(pieces.graph, tiles.ROWS, tiles.COLUMNS)[1]
+        < tiles._tile_counts(round.graph, tiles.ROWS, tiles.COLUMNS)[1] / 3
+    )  # pairs in tiles
 
 
 @pytest.mark.parametrize("topology", [graphs.causal(), graphs.window(50), graphs.longformer(64, globals=4)])
