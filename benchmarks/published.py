@@ -32,7 +32,6 @@ MASKED = "torch SDPA, masked"
 SHORT = (
     ("sparse", r"longformer\(", BOTH, MASKED),
     ("layers", r"Longformer\(.*dropout 0.0", BOTH, "HF LongformerSelfAttention"),
-    ("layers", r"BigBird\(.*dropout 0.1", BOTH, "HF BigBirdBlockSparseAttention"),
     ("irregular", r"TransformerConv", BOTH, "PyG TransformerConv"),
 )
 """Group, start of the case, direction and peer of the rows of the README; the two greatest losses follow."""

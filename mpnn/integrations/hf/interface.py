@@ -18,12 +18,13 @@ from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from mpnn import Graph, graphs, ops
+from mpnn.backends import dense
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.stacked import StackedGraph
 from mpnn.integrations.hf import compat, direct, masks, packing, ranks, traced
 from mpnn.integrations.hf.closures import IRREPLACEABLE, Sizes, parse
-from mpnn.integrations.hf.masks import Instead, Mask
+from mpnn.integrations.hf.masks import Instead, Mask, Pairs
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
 
 NAME = "mpnn"
@@ -46,6 +47,9 @@ _NEEDS_GRAPH = frozenset({
     "dropout", "softcap", "output_attentions", "s_aux", "sinks", "indices", "block_indices",
 })  # fmt: skip
 """Keywords of what torch's kernel for whole texts does not compute."""
+
+_SHORT = 1 << 15
+"""Pairs of a batch up to which their bias is written out: a graph takes longer to prepare than this saves."""
 
 _KNOWN = HARMLESS.union(_NEEDS_GRAPH, packing.NAMES, {"scaling", "is_causal", "position_bias"})
 
@@ -255,9 +259,50 @@ def _without_graph(
         mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
     texts = texts_of(mask, options, (query.shape[0], query.shape[2]))
     if texts is not None:
-        return _packed(module, query, key, value, mask, texts, options)
+        return None if isinstance(mask, Tensor) else _packed(module, query, key, value, mask, texts, options)
+    if isinstance(mask, Tensor):
+        return _of_masked_pairs(query, key, value, mask, options) if by_offset is None else None
     pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None
-    return None if pairs is None else direct.attend(query, key, value, pairs, options.get("scaling"), by_offset)
+    if pairs is None:
+        return None
+    if by_offset is not None and query.shape[2] > 1:
+        return _of_short_text(query, key, value, pairs, options.get("scaling"), by_offset)
+    return direct.attend(query, key, value, pairs, options.get("scaling"), by_offset)
+
+
+def _of_masked_pairs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor | None:
+    """Attention of few tokens, [B, queries, H, D], with a mask of pairs, bool [B, 1, queries, keys]; None where a graph
+    is quicker, where a token attends to nothing, and for other masks."""
+    batch, _, queries, width = query.shape
+    keys = key.shape[2]
+    scale = options.get("scaling")
+    scale = width**-0.5 if scale is None else float(scale)
+    is_of_pairs = mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1] == 1
+    if not is_of_pairs or not query.is_cpu or scale <= 0 or batch * queries * keys > _SHORT:
+        return None
+    mask = mask[..., :keys]
+    if not bool(mask.any(-1).all()):
+        return None
+    return dense.sdpa(query, key, value, scale, mask, False).transpose(1, 2)
+
+
+def _of_short_text(
+    query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None, by_offset: OffsetBias
+) -> Tensor | None:
+    """Attention of few tokens, [B, queries, H, D], with a bias by offset written out for all pairs; None where a graph
+    is quicker, where a gradient is asked for, and where only some keys are attended to."""
+    batch, _, queries, width = query.shape
+    keys = key.shape[2]
+    is_whole = pairs.allowed is None and pairs.empty is None and pairs.start == 0 and pairs.stop in (None, keys)
+    if (
+        not is_whole
+        or torch.is_grad_enabled()
+        or batch * queries * keys > _SHORT
+        or (by_offset.queries, by_offset.keys) != (queries, keys)
+    ):
+        return None
+    scale = width**-0.5 if scale is None else float(scale)
+    return dense.sdpa(query, key, value, scale, by_offset.pairs(pairs.is_causal, query), False).transpose(1, 2)
 
 
 def _needs_graph(module: nn.Module, options: dict[str, Any]) -> bool:

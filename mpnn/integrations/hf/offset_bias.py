@@ -6,7 +6,7 @@ MPNet's encoder (`native.py`) has the same bias.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -35,6 +35,7 @@ class OffsetBias:
     keys: int
     first: int | Tensor
     _row: Tensor | None = None
+    _pairs: dict[bool, Tensor] = field(default_factory=dict)
 
     @cached_property
     def past(self) -> int:
@@ -58,6 +59,18 @@ class OffsetBias:
             row = self._of(torch.arange(self.keys, device=self._device(like)) - self.first, like).T[None, :, None]
             self._row = None if torch.is_grad_enabled() else row
         return row[..., start : start + count].to(like)
+
+    def pairs(self, is_causal: bool, like: Tensor) -> Tensor:
+        """The bias of all pairs, [1, H, queries, keys], -inf for later keys if causal. Computed once a forward pass,
+        without a gradient."""
+        if is_causal not in self._pairs:
+            device = self._device(like)
+            offsets = torch.arange(self.keys, device=device) - torch.arange(self.queries, device=device)[:, None]
+            bias = self._of(offsets - self.past, like).permute(2, 0, 1)[None]
+            if is_causal:
+                bias = bias.masked_fill(offsets > self.past, -torch.inf)
+            self._pairs[is_causal] = bias.contiguous()
+        return self._pairs[is_causal].to(like)
 
     def _of(self, offsets: Tensor, like: Tensor) -> Tensor:
         """The bias of these offsets of key and query, [..., H]."""
