@@ -46,6 +46,18 @@ def docstrings(path: Path) -> Iterator[tuple[str, str]]:
                 yield getattr(node, "name", "module"), text
 
 
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """The texts of a file, docstrings and errors among them, and its comments, with their lines."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+    for line, text in enumerate(source.splitlines(), 1):
+        _, mark, comment = text.partition("# ")
+        if mark:
+            yield line, comment
+
+
 def prose(page: str) -> str:
     """The text of a page without code."""
     text = re.sub(r"^ *(`{3,})[^\n]*\n.*?^ *\1 *$", "", page, flags=re.M | re.S)
@@ -63,10 +75,11 @@ def wrong(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_are_plain(path: Path) -> None:
+def test_docstrings_errors_and_comments_are_plain(path: Path) -> None:
     for name, text in docstrings(path):
         assert text.split()[0] not in ("What", "Those", "Such", "That"), f"{path.name}:{name} begins with a riddle"
-        assert not wrong(text), f"{path.name}:{name}"
+    for line, text in strings(path):
+        assert not wrong(text), f"{path.name}:{line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

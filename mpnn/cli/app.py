@@ -26,7 +26,7 @@ COMMANDS = {
     "eval": "Measure a model that mpnn train saved, on the held-out part of its data.",
     "predict": "Write what a model of nodes, graphs or links that mpnn train saved says about each of them.",
     "data": "Find or download datasets.",
-    "tune": "Measure how fast this machine runs each backend, so that plans choose the quickest.",
+    "tune": "Measure how fast this machine runs each backend, so that plans choose the fastest.",
     "doctor": "Show what this installation has and lacks, and check that its kernels compute correctly.",
 }
 # Of a command that else takes an argument; and their modules.

@@ -173,7 +173,7 @@ def _times(times: Times, out: Path) -> list[str]:
             f"Milliseconds of a training step over {names} for texts of {times.lengths[0]} to "
             f"{times.lengths[-1]:,} characters",
             "A training step (forward, backward, update) of the transformer of the next section on one text, on "
-            "one thread of this machine: the lesser of two, graphs in turns. Both axes are logarithmic.",
+            "one thread of this machine: the lesser of two, graphs interleaved. Both axes are logarithmic.",
         ),
     ]
 

@@ -18,7 +18,7 @@ def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor
     dtype = like.dtype if dtype is None else dtype
     size = math.prod(shape) * dtype.itemsize
     if size < LARGE or not like.is_cpu:
-        # torch reads sizes one by one quicker than a tuple of them.
+        # torch reads sizes one by one faster than a tuple of them.
         return like.new_empty(*shape, dtype=dtype)
     buffer = np.empty(size + _LINE, np.uint8)
     first = -buffer.ctypes.data % _LINE

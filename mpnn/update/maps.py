@@ -21,7 +21,7 @@ from mpnn.kernels.dense import onednn
 TORCH = "torch map"
 ONEDNN = "onednn map"
 _MIN_ROWS = 16  # with fewer, the memory limits both products
-_GAIN = 1.1  # oneDNN's product runs where it is expected to be this much quicker: prices are not exact
+_GAIN = 1.1  # oneDNN's product runs where it is expected to be this much faster: prices are not exact
 _RECORDING = 60e3  # nanoseconds that torch takes in a training step for a map whose derivative is written in Python
 
 
@@ -60,7 +60,7 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool =
     if weight.dim() != 2 or not weight.numel():
         return None
     depth, width = weight.shape if transposed else weight.shape[::-1]
-    # This tells most calls in a fraction of a microsecond, so that decoding is as quick as with torch alone.
+    # This tells most calls in a fraction of a microsecond, so that decoding is as fast as with torch alone.
     rows = least_rows(depth, width, torch.get_num_threads(), weight.requires_grad)
     if x.numel() < depth * rows or batches.STATE.padding is not None:
         return None

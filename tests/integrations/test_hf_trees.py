@@ -224,7 +224,7 @@ def test_other_attention_refuses_a_tree(attention: str) -> None:
     with pytest.raises(ValueError, match=f"LlamaForCausalLM attends by '{attention}'; call mpnn.hf.use"):
         mpnn.hf.Rollouts(model)
     mask = mpnn.hf.TreeMask([-1, 0, 0])
-    with pytest.raises((TypeError, AttributeError), match="a TreeMask is no tensor"):
+    with pytest.raises((TypeError, AttributeError), match="a TreeMask is not a tensor"):
         model(torch.tensor([[3, 4, 5]]), attention_mask=mask, position_ids=mask.position_ids)
 
 

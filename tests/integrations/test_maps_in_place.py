@@ -226,7 +226,7 @@ def test_use_takes_the_maps_and_gives_them_back(build: Callable[[], Any], count:
         expected = model(IDS).logits
         handle = mpnn.hf.use(model)
         assert handle.maps == count
-        assert f"{count} linear maps by the quicker of torch and oneDNN" in repr(handle)
+        assert f"{count} linear maps by the faster of torch and oneDNN" in repr(handle)
         torch.testing.assert_close(model(IDS).logits, expected, **CLOSE)
         assert len(products) >= count - 2  # a pooler and a classifier have two rows
         again = mpnn.hf.use(model)
@@ -321,7 +321,7 @@ def test_pyg_takes_its_linear_maps(products: Products) -> None:
     ours = copy.deepcopy(plain)
     report = mpnn.pyg.use(ours)
     assert report.maps == 4  # SAGE's are made by the first call
-    assert "4 linear maps by the quicker of torch and oneDNN" in str(report)
+    assert "4 linear maps by the faster of torch and oneDNN" in str(report)
     out = ours(x, edges)
     plain(x, edges)
     plain.load_state_dict(ours.state_dict())

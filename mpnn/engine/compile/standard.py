@@ -40,7 +40,7 @@ _NEEDS = "torch.onnx.export converts rounds over edges that are inputs, and dot-
 
 
 def _documents(i: Tensor, j: Tensor, lengths: list[int]) -> Tensor:
-    # A node's document is the number of documents that end before it. Without documents the sum is no tensor but 0, to
+    # A node's document is the number of documents that end before it. Without documents the sum is 0, not a tensor, to
     # which `0 * x` gives a shape.
     rows, columns = (sum((x >= end).int() for end in accumulate(lengths)) + 0 * x for x in (i, j))
     return rows == columns

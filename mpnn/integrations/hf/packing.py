@@ -93,7 +93,7 @@ class Packing:
         positions = (np.arange(len(first)) - first).reshape(self.shape)
         if self.shape[0] > 1 and positions[:, :1].any():
             raise ValueError(
-                f"a text goes on from one row to the next: the rows have {self.shape[1]} tokens each, and the texts "
+                f"a text continues from one row to the next: the rows have {self.shape[1]} tokens each, and the texts "
                 f"{self.lengths}; pass them in a batch of one row"
             )
         return positions

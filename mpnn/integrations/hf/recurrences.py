@@ -483,7 +483,7 @@ def _order(layer: Any, mask: Tensor, cache: Any) -> Tensor | None:
     is_begun = _begun(layer, cache, keep)
     if bool((is_begun & (keep == 0).any(1)).any()):
         raise ValueError(
-            f"{type(layer).__name__} got a cache and padding behind tokens of the same text, which would change the "
+            f"{type(layer).__name__} got a cache and padding after tokens of the same text, which would change the "
             "states; pass each text's tokens without padding between them: a batch of one, or padding on the left"
         )
     if not bool((keep.diff(dim=1) < 0).any()):

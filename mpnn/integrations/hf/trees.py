@@ -22,7 +22,7 @@ FAMILIES = frozenset({
 """Families whose decoders a test compares with separate texts: they take positions from `position_ids` alone."""
 
 _ONLY = (
-    "a TreeMask is no tensor, and this model's attention cannot read it; call mpnn.hf.use(model), for one of the "
+    "a TreeMask is not a tensor, and this model's attention cannot read it; call mpnn.hf.use(model), for one of the "
     f"families {', '.join(sorted(FAMILIES))}"
 )
 

@@ -80,7 +80,7 @@ class Handle:
         whole = sum(map(encoder_layers.runs_here, self.model.modules())) if self._undo else 0
         lines += [f"whole layers by one compiled call each: {whole}"] if whole else []
         lines += [f"no longer over {self.replaced}, which use(model, graph=...) sets again"] if self.replaced else []
-        lines += [f"{self.maps} linear maps by the quicker of torch and oneDNN"] if self.maps else []
+        lines += [f"{self.maps} linear maps by the faster of torch and oneDNN"] if self.maps else []
         return f"Handle of {type(self.model).__name__}: " + ("; ".join(lines) or "nothing is changed")
 
 

@@ -42,7 +42,7 @@ class Report:
         lines = [f"{name} ({kind}): replaced" for name, kind in self.replaced.items()]
         lines += [f"{name}: left, {reason}" for name, reason in self.left.items()]
         return "\n".join(
-            [*lines, *([f"{self.maps} linear maps by the quicker of torch and oneDNN"] if self.maps else [])]
+            [*lines, *([f"{self.maps} linear maps by the faster of torch and oneDNN"] if self.maps else [])]
         )
 
 

@@ -19,7 +19,7 @@ from mpnn.kernels.derivatives import are_batches
 from mpnn.kernels.memory import empty, plain, zeros
 from mpnn.kernels.rows.reduce import EdgeSumStruct
 
-_MIN_WIDTH = 4  # of rows: torch adds up single numbers as quickly
+_MIN_WIDTH = 4  # of rows: torch adds up single numbers as fast
 _MIN_NUMBERS = 1 << 18  # of a part
 _LANES = 8
 
