@@ -272,7 +272,7 @@ def _without_graph(
 
 def _of_masked_pairs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor | None:
     """Attention of few tokens, [B, queries, H, D], with a mask of pairs, bool [B, 1, queries, keys]; None where a graph
-    is quicker, where a token attends to nothing, and for other masks."""
+    is faster, where a token attends to nothing, and for other masks."""
     batch, _, queries, width = query.shape
     keys = key.shape[2]
     scale = options.get("scaling")
@@ -290,7 +290,7 @@ def _of_short_text(
     query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None, by_offset: OffsetBias
 ) -> Tensor | None:
     """Attention of few tokens, [B, queries, H, D], with a bias by offset written out for all pairs; None where a graph
-    is quicker, where a gradient is asked for, and where only some keys are attended to."""
+    is faster, where a gradient is asked for, and where only some keys are attended to."""
     batch, _, queries, width = query.shape
     keys = key.shape[2]
     is_whole = pairs.allowed is None and pairs.empty is None and pairs.start == 0 and pairs.stop in (None, keys)
