@@ -24,6 +24,7 @@ from mpnn.data.tables import (
     edge_table,
     feature_names,
     ids_of,
+    numbers_of,
     refuse_unused,
 )
 from mpnn.graphs import from_edges
@@ -34,6 +35,7 @@ Form = Literal["undirected", "directed", "two sets"]
 """Of links: see `mpnn.models.LinkRanker`."""
 VALIDATION = 0.05
 TEST = 0.1
+_NODES = "the table of nodes"
 _FEWEST = 20  # links, so that a part of 5% has one
 _DIRECTIONS = (
     "from to source target src dst dest destination head tail start end sender receiver citing cited parent child left "
@@ -275,9 +277,9 @@ def _named(
     dst_ids = _names([*dst]) if are_two else None
     relations = () if types is None else _names([*types])
     return _Named(
-        _numbers(table, src, src_name, ids),
-        _numbers(table, dst, dst_name, dst_ids or ids),
-        np.zeros(len(table), np.int64) if types is None else _numbers(table, types, "", relations),
+        numbers_of(table, src_name, ids, _NODES),
+        numbers_of(table, dst_name, dst_ids or ids, _NODES),
+        np.zeros(len(table), np.int64) if relation is None else numbers_of(table, relation, relations, _NODES),
         ids,
         dst_ids,
         relations,
@@ -295,15 +297,6 @@ def _filled(table: Table, name: str, what: str) -> NDArray[np.object_]:
 def _names(cells: Iterable[str]) -> tuple[str, ...]:
     """The different names, whole numbers first and in their order."""
     return tuple(sorted({*cells}, key=lambda name: (0, len(name), name) if name.isdecimal() else (1, 0, name)))
-
-
-def _numbers(table: Table, cells: NDArray[np.object_], column: str, names: Sequence[str]) -> NDArray[np.int64]:
-    """The number of the name in each cell."""
-    number = {name: k for k, name in enumerate(names)}
-    numbers = np.array([number.get(cell, -1) for cell in cells.tolist()], np.int64)
-    unknown = cells[int((numbers < 0).argmax())]
-    table.refuse(numbers < 0, f"has a node in column {column!r} that is no id of the table of nodes: {unknown!r}")
-    return numbers
 
 
 def _sets(

@@ -317,7 +317,9 @@ def ids_of(table: Table, name: str) -> tuple[str, ...]:
     return tuple(ids.tolist())
 
 
-def numbers_of(table: Table, column: str, ids: Sequence[str], file: Path, what: str = "node") -> NDArray[np.int64]:
+def numbers_of(
+    table: Table, column: str, ids: Sequence[str], file: Path | str, what: str = "node"
+) -> NDArray[np.int64]:
     """The numbers of the nodes, or graphs, that a column names."""
     number = {name: k for k, name in enumerate(ids)}
     names = table.text(column).tolist()
