@@ -189,10 +189,11 @@ def section(run: dict[str, Any]) -> list[str]:
         "# Encoders on a CPU",
         "",
         "A BERT of MiniLM's shape (6 layers, 384 wide, random weights, float32) on one thread. Times are the "
-        "processor's, the least of rounds in turns, as other programs of a shared machine only add. `share of peak` is "
-        "the rate of all multiplications in the layers, of the quicker of our two, over that of products in the "
-        "nearest cache; 1 over it is by how much any program that computes in float32 can still be quicker. `x` is "
-        "the quicker of the last two's time over that of the quicker of ours.",
+        "processor's, the minimum of interleaved rounds, as other programs of a shared machine "
+        "only add. `share of peak` is "
+        "the rate of all multiplications in the layers, of the faster of our two, over that of products in the "
+        "nearest cache; 1 over it is by how much any program that computes in float32 can still be faster. `x` is "
+        "the time of the faster of the last two over that of our faster one.",
         "",
         *report._machine(run),
         f"- products in cache: {run['peak'] / 1e9:.1f} GFLOP/s",

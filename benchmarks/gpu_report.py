@@ -155,7 +155,7 @@ def _plans(results: Results) -> list[str]:
     if not ratios:
         return ["No round ran by two backends."]
     lines = [
-        "| round | direction | chosen | its time | quickest | its time | regret |",
+        "| round | direction | chosen | its time | fastest | its time | regret |",
         "|---|---|---|---|---|---|---|",
     ]
     for row, chosen, quickest, ratio in sorted(ratios, key=lambda r: -r[-1]):
@@ -176,7 +176,7 @@ def regret_of(rows: Iterable[Row]) -> str:
     ratios = [ratio for *_, ratio in regrets(rows)] or [1.0]
     within = sum(ratio <= LIMIT for ratio in ratios) / len(ratios)
     return (
-        f"{len(ratios)} rounds ran by two backends or more. The time of the plan's choice over that of the quickest: "
+        f"{len(ratios)} rounds ran by two backends or more. The time of the plan's choice over that of the fastest: "
         f"{fmean(ratios):.3f} in the mean, at most {max(ratios):.2f}, at most {LIMIT} for {within:.0%}."
     )
 

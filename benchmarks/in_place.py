@@ -254,9 +254,11 @@ def section(results: dict[str, Any]) -> list[str]:
     lines = [
         "# Models in place",
         "",
-        f"Measured by `{results['command']}`. Models of transformers after `mpnn.hf.use`, beside the same with torch's "
+        f"Measured by `{results['command']}`. Models of transformers after `mpnn.hf.use`, compared "
+        "with the same and torch's "
         "own attention, sdpa (eager where weights are returned), in inference in float32 if not said otherwise. Times "
-        "are the processor's, the least of rounds in turns. `ratio` is our time over theirs; the goal is at most "
+        "are the processor's, the minimum of interleaved rounds. `ratio` is our time over the "
+        "peer's; the goal is at most "
         f"{LIMIT}. Memory is what one call adds at its peak; of the first call, what four calls add.",
         "",
         *report._machine(results),

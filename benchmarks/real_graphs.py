@@ -295,8 +295,9 @@ def section(results: dict[str, Any]) -> list[str]:
     lines = [
         "# Points and molecules",
         "",
-        f"Measured by `{results['command']}`. Times are the processor's, the least of rounds in turns. `ratio` is our "
-        f"time over the quickest peer's: the goal is at most {LIMITS[GEOMETRY]} for points, and at most "
+        f"Measured by `{results['command']}`. Times are the processor's, the minimum of interleaved "
+        "rounds. `ratio` is our "
+        f"time over the fastest peer's: the goal is at most {LIMITS[GEOMETRY]} for points, and at most "
         f"{LIMITS[MOLECULES]:.1f} for {BATCH} molecules of {ATOMS} atoms, whose edges are new in each call (SchNet "
         "and DimeNet are given their graph). The backward pass is that to the weights. torch_cluster was not there."
         + (f" {results['note']}" if results.get("note") else ""),

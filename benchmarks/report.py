@@ -68,8 +68,9 @@ def _page(results: dict[str, Any]) -> list[str]:
         "# The record of a CPU",
         "",
         f"Written by `python -m benchmarks report` from what `{results.get('command', 'python -m benchmarks cpu')}` "
-        "measured. Entries of a row took turns in one process on the same inputs; results were checked before anything "
-        "was timed. Times are the processor's, the least of all rounds. `x` is the peer's time over ours, so above 1 "
+        "measured. Entries of a row ran interleaved in one process on the same inputs; results "
+        "were checked before anything "
+        "was timed. Times are the processor's, the minimum of all rounds. `x` is the peer's time over ours, so above 1 "
         "we are faster. Memory is what one call adds to the process at its peak, inputs not counted. The largest error "
         f"is relative to the largest number of a result or gradient. An entry whose error exceeds {TOLERANCE:.0e} is "
         "not timed; if it is ours, the whole row is skipped. What ran on a GPU is on [its own page](gpu.md).",
@@ -127,12 +128,13 @@ def times_faster(rows: Sequence[dict[str, Any]], time: str = "least") -> dict[st
 
 
 def plans(results: dict[str, Any]) -> list[str]:
-    """How far plans are from the quickest backend, by kind of graph."""
+    """How far plans are from the fastest backend, by kind of graph."""
     lines = [
         "# Plans",
         "",
         f"Measured by `{results['command']}`: the time of the backend that the plan chooses over the time of the "
-        "quickest, for requests drawn at random, with a seed that prices were not fitted to. All backends took turns; "
+        "fastest, for requests drawn at random, with a seed that prices were not fitted to. All "
+        "backends ran interleaved; "
         "times are minima of the processor's time. The goal: 1.03 in the mean, at most 1% over 1.3. "
         + results.get("note", ""),
         "",
