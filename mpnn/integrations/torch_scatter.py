@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mpnn.aggregate import Root
-from mpnn.kernels.rows import row_extremes, row_sums, rows_at
+from mpnn.kernels.rows import row_extremes, row_products, row_squares, row_sums, rows_at
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -93,9 +93,7 @@ def scatter_mul(
     flat = _flat(src, index, dim, out, dim_size)
     if not src.numel():  # as torch_scatter: no product, but zeros
         return src.new_zeros(flat.shape) if out is None else out
-    x = _wide(flat.x)
-    start = x.new_ones(flat.num_rows, x.shape[1])
-    product = flat.result(start.scatter_reduce(0, flat.to[:, None].expand_as(x), x, "prod")).to(src.dtype)
+    product = flat.result(row_products(_wide(flat.x), flat.to, flat.num_rows)).to(src.dtype)
     return product if out is None else out.mul_(product)
 
 
@@ -146,7 +144,7 @@ def scatter_std(
     flat = _flat(src, index, dim, out, dim_size)
     x = _wide(flat.x)
     count = _counts(flat)
-    squares = flat.result(_squares(x, flat, count))
+    squares = flat.result(row_squares(x, flat.to, flat.num_rows, count))
     total = squares if out is None else out.add_(squares)
     degree = (count - 1).clamp(min=1) if unbiased else count
     shares = flat.result(degree.to(x.dtype).expand(flat.num_rows, x.shape[1]))
@@ -487,16 +485,6 @@ def _divided(total: Tensor, count: Tensor, rounding: str = "") -> Tensor:
     """Means; those of integers are rounded as `rounding` says."""
     count = count.clamp(min=1).to(total.dtype)
     return total / count if total.is_floating_point() else total.div(count, rounding_mode=rounding)
-
-
-def _squares(x: Tensor, flat: _Flat, count: Tensor) -> Tensor:
-    """The sums of the squared distances of rows from the mean of their target, [num_rows, D]."""
-    # The mean of equal numbers is rounded, and that of their distances from one of them is 0.
-    row = torch.arange(len(x), device=x.device)
-    one = flat.to.new_zeros(flat.num_rows).scatter(0, flat.to, row)
-    apart = x - rows_at(x.detach(), one.index_select(0, flat.to))
-    mean = row_sums(apart, flat.to, flat.num_rows) / count.clamp(min=1)
-    return row_sums((apart - rows_at(mean, flat.to)).square(), flat.to, flat.num_rows)
 
 
 def _extremes(flat: _Flat, smallest: bool) -> tuple[Tensor, Tensor]:

@@ -26,22 +26,27 @@ template <class T> static bool row_extreme(const RowExtreme<T> &p, int64_t part,
   const int32_t none = (int32_t)p.num_edges;
   for (int64_t r = 0; r < p.num_rows; r++)
     for (int64_t d = first; d < end; d++) p.out[r * size + d] = 0, p.arg[r * size + d] = none;
-  for (int64_t e = 0; e < p.num_edges; e++) {
-    if (e + AHEAD < p.num_edges) {
-      prefetch(p.out + p.to[e + AHEAD] * size + first, end - first);
-      prefetch(p.arg + p.to[e + AHEAD] * size + first, end - first);
+  // Rows that follow one another to the same target are compared in registers.
+  for (int64_t begin = 0, end_of_run; begin < p.num_edges; begin = end_of_run) {
+    const int64_t row = p.to[begin];
+    for (end_of_run = begin + 1; end_of_run < p.num_edges && p.to[end_of_run] == row;) end_of_run++;
+    if (begin + AHEAD < p.num_edges) {
+      prefetch(p.out + p.to[begin + AHEAD] * size + first, end - first);
+      prefetch(p.arg + p.to[begin + AHEAD] * size + first, end - first);
     }
-    const T *x = p.x + e * size;
-    T *out = p.out + p.to[e] * size;
-    int32_t *arg = p.arg + p.to[e] * size;
     for (int64_t d = first; d < end; d += LANES) {
       const int64_t left = end - d;
-      const X next = load_first<T, LANES>(x + d, left), best = load_first<T, LANES>(out + d, left);
-      const Arg known = load_first<int32_t, LANES>(arg + d, left);
-      const auto larger = sign * next > sign * best || (next != next && best == best);
-      const Arg takes = __builtin_convertvector(larger, Arg) | (Arg)(known == none);
-      store_first<T, LANES>(out + d, __builtin_convertvector(takes, decltype(larger)) ? next : best, left);
-      store_first<int32_t, LANES>(arg + d, takes ? splat<int32_t, LANES>((int32_t)e) : known, left);
+      X best = load_first<T, LANES>(p.out + row * size + d, left);
+      Arg known = load_first<int32_t, LANES>(p.arg + row * size + d, left);
+      for (int64_t e = begin; e < end_of_run; e++) {
+        const X next = load_first<T, LANES>(p.x + e * size + d, left);
+        const auto larger = sign * next > sign * best || (next != next && best == best);
+        const Arg takes = __builtin_convertvector(larger, Arg) | (Arg)(known == none);
+        best = __builtin_convertvector(takes, decltype(larger)) ? next : best;
+        known = takes ? splat<int32_t, LANES>((int32_t)e) : known;
+      }
+      store_first<T, LANES>(p.out + row * size + d, best, left);
+      store_first<int32_t, LANES>(p.arg + row * size + d, known, left);
     }
   }
   return true;

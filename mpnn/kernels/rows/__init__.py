@@ -10,6 +10,6 @@ compare with is the backend `edge_list`.
 """
 
 from mpnn.kernels.rows import edge_sum
-from mpnn.kernels.rows.scatter import match, row_extremes, row_sums, rows_at
+from mpnn.kernels.rows.scatter import match, row_extremes, row_products, row_squares, row_sums, rows_at
 
-__all__ = ["edge_sum", "match", "row_extremes", "row_sums", "rows_at"]
+__all__ = ["edge_sum", "match", "row_extremes", "row_products", "row_squares", "row_sums", "rows_at"]

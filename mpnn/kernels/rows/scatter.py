@@ -67,15 +67,49 @@ def row_sums(x: Tensor, to: Tensor, num_rows: int) -> Tensor:
     if x.shape[1] >= _MIN_WIDTH and serves(x):
         summed: Tensor = _RowSums.apply(x, to, num_rows)
         return summed
+    if x.shape[1] == 1:  # torch adds up a vector twice as fast as a column
+        return x.new_zeros(num_rows).index_add(0, to, x.squeeze(1))[:, None]
     return x.new_zeros(num_rows, x.shape[1]).index_add(0, to, x)
 
 
 def rows_at(x: Tensor, to: Tensor) -> Tensor:
     """The rows `to` of x [N, D]: [E, D]."""
+    if x.shape[1] == 1:
+        return x.squeeze(1).index_select(0, to)[:, None]
     if x.shape[1] < _MIN_WIDTH or not serves(x):
         return x.index_select(0, to)
     rows: Tensor = _RowsAt.apply(x, to)
     return rows
+
+
+def row_squares(x: Tensor, to: Tensor, num_rows: int, count: Tensor) -> Tensor:
+    """The sums of the squared distances of the rows of x [E, D] from the mean of their target: [num_rows, D].
+
+    Args:
+        count: [num_rows, 1], the number of rows of each target.
+    """
+    # The mean of equal numbers is rounded, and that of their distances from one of them is 0.
+    row = torch.arange(len(x), device=x.device)
+    one = to.new_zeros(num_rows).scatter(0, to, row).index_select(0, to)
+    count = count.clamp(min=1)
+    if serves(x):
+        squares: Tensor = _RowSquares.apply(x, to, num_rows, one, count)[0]
+        return squares
+    apart = _centered(x - rows_at(x.detach(), one), to, num_rows, count)
+    return row_sums(apart.square(), to, num_rows)
+
+
+def _centered(x: Tensor, to: Tensor, num_rows: int, count: Tensor) -> Tensor:
+    """Rows [E, D] minus the mean of their target."""
+    return x - rows_at(row_sums(x, to, num_rows) / count, to)
+
+
+def row_products(x: Tensor, to: Tensor, num_rows: int) -> Tensor:
+    """The products of the rows of x [E, D] at their targets, [num_rows, D]; 1 for targets without rows."""
+    if x.requires_grad and torch.is_grad_enabled() and serves(x) and not bool((x == 0).any()):
+        product: Tensor = _RowProducts.apply(x, to, num_rows)
+        return product
+    return x.new_ones(num_rows, x.shape[1]).scatter_reduce(0, to[:, None].expand_as(x), x, "prod")
 
 
 def row_extremes(x: Tensor, to: Tensor, num_rows: int, smallest: bool) -> tuple[Tensor, Tensor]:
@@ -134,6 +168,45 @@ class _RowsAt(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
         return row_sums(d_out, ctx.to, ctx.num_rows), None
+
+
+class _RowSquares(torch.autograd.Function):
+    """`row_squares`, and the rows minus the mean of their target, which its derivative is made of."""
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x: Tensor, to: Tensor, num_rows: int, one: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        apart = rows_at(x, one)
+        torch.sub(x, apart, out=apart)
+        apart.sub_(rows_at(row_sums(apart, to, num_rows) / count, to))
+        ctx.of_rows = to, num_rows, count
+        ctx.save_for_backward(apart)
+        ctx.set_materialize_grads(False)
+        return row_sums(apart.square(), to, num_rows), apart
+
+    @staticmethod
+    def backward(ctx, d_squares: Tensor | None, d_apart: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
+        (apart,) = ctx.saved_tensors
+        parts = [] if d_squares is None else [2 * rows_at(d_squares, ctx.of_rows[0]) * apart]
+        parts += [] if d_apart is None else [_centered(d_apart, *ctx.of_rows)]
+        return sum(parts) if len(parts) > 1 else parts[0], None, None, None, None
+
+
+class _RowProducts(torch.autograd.Function):
+    """`row_products` of numbers other than 0, each of which divides its product in the derivative."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, to: Tensor, num_rows: int) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.to = to
+        out = row_products(x.detach(), to, num_rows)
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
+        x, out = ctx.saved_tensors
+        return rows_at(d_out * out, ctx.to) / x, None, None
 
 
 class _RowExtremes(torch.autograd.Function):
