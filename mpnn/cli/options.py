@@ -40,7 +40,7 @@ GRAPH_STEPS = 1000
 LINK_STEPS = 200
 _LINK_FILES = (
     *("edges", "columns", "relation", "time", "sets", "directed"),
-    *("nodes", "ignore", "categories", "missing", "scale", "encoding"),
+    *("nodes", "dst_nodes", "ignore", "categories", "missing", "scale", "encoding"),
 )
 DEFAULTS: Defaults = {
     "text": {**asdict(TextSettings()), **_SHARED, "text": "pydoc", "file": None},
@@ -64,7 +64,7 @@ DEFAULTS: Defaults = {
 }
 _OF_TASK = {"text": "text", "graphs": "graphs", "links": "links"}
 # The options whose name is another than that of the field.
-_NAMES = {"text": "data", "graph_table": "graph-table", "edge_features": "edge-features"}
+_NAMES = {"dst_nodes": "dst-nodes", "text": "data", "graph_table": "graph-table", "edge_features": "edge-features"}
 
 
 Task = Literal["text", "cora", "digits", "links"]
@@ -173,6 +173,13 @@ class Options:
         "them. Or a graph with its edges: GraphML, GEXF, GML, DOT, JSON.",
         _OWN,
         flags=("--nodes", "--features"),
+        dir_okay=False,
+    )
+    dst_nodes: str | None = _option(
+        Path,
+        "The features of the second set of nodes, where --columns name two, such as users and items; --nodes then are "
+        "the first.",
+        _LINKS,
         dir_okay=False,
     )
     graph_table: str | None = _option(
@@ -361,21 +368,20 @@ class Options:
         if self.edges is None:
             raise ValueError("links need --edges, a table with a row for each link")
         edges = Path(self.edges)
-        nodes = None if self.nodes is None else Path(self.nodes)
+        nodes, dst_nodes = (None if name is None else Path(name) for name in (self.nodes, self.dst_nodes))
         file = EdgeFile(edges, named(self.columns), directed=bool(self.directed))
         read: dict[str, Any] = {name: getattr(self, name) for name in ("relation", "time", "sets", "encoding")}
         read |= {"missing": self.missing or "refuse", "scale": bool(self.scale)}
         read |= {name: _listed(getattr(self, name)) or () for name in ("ignore", "categories")}
         options: Any = self
-        tables = link_tables(
-            edges, columns=file.columns, directed=file.directed, nodes=nodes, seed=options.seed, **read
-        )
+        of_nodes: dict[str, Any] = {"nodes": nodes, "dst_nodes": dst_nodes}
+        tables = link_tables(edges, columns=file.columns, directed=file.directed, seed=options.seed, **of_nodes, **read)
         return LinkRun(
             tables,
             options.steps,
             options.seed,
             LinkSettings(**self._values(LinkSettings)),
-            digest=digest_of([] if nodes is None else [nodes], file, read),
+            digest=digest_of([path for path in (nodes, dst_nodes) if path is not None], file, read),
             device=options.device,
             precision=options.precision,
         )

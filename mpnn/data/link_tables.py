@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -57,7 +57,8 @@ class LinkTables:
         ids: the names of the nodes, or of the sources. dst_ids: those of the destinations, of two sets.
         relations: the names of the types of links; empty without.
         ends: the names of the two columns. relation: that of the column of relations.
-        x: features of the nodes, float32 [N, F], or None. inputs: their columns.
+        x: features of the nodes, float32 [N, F], or None. inputs: their columns. Of two sets, the destinations follow
+            the sources, and their features those of the sources: each has 0 in place of the others'.
         times: the time of each link of training, validation and test, float64 [L], or None.
         understood: for each file how it was read, for people.
     """
@@ -84,6 +85,7 @@ def link_tables(
     sets: Sets | None = None,
     directed: bool = False,
     nodes: File | None = None,
+    dst_nodes: File | None = None,
     ignore: str | Sequence[str] = (),
     categories: str | Sequence[str] = (),
     missing: Missing = "refuse",
@@ -105,8 +107,9 @@ def link_tables(
         sets: whether the two columns name nodes of "one" set or of "two", such as users and items. Default: two, if no
             name is in both columns, or if names are numbers and the columns are called otherwise (user_id, item_id).
         directed: whether a link and its reverse are two links.
-        nodes: a table of features of the nodes of one set, by `id`; it may have nodes without links.
-        ignore, categories, missing, scale, encoding: as of `node_tables`.
+        nodes: a table of features of the nodes, by `id`, of two sets of the sources; it may have nodes without links.
+        dst_nodes: a table of features of the destinations of two sets.
+        ignore, categories, missing, scale, encoding: as of `node_tables`, for both tables.
         seed: of the random split and of the absent pairs.
 
     Raises:
@@ -115,9 +118,9 @@ def link_tables(
     """
     try:
         how = Preparation(as_list(categories) or (), missing, scale)
-        if nodes is None and (ignore or how != Preparation()):
+        if nodes is None and dst_nodes is None and (ignore or how != Preparation()):
             raise ValueError("features are those of nodes, which are missing: name their table (--nodes)")
-        of_nodes = None if nodes is None else _features(Path(nodes), as_list(ignore) or (), how, encoding)
+        of_nodes = _features((nodes, dst_nodes), as_list(ignore) or (), how, encoding)
         file = EdgeFile(Path(edges), columns, directed=directed)
         return _read(file, relation, time, sets, of_nodes, seed, encoding)
     except ValueError as error:
@@ -178,7 +181,7 @@ def _read(
     relation: str | None,
     time: str | None,
     sets: Sets | None,
-    nodes: _Nodes | None,
+    nodes: "_BothNodes",
     seed: int,
     encoding: str | None,
 ) -> LinkTables:
@@ -228,12 +231,12 @@ def _read(
         named.relations,
         (src_name, dst_name),
         relation,
-        None if nodes is None else nodes.x,
-        () if nodes is None else nodes.inputs,
+        _features_of_all(nodes, None if named.dst_ids is None else sizes),
+        tuple(name for one in nodes if one is not None for name in one.inputs),
         None if of_time is None else _times_of_parts(split, links, types, of_time),
         (
             (table.path.name, ", ".join(filter(None, note))),
-            *([] if nodes is None else [nodes.understood]),
+            *(one.understood for one in nodes if one is not None),
             (table.path.name, _split_note(split, form, "as stated" if stated else time and f"by time, column {time}")),
         ),
     )
@@ -262,19 +265,22 @@ def _table(
 
 
 def _named(
-    table: Table, src_name: str, dst_name: str, relation: str | None, sets: Sets | None, nodes: _Nodes | None
+    table: Table, src_name: str, dst_name: str, relation: str | None, sets: Sets | None, nodes: "_BothNodes"
 ) -> _Named:
     src = _filled(table, src_name, "a link without a node")
     dst = _filled(table, dst_name, "a link without a node")
     types = None if relation is None else _filled(table, relation, "a link without a relation")
     are_two, why = _sets(table, src_name, dst_name, src, dst, relation, sets)
-    if are_two and nodes is not None:
+    of_src, of_dst = nodes
+    if sets is None and are_two and of_src is not None and of_dst is None and {*dst} <= {*of_src.ids}:
+        are_two, why = False, " (one set: the table of nodes has both)"
+    if not are_two and of_dst is not None:
         raise ValueError(
-            f"{nodes.understood[0]} describes nodes of one set; {table.path} links two, {src_name} and {dst_name}: "
-            "leave the nodes out, or say that they are one set (--sets one)"
+            f"{of_dst.understood[0]} describes destinations of two sets; {table.path} links nodes of one: name all "
+            "in one table of nodes, or say that they are two sets (--sets two)"
         )
-    ids = nodes.ids if nodes is not None else _names([*src] if are_two else [*src, *dst])
-    dst_ids = _names([*dst]) if are_two else None
+    ids = of_src.ids if of_src is not None else _names([*src] if are_two else [*src, *dst])
+    dst_ids = (of_dst.ids if of_dst is not None else _names([*dst])) if are_two else None
     relations = () if types is None else _names([*types])
     return _Named(
         numbers_of(table, src_name, ids, _NODES),
@@ -340,16 +346,43 @@ def _is_same_noun(first: str, second: str) -> bool:
     return nouns[0] == nouns[1] or not (nouns[0] and nouns[1])
 
 
-def _features(nodes: Path, ignore: Sequence[str], how: Preparation, encoding: str | None) -> _Nodes:
-    table = read_table(nodes, encoding=encoding)
-    inputs = feature_names(table, ignore)
-    refuse_unused(how.categories, inputs)
+_BothNodes = tuple[_Nodes | None, _Nodes | None]
+"""Of the nodes of one set, or of the sources; and of the destinations of two sets."""
+
+
+def _features(
+    files: tuple[File | None, File | None], ignore: Sequence[str], how: Preparation, encoding: str | None
+) -> _BothNodes:
+    """The features in both tables. A column that is ignored, or of categories, is in one of them at least."""
+    tables = [None if file is None else read_table(Path(file), encoding=encoding) for file in files]
+    names = {name for table in tables if table is not None for name in table.names}
+    inputs: list[list[str]] = []
+    for table in tables:
+        drop = [name for name in ignore if table is not None and (name in table.names or name not in names)]
+        inputs.append([] if table is None else feature_names(table, drop))
+    refuse_unused(how.categories, [*inputs[0], *inputs[1]])
+    of_src, of_dst = (
+        None if table is None else _of_table(table, of, how) for table, of in zip(tables, inputs, strict=True)
+    )
+    return of_src, of_dst
+
+
+def _features_of_all(nodes: _BothNodes, sizes: tuple[int, int] | None) -> Tensor | None:
+    """The features of all nodes; of two sets of these sizes side by side. None without any."""
+    of_src, of_dst = nodes
+    if sizes is None or (of_src is None and of_dst is None):
+        return None if of_src is None else of_src.x
+    parts = [torch.zeros(size, 0) if one is None else one.x for one, size in zip(nodes, sizes, strict=True)]
+    return torch.block_diag(*parts)
+
+
+def _of_table(table: Table, inputs: Sequence[str], how: Preparation) -> _Nodes:
     made = how.features(table, inputs, np.ones(len(table), bool))
     ids = tuple(map(str, range(len(table)))) if table.id is None else ids_of(table, table.id)
     if table.id is None:
         check_order(table)
     note = f"{len(table):,} nodes, {table.form}, features {described(inputs, made.columns)}"
-    return _Nodes(ids, torch.from_numpy(made.x), tuple(inputs), (nodes.name, ", ".join([note, *made.notes])))
+    return _Nodes(ids, torch.from_numpy(made.x), tuple(inputs), (table.path.name, ", ".join([note, *made.notes])))
 
 
 def _first_of_each(
@@ -401,28 +434,22 @@ def _split(
     sizes: tuple[int, int],
     seed: int,
 ) -> LinkSplit:
-    """The split of links [2, L]. Nodes of two sets are numbered one after the other for it, so that sets of one size
-    are not taken for one."""
+    """The split of links [2, L]."""
     both = form == "undirected"
-    num_src, num_dst = sizes
-    first_dst = num_src if form == "two sets" else 0
-    ends = links + torch.tensor([[0], [first_dst]])
     times, parts = (values.repeat(2) if both and values is not None else values for values in (times, parts))
-    edges = torch.cat([ends, ends.flip(0)], 1) if both else ends
-    graph = from_edges(edges, first_dst + num_dst, edge_type=types)  # undirected links have no types
+    edges = torch.cat([links, links.flip(0)], 1) if both else links
+    num_src, num_dst = sizes
+    graph = from_edges(edges, num_src=num_src, num_dst=num_dst, edge_type=types)  # undirected links have no types
     generator = torch.Generator().manual_seed(seed)
+    of_nodes = {"directed": not both, "one_set": form != "two sets"}
     if parts is None:
-        split = divided_links(graph, VALIDATION, TEST, generator, directed=not both, times=times)
+        split = divided_links(graph, VALIDATION, TEST, generator, times=times, **of_nodes)
     else:
-        split = stated_links(graph, parts, directed=not both)
-    if first_dst:
-        moved = {name: getattr(split, name) - torch.tensor([[0], [first_dst]]) for name in PARTS}
-        known = from_edges(moved["train"], num_src=num_src, num_dst=num_dst, edge_type=split.train_type)
-        split = replace(split, graph=known, **moved)
+        split = stated_links(graph, parts, **of_nodes)
     if both:
         return with_absent_pairs(split, graph, generator)
     grouped = times is None and parts is None
-    return with_absent_destinations(split, one_set=form == "directed", grouped=grouped, seed=seed)
+    return with_absent_destinations(split, grouped=grouped, seed=seed)
 
 
 def _times_of_parts(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn import Graph
-from mpnn.graph.arguments import as_integer
+from mpnn.graph.arguments import are_one_set, as_integer
 from mpnn.graph.transforms import keep_edges
 from mpnn.graphs import HeteroGraph, absent_edges
 from mpnn.graphs.kinds import EdgeKind
@@ -37,6 +37,7 @@ class LinkSplit:
         train, val, test: int64 [2, L], each link once; of undirected graphs from the lower number to the higher.
         val_absent, test_absent: int64 [2, L], as many pairs that are no links of the whole graph, of any type.
         directed: whether a link and its reverse are two links.
+        one_set: whether sources and destinations are the same nodes.
         train_type, val_type, test_type: int64 [L], the type of each link of a graph with edge types, else None. An
             absent pair stands for a link of the type that the held-out link at its place has.
         stayed: of `split_relation`, the share of its edges that each other relation kept, if it lost some.
@@ -53,11 +54,12 @@ class LinkSplit:
     val_type: Tensor | None = None
     test_type: Tensor | None = None
     stayed: Mapping[EdgeKind, float] = field(default_factory=dict)
+    one_set: bool = True
 
     def draw_absent(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Pairs without a link in the training graph, int64 [2, count], oriented as the links, for a training step.
         Links of validation and test may be among them, as training does not know them."""
-        return absent_edges(self.graph, count, generator, undirected=not self.directed)
+        return absent_edges(self.graph, count, generator, undirected=not self.directed, one_set=self.one_set)
 
 
 def split_links(
@@ -66,6 +68,7 @@ def split_links(
     test: float = 0.1,
     *,
     directed: bool = False,
+    one_set: bool | None = None,
     times: Tensor | None = None,
     seed: int = 0,
 ) -> LinkSplit:
@@ -81,6 +84,8 @@ def split_links(
         graph: of one set of nodes, or of two, such as users and items.
         val, test: shares of the links.
         directed: whether a link and its reverse are two links. Links between two sets of nodes always are directed.
+        one_set: whether sources and destinations are the same nodes. Default: whether there are equally many of both,
+            so pass False for two sets of one size.
         times: [E], the time of each edge. Training has the earliest links, the test the latest; links of one time are
             in one part, and the training graph has no edge as late as the first link of the validation. The time of a
             link is that of its first edge.
@@ -90,7 +95,7 @@ def split_links(
         ValueError: a part would have no link, the graph has too few pairs without a link, or times do not fit.
     """
     generator = torch.Generator().manual_seed(as_integer("seed", seed))
-    split = divided_links(graph, val, test, generator, directed=directed, times=times)
+    split = divided_links(graph, val, test, generator, directed=directed, one_set=one_set, times=times)
     return with_absent_pairs(split, graph, generator)
 
 
@@ -101,13 +106,14 @@ def divided_links(
     generator: torch.Generator,
     *,
     directed: bool = False,
+    one_set: bool | None = None,
     times: Tensor | None = None,
 ) -> LinkSplit:
     """`split_links` without absent pairs."""
     for name, share in (("val", val), ("test", test)):
         if isinstance(share, (bool, str)) or not hasattr(share, "__float__") or not 0 <= share <= 1:
             raise ValueError(f"{name} must be a share of the links, from 0 to 1; got {share!r}")
-    links = _links(graph, directed)
+    links = _links(graph, directed, are_one_set(graph, one_set))
     if times is None:
         edge_time = None
         group = torch.randperm(int(links.pair.max()) + 1 if len(links.pair) else 0, generator=generator)[links.pair]
@@ -131,18 +137,18 @@ def divided_links(
     return _split(keep_edges(graph, keep), links, (train, val_links, test_links))
 
 
-def stated_links(graph: Graph, part: Tensor, *, directed: bool = False) -> LinkSplit:
+def stated_links(graph: Graph, part: Tensor, *, directed: bool = False, one_set: bool | None = None) -> LinkSplit:
     """The links of a graph in the parts that are stated for its edges, without absent pairs.
 
     Args:
         graph: of one set of nodes, or of two, with edge types or without.
         part: int64 [E], 0 for training, 1 for validation, 2 for test. The edges of a link are in one part.
-        directed: whether a link and its reverse are two links.
+        directed, one_set: as of `split_links`.
 
     Raises:
         ValueError: a part has no link.
     """
-    links = _links(graph, directed)
+    links = _links(graph, directed, are_one_set(graph, one_set))
     proper = links.of_edge >= 0
     of_link = torch.zeros(links.ends.shape[1], dtype=torch.int64)
     of_link[links.of_edge[proper]] = part[proper]
@@ -160,17 +166,18 @@ def with_absent_pairs(split: LinkSplit, graph: Graph, generator: torch.Generator
     """
     count = split.val.shape[1], split.test.shape[1]
     absent = absent_edges(
-        _without_absent_pairs(graph, split.train, split.directed),
+        _without_absent_pairs(graph, split),
         sum(count),
         generator,
         distinct=True,
         undirected=not split.directed,
+        one_set=split.one_set,
     )
     val_absent, test_absent = absent.cpu().split(count, 1)
     return replace(split, val_absent=val_absent, test_absent=test_absent)
 
 
-def with_absent_destinations(split: LinkSplit, *, one_set: bool, grouped: bool, seed: int = 0) -> LinkSplit:
+def with_absent_destinations(split: LinkSplit, *, grouped: bool, seed: int = 0) -> LinkSplit:
     """The split with absent pairs that keep the source and the type of the held-out link at their place: only the
     destination is another one, drawn from all that the source has no link of this type with.
 
@@ -178,7 +185,6 @@ def with_absent_destinations(split: LinkSplit, *, one_set: bool, grouped: bool, 
 
     Args:
         split: of directed links, or of two sets of nodes.
-        one_set: whether sources and destinations are the same nodes.
         grouped: whether all links between two nodes are in one part. Then no absent pair has a link for training of
             another type, or in the other direction, because such a pair is not a link for sure; unless a source has no
             other pairs.
@@ -196,12 +202,12 @@ def with_absent_destinations(split: LinkSplit, *, one_set: bool, grouped: bool, 
     linked = _triple(pairs, types, relations, num_dst).sort().values
     either = split.train[:, :0]
     if grouped:
-        either = torch.cat([split.train, split.train.flip(0)], 1) if one_set else split.train
+        either = torch.cat([split.train, split.train.flip(0)], 1) if split.one_set else split.train
     either = _triple(either, torch.zeros_like(either[0]), 1, num_dst).sort().values
 
     def is_absent(pair: Tensor, of_type: Tensor) -> Tensor:
         absent = ~_holds_key(linked, _triple(pair, of_type, relations, num_dst))
-        return absent & (pair[0] != pair[1]) if one_set else absent
+        return absent & (pair[0] != pair[1]) if split.one_set else absent
 
     def drawn(held: Tensor, of_type: Tensor) -> Tensor:
         pair = held.clone()
@@ -265,7 +271,8 @@ def split_relation(
     """
     if relation not in graph:
         raise KeyError(f"there is no relation {relation!r}; the graph has {', '.join(map(repr, graph))}")
-    links = split_links(graph[relation], val, test, directed=True, times=times, seed=seed)
+    one_set = relation[0] == relation[2]
+    links = split_links(graph[relation], val, test, directed=True, one_set=one_set, times=times, seed=seed)
     held_out = torch.cat([links.val, links.test, links.val_absent, links.test_absent], 1)
     rest = {**graph, relation: links.graph}
     stayed = {}
@@ -301,7 +308,9 @@ def _split(known: Graph, links: "_Links", parts: tuple[Tensor, Tensor, Tensor]) 
     train, val, test = parts
     ends = links.ends
     none = ends[:, :0]
-    split = LinkSplit(known, ends[:, train], ends[:, val], ends[:, test], none, none, links.directed)
+    split = LinkSplit(
+        known, ends[:, train], ends[:, val], ends[:, test], none, none, links.directed, one_set=links.one_set
+    )
     if links.type is None:
         return split
     return replace(split, train_type=links.type[train], val_type=links.type[val], test_type=links.type[test])
@@ -315,15 +324,15 @@ class _Links(NamedTuple):
     pair: Tensor
     of_edge: Tensor
     directed: bool
+    one_set: bool
     type: Tensor | None
 
 
-def _links(graph: Graph, directed: bool) -> _Links:
+def _links(graph: Graph, directed: bool, one_set: bool) -> _Links:
     src, dst = graph.edge_index.cpu()
-    square = graph.num_dst == graph.num_src
-    is_link = src != dst if square else torch.ones_like(src, dtype=torch.bool)
-    low, high = (torch.minimum(src, dst), torch.maximum(src, dst)) if square else (src, dst)
-    directed = directed or not square
+    is_link = src != dst if one_set else torch.ones_like(src, dtype=torch.bool)
+    low, high = (torch.minimum(src, dst), torch.maximum(src, dst)) if one_set else (src, dst)
+    directed = directed or not one_set
     first, second = (src, dst) if directed else (low, high)
     key, link = (second * graph.num_src + first)[is_link].unique(return_inverse=True)
     link_type = None
@@ -335,9 +344,9 @@ def _links(graph: Graph, directed: bool) -> _Links:
     of_edge = torch.full_like(src, -1)
     of_edge[is_link] = link
     ends = torch.stack([key % graph.num_src, key // graph.num_src])
-    either = ends.sort(0).values if square else ends
+    either = ends.sort(0).values if one_set else ends
     pair = (either[1] * graph.num_src + either[0]).unique(return_inverse=True)[1]
-    return _Links(ends, pair, of_edge, directed, link_type)
+    return _Links(ends, pair, of_edge, directed, one_set, link_type)
 
 
 def _first_of_group(group: Tensor, index: int) -> int:
@@ -345,10 +354,10 @@ def _first_of_group(group: Tensor, index: int) -> int:
     return index if index >= len(group) else int(torch.searchsorted(group, group[index]))
 
 
-def _without_absent_pairs(graph: Graph, train: Tensor, directed: bool) -> Graph:
+def _without_absent_pairs(graph: Graph, split: LinkSplit) -> Graph:
     """The graph whose absent pairs may be drawn: with all links, and the reverse of those for training, which a model
     could recognize by the link that it knows."""
     edges = graph.edge_index.cpu()
-    if directed and graph.num_dst == graph.num_src:
-        edges = torch.cat([edges, train.flip(0)], 1)
+    if split.directed and split.one_set:
+        edges = torch.cat([edges, split.train.flip(0)], 1)
     return Graph.from_edges(edges, graph.num_dst, graph.num_src)

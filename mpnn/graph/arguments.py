@@ -55,3 +55,14 @@ def one_set(what: str, graph: Any) -> None:
     """Raises ValueError if the destinations and the sources of a graph are two sets of nodes."""
     if graph.num_dst != graph.num_src:
         raise ValueError(f"{what} needs one set of nodes; the graph is {graph.num_dst} x {graph.num_src}")
+
+
+def are_one_set(graph: Any, given: bool | None) -> bool:
+    """Whether the destinations and the sources of a graph are the same nodes: as `given`, or if there are equally many.
+
+    Raises:
+        ValueError: the same nodes cannot be destinations and sources of different numbers.
+    """
+    if given:
+        one_set("one_set=True", graph)
+    return graph.num_dst == graph.num_src if given is None else given

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph, capacity
-from mpnn.graph.arguments import as_integer, at_least, one_set
+from mpnn.graph.arguments import are_one_set, as_integer, at_least, one_set as check_one_set
 from mpnn.graph.runs import Runs
 
 _MAX_DRAWS = 1 << 22  # maximum number of pairs drawn at once
@@ -69,6 +69,7 @@ def absent_edges(
     *,
     distinct: bool = False,
     undirected: bool = False,
+    one_set: bool | None = None,
 ) -> Tensor:
     """Negative sampling for link prediction: `count` pairs that are not edges, int64 [2, count].
 
@@ -76,6 +77,7 @@ def absent_edges(
     and destinations are one set of nodes.
 
     Args:
+        one_set: whether sources and destinations are the same nodes. Default: whether there are equally many of both.
         distinct: draw no pair twice. By default pairs are drawn independently, so they may repeat.
         undirected: draw pairs from the lower number to the higher, with an edge in neither direction.
 
@@ -84,12 +86,12 @@ def absent_edges(
     """
     at_least("count", count, 0)
     capacity.require(3 * 16 * count, f"a count of {count:,} pairs", "draw fewer at once")
-    square = graph.num_dst == graph.num_src
+    is_one_set = are_one_set(graph, one_set)
     present = graph.runs
     if undirected:
-        one_set("undirected=True", graph)
+        check_one_set("undirected=True", graph)
         present = present | present.transpose()
-    if square:
+    if is_one_set:
         node = np.arange(graph.num_dst)
         stop = np.full_like(node, graph.num_src) if undirected else node + 1
         present = present | Runs.of(graph.num_dst, graph.num_src, [(node, node, stop)])

@@ -167,6 +167,30 @@ def test_links_of_one_set_and_features(tmp_path: Path, monkeypatch: pytest.Monke
     assert auc(scores[same], scores[~same]) > 0.8
 
 
+def test_two_sets_with_features_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers take the books of their genre, which the tables of both say; new nodes are scored by them."""
+    monkeypatch.chdir(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    taken = [(i, j) for i in range(30) for j in range(30) if i % 2 == j % 2]
+    taken = [pair for pair in taken if torch.rand((), generator=generator) < 0.5]
+    Path("loans.csv").write_text("reader,book\n" + "\n".join(f"r{i},b{j}" for i, j in taken))
+    for name in ("reader", "book"):
+        lines = [f"{name[0]}{k},{'ab'[k % 2]}" for k in range(32)]
+        Path(f"{name}s.csv").write_text("id,genre\n" + "\n".join(lines))
+    run(
+        "train --task links --edges loans.csv --columns reader,book --nodes readers.csv --dst-nodes books.csv "
+        "--categories genre --steps 40 --dim 16 --out runs/l"
+    )
+    assert measured("runs/l")["lightgcn"]["AUC"] > 0.75 > measured("runs/l")["popularity"]["AUC"]
+    Path("p.csv").write_text("reader,book\nr30,b30\nr30,b31\n")
+    run("predict runs/l --pairs p.csv -o o.csv")
+    same, other = rows("o.csv")
+    assert float(same["score"]) > float(other["score"])
+    Path("books.csv").write_text(Path("books.csv").read_text().replace("b3,b", "b3,a"))
+    assert "changed since its training" in refusal("predict runs/l --pairs p.csv -o x.csv")
+    assert "--dst-nodes does not apply to" in refusal("train --task cora --dst-nodes books.csv")
+
+
 def copied(name: str, *files: str) -> None:
     folder = real(locate, name)
     for file in files:

@@ -303,10 +303,31 @@ def test_nodes_have_features_and_some_no_link(tmp_path: Path) -> None:
     assert tables.split.graph.num_src == 25
     with pytest.raises(DamagedFile, match=r"has a node in column '(from|to)' that is no id of the table of nodes: 'p"):
         link_tables(edges, nodes=write(tmp_path / "few.csv", ["p0,1", "p1,2"], "id,age"))
-    with pytest.raises(DamagedFile, match=r"describes nodes of one set; .* links two, from and to"):
-        link_tables(edges, nodes=nodes, ignore="kind", sets="two")
+    with pytest.raises(DamagedFile, match=r"n.csv describes destinations of two sets; .* links nodes of one"):
+        link_tables(edges, dst_nodes=nodes, ignore="kind")
     with pytest.raises(DamagedFile, match=r"features are those of nodes, which are missing"):
         link_tables(edges, categories=["kind"])
+
+
+def test_two_sets_have_features_each(tmp_path: Path) -> None:
+    rows = drawn(7, 20, 15, count=80)
+    edges = write(tmp_path / "e.csv", [f"u{i},v{j}" for i, j in rows], "user,item")
+    users = write(tmp_path / "u.csv", [f"u{k},{k},{'ab'[k % 2]}" for k in range(22)], "id,age,kind")
+    items = write(tmp_path / "i.csv", [f"v{k},{2 * k}" for k in range(15)], "id,price")
+    tables = link_tables(edges, nodes=users, dst_nodes=items, categories="kind")
+    assert (tables.form, tables.inputs) == ("two sets", ("age", "kind", "price"))
+    assert tables.x is not None
+    assert tables.x.shape == (22 + 15, 4)
+    assert tables.x[3].tolist() == [3.0, 0.0, 1.0, 0.0]
+    assert tables.x[22 + 3].tolist() == [0.0, 0.0, 0.0, 6.0]
+    alone = link_tables(edges, dst_nodes=items)
+    assert alone.x is not None
+    assert alone.x[-15:].tolist() == [[2.0 * k] for k in range(15)]
+    assert not alone.x[:-15].any()
+    with pytest.raises(DamagedFile, match="no column of features is named 'weight'"):
+        link_tables(edges, nodes=users, dst_nodes=items, categories=["kind", "weight"])
+    both = write(tmp_path / "b.csv", [f"{name}{k},{k}" for name in "uv" for k in range(20)], "id,age")
+    assert link_tables(edges, nodes=both).form == "undirected", "a table of nodes of both sets makes them one"
 
 
 def test_new_nodes_of_the_test_are_counted(tmp_path: Path) -> None:

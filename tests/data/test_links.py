@@ -186,6 +186,27 @@ def test_no_other_relation_keeps_a_held_out_pair(lacks: int) -> None:
     assert {*known.times} == {"i"}
 
 
+def test_two_sets_of_one_size_are_not_one_set() -> None:
+    """User 3 and item 3 are two nodes: their link counts, is no reverse of another, and may be drawn as absent."""
+    pairs = torch.cartesian_prod(torch.arange(12), torch.arange(12)).T
+    kept = pairs[:, torch.rand(144, generator=torch.Generator().manual_seed(0)) < 0.4]
+    same = kept[0] == kept[1]
+    graph = graphs.from_edges(kept, 12)
+    split = split_links(graph, 0.2, 0.2, one_set=False)
+    found = torch.cat([split.train, split.val, split.test], 1)
+    assert {*map(tuple, found.T.tolist())} == {*map(tuple, kept.T.tolist())}
+    assert not split.one_set
+    absent = torch.cat([split.val_absent, split.test_absent, split.draw_absent(500)], 1)
+    assert (absent[0] == absent[1]).any()
+    as_one = split_links(graph, 0.2, 0.2, directed=True)
+    assert sum(part.shape[1] for part in (as_one.train, as_one.val, as_one.test)) == (~same).sum()
+    with pytest.raises(ValueError, match="one_set=True needs one set of nodes; the graph is 12 x 9"):
+        split_links(graphs.from_edges(kept[:, kept[0] < 9], num_src=9, num_dst=12), one_set=True)
+    kinds = graphs.HeteroGraph({("user", "buys", "item"): graph})
+    of_kinds = split_relation(kinds, ("user", "buys", "item"), 0.2, 0.2)[1]
+    assert of_kinds.train.shape[1] + of_kinds.val.shape[1] + of_kinds.test.shape[1] == kept.shape[1]
+
+
 def test_training_pairs_have_the_orientation_of_the_links() -> None:
     split = split_links(random_graph(40, 200, 0).undirected(), 0.1, 0.1)
     src, dst = split.draw_absent(100)

@@ -107,8 +107,9 @@ class LinkPredictor(Model):
         positive = self._links(graph).edge_index if positive is None else positive
         if negative is None:
             links = self._links(graph)
-            one_way = links.num_dst == links.num_src and bool((positive[0] < positive[1]).all())
-            negative = absent_edges(links, positive.shape[1], generator, undirected=one_way)
+            one_set = self.kinds is None or self.kinds[0] == self.kinds[1]
+            one_way = one_set and bool((positive[0] < positive[1]).all())
+            negative = absent_edges(links, positive.shape[1], generator, undirected=one_way, one_set=one_set)
         z = self.encoder(x, graph)
         positive_logits, negative_logits = self.score(z, positive, relation), self.score(z, negative, relation)
         return F.softplus(-positive_logits).mean() + F.softplus(negative_logits).mean()
