@@ -214,8 +214,6 @@ def test_errors() -> None:
         ours.knn(x[..., None], x, 1)
     with pytest.raises(TypeError, match="unexpected keyword"):
         ours.radius_graph(x, 1.0, periodic=True)  # type: ignore[call-arg]
-    with pytest.raises(NotImplementedError, match="has functions of points and walks, and no samples of neighbors"):
-        torch.ops.pyg.neighbor_sample(x)
 
 
 # ---------------------------------------------------------------------------------------------- torch_cluster itself
