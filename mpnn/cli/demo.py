@@ -86,7 +86,7 @@ def demo(
                 ("time", f"{perf_counter() - start:.0f} s of training and timing, {steps} steps, seed {seed}"),
             ]
             with console.status("drawing"), exit_on_failure():
-                html = demo_page.write(results, corpus, nodes, settings, seed, out, footer)
+                html = demo_page.write(results, corpus, nodes, settings, out, footer)
         index = out / PAGE
         with exit_on_failure():
             write_atomically(index, lambda path: path.write_text(html, encoding="utf-8"))

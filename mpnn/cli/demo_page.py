@@ -5,20 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-import torch
-
 from mpnn.cli import page, pictures, recall, tasks, view_nodes
 from mpnn.cli.tasks import Corpus, Nodes, Run, TextSettings
 from mpnn.cli.view_text import record_characters
-from mpnn.models import GPT
 from mpnn.train.comparison import half_interval, paired_gaps, spread
 from mpnn.view import Page
 from mpnn.view.attention import attention
 from mpnn.view.page import script
 from mpnn.view.subject import Tokens
 
-PROMPT = "If the "
-SAMPLE = 280
 _SHOWN_DIGIT = 8
 
 
@@ -60,7 +55,6 @@ def write(
     corpus: Corpus,
     nodes: Nodes,
     settings: TextSettings,
-    seed: int,
     out: Path,
     footer: list[tuple[str, str]],
 ) -> str:
@@ -87,7 +81,7 @@ def write(
         *_recall(results.recall[:-1]),
         *_recurrence(results.recall[-1]),
         *_times(results.times, out),
-        *_texts(results.texts, corpus, settings, seed, out),
+        *_texts(results.texts, corpus, settings, out),
         *_digits(results.digits, nodes),
         page.heading(2, "All measurements"),
         page.table(tasks.headings(results.trained), [trained.row for trained in results.trained]),
@@ -178,7 +172,7 @@ def _times(times: Times, out: Path) -> list[str]:
     ]
 
 
-def _texts(texts: list[Run], corpus: Corpus, settings: TextSettings, seed: int, out: Path) -> list[str]:
+def _texts(texts: list[Run], corpus: Corpus, settings: TextSettings, out: Path) -> list[str]:
     errors = [[t.history.val_loss[-1] for t in texts[k::2]] for k in (0, 1)]
     texts = texts[:2]
     pictures.losses(texts, out / "learning-curves.png")
@@ -203,17 +197,10 @@ def _texts(texts: list[Run], corpus: Corpus, settings: TextSettings, seed: int, 
     parts += [
         page.paragraph(
             "Their attention in each layer and head, on text that was not for training. The tab Graph changes the "
-            "graph, and Reach shows what a character learns from, layer by layer. Below are their samples; the prompt "
-            "is bold."
+            "graph, and Reach shows what a character learns from, layer by layer."
         ),
         page.viewer(Page("", "", graph, attention(tokens, recordings))),
     ]
-    for trained in texts:
-        assert isinstance(trained.model, GPT)
-        parts += [
-            page.heading(3, trained.expression, as_code=True),
-            page.continuation(PROMPT, _sample(trained.model, corpus, seed)),
-        ]
     curves = page.picture(
         out / "learning-curves.png",
         "Validation loss over the training steps",
@@ -231,13 +218,6 @@ def _conclusion(causal: list[float], window: list[float]) -> str:
         return f"{len(gaps)} seeds cannot tell which is better ({interval}, positive where the window is)."
     better = "window" if gap > 0 else "causal graph"
     return f"The {better} is better by {abs(gap):.3f} nats ({interval}, positive where the window is)."
-
-
-def _sample(model: GPT, corpus: Corpus, seed: int) -> str:
-    generator = torch.Generator().manual_seed(seed)
-    prompt = corpus.characters.encode(PROMPT)[None]
-    tokens = model.generate(prompt, SAMPLE, temperature=0.6, generator=generator)
-    return corpus.characters.decode(tokens[0])[len(PROMPT) :].rstrip()
 
 
 def _digits(results: list[Run], nodes: Nodes) -> list[str]:

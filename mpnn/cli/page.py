@@ -27,11 +27,6 @@ def code(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def continuation(prompt: str, text: str) -> str:
-    """A text that a model wrote, after its prompt in bold."""
-    return f"<pre><b>{escape(prompt)}</b>{escape(text)}</pre>"
-
-
 def heading(level: int, text: str, *, as_code: bool = False) -> str:
     inner = f"<code>{escape(text)}</code>" if as_code else escape(text)
     return f"<h{level}>{inner}</h{level}>"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import mpnn.cli
 from mpnn import graphs, models
-from mpnn.cli import app as commands, data, demo, demo_page, drawing, pictures, recall, tasks
+from mpnn.cli import app as commands, data, demo, drawing, pictures, recall, tasks
 from mpnn.cli.app import app, load, paragraphs
 from mpnn.cli.console import console
 from mpnn.cli.measure import backends, bytes_for_backward, estimates
@@ -326,9 +326,8 @@ def test_data_get_of_what_needs_no_fetching() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo with coarse pictures and few words."""
+    """The demo with coarse pictures and few steps."""
     monkeypatch.setattr(pictures, "_DPI", 30)
-    monkeypatch.setattr(demo_page, "SAMPLE", 5)
     monkeypatch.setattr(demo, "TEXT_SEEDS", 2)
     monkeypatch.setattr(demo, "LENGTHS", [16, 32, 64])
     monkeypatch.setattr(demo, "ATTENTION_LENGTH", 64)
