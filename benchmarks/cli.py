@@ -19,6 +19,7 @@ from benchmarks import (
     disk as from_disk,
     encoders,
     fit,
+    forward_mode as of_forward_mode,
     gpu_plans,
     gpu_report,
     gpu_run,
@@ -53,6 +54,7 @@ SAMPLING_RESULTS = HERE / "results" / "sampling.json"
 DISK_RESULTS = HERE / "results" / "disk.json"
 WORKLOAD_RESULTS = HERE / "results" / "workloads.json"
 REAL_RESULTS = HERE / "results" / "real.json"
+FORWARD_MODE_RESULTS = HERE / "results" / "forward_mode.json"
 SCATTER_RESULTS = HERE / "results" / "scatter.json"
 IN_PLACE_RESULTS = HERE / "results" / "in_place.json"
 ENCODER_RESULTS = HERE / "results" / "encoders.json"
@@ -290,6 +292,26 @@ def scatter(
         command = " ".join(["python -m benchmarks scatter", *options])
         lead = {"command": command, "note": note, **about(["torch-cluster"])}
         _measure(_chosen(of_scatter.cases(small), only), seconds, lead, out, False)
+
+
+@app.command("forward-mode")
+def forward_mode(
+    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
+    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 0.5,
+    out: Annotated[Path, typer.Option(help="The file of results.")] = FORWARD_MODE_RESULTS,
+    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+) -> None:
+    """Times derivatives in forward mode (jvp) of attention and sums beside their forward passes.
+
+    On one thread, in the processor's time: the least of rounds in turns; under a minute. Exit code 1: a tangent was
+    wrong.
+    """
+    with measure.on_threads(1):
+        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
+        command = " ".join(["python -m benchmarks forward-mode", *options])
+        lead = {"command": command, "note": note, **about()}
+        _measure(_chosen(of_forward_mode.cases(small), only), seconds, lead, out, False)
 
 
 @app.command("in-place")

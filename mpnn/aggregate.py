@@ -154,42 +154,14 @@ class Std(Composed):
     parts = (Var(),)
 
     def compose(self, results: Sequence[Tensor], degree: Tensor) -> Tensor:
-        root: Tensor = Root.apply(results[0])
-        return root
+        return root(results[0])
 
 
-class Root(torch.autograd.Function):
-    """`Root.apply(x)` -> `sqrt(x)` of x >= 0. All its derivatives are 0 where x is 0, so that equal messages get
-    gradients of 0; torch's root has an infinite derivative there, which times 0 is NaN."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.sqrt()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> Tensor:
-        (root,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return d_out * _slope(root)
-        return d_out.div(root).mul_(0.5).masked_fill_(root == 0, 0.0)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        (root,) = ctx.saved_tensors
-        return tangent * _slope(root)
-
-
-def _slope(root: Tensor) -> Tensor:
-    """The derivative of a root, differentiable again."""
-    is_zero = root == 0
-    return (0.5 / root.masked_fill(is_zero, 1.0)).masked_fill(is_zero, 0.0)
+def root(x: Tensor) -> Tensor:
+    """`sqrt(x)` of x >= 0. All its derivatives are 0 where x is 0, so that equal messages get gradients of 0; torch's
+    root has an infinite derivative there, which times 0 is NaN."""
+    is_zero = x == 0
+    return x.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
 
 
 class Softmax(nn.Module):

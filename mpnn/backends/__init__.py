@@ -29,6 +29,8 @@ class Backend(Protocol):
             new in each call plans once.
         TRACED: True for one of torch's operations only, which transforms of torch.func (grad, jvp, vmap, hessian)
             trace. Within them, "auto" chooses among these.
+        has_tangents(round): whether its kernels have forward-mode derivatives (jvp) of a round that it serves. In
+            forward mode, "auto" chooses among these first. `run` runs then, and not what `bind` returns.
     """
 
     NAME: str

@@ -22,10 +22,11 @@ from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, t
 from mpnn.graph.modes import is_transformed
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
+from mpnn.kernels.derivatives import is_recorded
 from mpnn.kernels.rows import attention as row_attention, combine, reduce as row_reduce
 from mpnn.kernels.rows.attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, EdgeTypes, Spec, Tensors, shares_keys
 from mpnn.kernels.rows.combine import Associative
-from mpnn.kernels.rows.reduce import RowReduce, RowSum
+from mpnn.kernels.rows.reduce import LinearReduce, RowReduce, RowSum
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.round import Result, Round, reads
@@ -56,6 +57,10 @@ def counts(round: Round) -> Counts:
 
 def estimate(round: Round) -> Estimate:
     return _way(round).estimate(round)
+
+
+def has_tangents(round: Round) -> bool:
+    return round.value.is_cpu and (not is_plain(round) or type(round.reduce) in (Sum, Mean))
 
 
 def bind(round: Round) -> Callable[[Round], Result]:
@@ -138,7 +143,7 @@ def _bytes_of_aggregation(round: Round) -> float:
 
 def _bind_aggregation(round: Round) -> Callable[[Round], Result]:
     """The function that runs all rounds of this form."""
-    if not _is_row_sum(round):
+    if is_transformed() or not _is_row_sum(round):
         return _aggregate
     return partial(_run_sum, KINDS[type(round.reduce)], RowSum.apply if round.needs_grad else row_reduce.row_sum)
 
@@ -204,8 +209,12 @@ def reduced(graph: Graph, aggregator: Any, value: Tensor, weight: Tensor | None,
     if not recorded:
         return row_reduce.reduced(flat, weight, rows, kind).view(*shape[:-3], graph.num_dst, *shape[-2:])
     columns = edge_orders.in_order(graph, transposed=True)
-    differentiable = partial(_aggregate_again, graph, shape[:-3], shape[-2:], aggregator)
-    out = RowReduce.apply(flat.contiguous(), weight, rows, columns, kind, differentiable)
+    flat = flat.contiguous()
+    if kind in ("sum", "mean"):
+        out = LinearReduce.apply(flat, weight, rows, columns, kind)
+    else:
+        differentiable = partial(_aggregate_again, graph, shape[:-3], shape[-2:], aggregator)
+        out = RowReduce.apply(flat, weight, rows, columns, kind, differentiable)
     return out.view(*shape[:-3], graph.num_dst, *shape[-2:])
 
 
@@ -462,7 +471,7 @@ def _bind_attention(round: Round) -> Callable[[Round], Result]:
         round.result_dtype,
         round.value.dtype == round.accumulate_dtype and _is_whole(round.value.shape[-1]),
     )
-    repeated = _repeated(round, shared)
+    repeated = None if is_transformed() else _repeated(round, shared)
     return partial(_attend, shared) if repeated is None else partial(_attend_repeated, repeated)
 
 
@@ -526,7 +535,7 @@ def _attend(shared: _Shared, round: Round) -> Result:
         dst_bias, src_bias = round.node_biases()
         tensors = tensors._replace(dst_bias=dst_bias, src_bias=src_bias)
     differentiable = None
-    if torch.is_grad_enabled():
+    if is_recorded():
         differentiable = partial(_named, reference.form(round), {name: x.ids for name, x in types.items()})
     out, weights, lse = row_attention.attend(spec, tensors, differentiable)
     out = out if shared.is_padded else out[..., : round.value.shape[-1]]

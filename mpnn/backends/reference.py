@@ -17,7 +17,7 @@ from mpnn.backends.edge_list import Kernels
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR
 from mpnn.kernels.cpu import library
-from mpnn.kernels.rows.reduce import Adjoint, RowReduce
+from mpnn.kernels.rows.reduce import Adjoint, LinearReduce
 from mpnn.kernels.rows.rows import Rows
 from mpnn.round import Result, Round
 from mpnn.scores import Dot, Score
@@ -72,7 +72,7 @@ def _sums(weights: Tensor, round: Round, csr: CSR) -> Tensor:
     """The sums of weighted values, [N, ..., H, D], of weights [E, ..., H] in CSR order."""
     weights = weights.expand(len(weights), *round.batch, round.heads)
     weights = csr.to_caller(weights).movedim(0, -2).flatten(0, -3) if round.batch else csr.to_caller(weights)[None]
-    out = RowReduce.apply(_flat(round.value, round), weights.contiguous(), *_rows(round), "sum")
+    out = LinearReduce.apply(_flat(round.value, round), weights.contiguous(), *_rows(round), "sum")
     out = out.view(*round.batch, round.graph.num_dst, round.heads, -1)
     return out.movedim(-3, 0)
 

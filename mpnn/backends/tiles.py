@@ -27,10 +27,12 @@ from mpnn.graph import Graph
 from mpnn.graph.blocks import BlockMask, boundaries, count_blocks, grid
 from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
+from mpnn.graph.modes import is_transformed
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
+from mpnn.kernels.derivatives import is_recorded
 from mpnn.kernels.rows import attention as row_attention
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import CONSTANT, NORMALIZERS
@@ -64,6 +66,10 @@ def counts(round: Round) -> Counts:
 
 def estimate(round: Round) -> Estimate:
     return WAYS[round.value.device.type].estimate(round)
+
+
+def has_tangents(round: Round) -> bool:
+    return round.value.is_cpu
 
 
 def bind(round: Round) -> Callable[[Round], Result]:
@@ -305,7 +311,8 @@ def _bind_on_cpu(round: Round) -> Callable[[Round], Result]:
     """The function that runs all rounds of this form over this graph."""
     score = round.score
     assert isinstance(score, Dot)
-    is_plain = reads(round, ("value",), ("query", "key", "scale", "softcap")) and not round.needs_grad
+    is_plain = reads(round, ("value",), ("query", "key", "scale", "softcap"))
+    is_plain = is_plain and not (round.needs_grad or is_transformed())
     tensors = score.query, score.key, round.value
     if not is_plain or round.value.dim() > 4 or _pieces(round) is not None or not Repeated.serves(*tensors):
         return _run_on_cpu
@@ -331,7 +338,7 @@ def _run_on_cpu(round: Round) -> Result:
         query = query.index_select(1, pieces.row)
         graph = pieces.graph
     keys = round.dropout_keys()
-    equal = partial(_reference, reference.form(round, graph), score.scale) if torch.is_grad_enabled() else None
+    equal = partial(_reference, reference.form(round, graph), score.scale) if is_recorded() else None
 
     def launch(query: Tensor, key: Tensor, value: Tensor, *of_nodes: Tensor | None) -> tuple[Tensor, Tensor]:
         biases = _table(round, ROWS), _per_edge(round, round.heads), *of_nodes

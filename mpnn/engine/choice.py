@@ -102,6 +102,10 @@ TRANSFORMED = "torch.func"
 """In place of "auto": the cheapest of the backends that torch's function transforms trace, which read tensors by
 operations of torch alone."""
 
+FORWARD = "torch.func in forward mode"
+"""In place of "auto": the cheapest of the backends whose kernels have forward-mode derivatives of the round; those of
+TRANSFORMED if there is none."""
+
 
 def choose(round: Round, backend: str = "auto", estimated: bool = False) -> Choice:
     """Returns the choice that runs the round. `estimated`: with an estimate, even if there is no other candidate.
@@ -111,8 +115,10 @@ def choose(round: Round, backend: str = "auto", estimated: bool = False) -> Choi
         Refused: if the named backend does not support the round; the message states the reason.
     """
     named = {b.NAME: b for b in registered()}
-    if backend in ("auto", TRANSFORMED):
-        choice = _cheapest(round, estimated, backend == TRANSFORMED)
+    if backend in ("auto", TRANSFORMED, FORWARD):
+        choice = _cheapest(round, estimated, backend)
+        if backend == FORWARD and not isinstance(choice, Choice):
+            choice = _cheapest(round, estimated, TRANSFORMED)
         if isinstance(choice, Choice):
             return choice
         raise Refused(f"no backend can run this: {choice}")
@@ -137,31 +143,40 @@ def own_refusal(backend: Backend, round: Round) -> str | None:
     return missing(round, *_serves(backend, round)) or backend.refusal(round)
 
 
-def _cheapest(round: Round, estimated: bool = False, transformed: bool = False) -> Choice | str:
-    """The cheapest choice, or the reason why there is none. `transformed`: of backends of torch's operations only."""
+def _cheapest(round: Round, estimated: bool = False, mode: str = "auto") -> Choice | str:
+    """The cheapest choice, or the reason why there is none. `mode`: "auto", TRANSFORMED for backends of torch's
+    operations only, or FORWARD for those whose kernels have tangents."""
     backends, equalities = _candidates(round)
     able = [b for b in backends if b.refusal(round) is None]
-    able = [b for b in able if getattr(b, "TRACED", False)] if transformed else able
+    traced = mode == TRANSFORMED
+    if mode != "auto":
+        able = [b for b in able if (getattr(b, "TRACED", False) if traced else _has_tangents(b, round))]
     # A single candidate is not priced: prices take longer than a small round, and nothing depends on them.
     if len(able) == 1 and not equalities:
         return _leaf(able[0], round, estimated)
-    kind = able if transformed else _of_kind(round, able, equalities)
+    kind = able if traced else _of_kind(round, able, equalities)
     if len(kind) == 1 and not equalities:
         return _leaf(kind[0], round, estimated)
     options = [_leaf(b, round, estimated=True) for b in kind]
-    # Rewrites save work of kernels, and torch.func runs none: there they are for rounds that no backend serves.
-    for rewrite, reason in () if transformed and able else equalities:
-        choice = reason or _through(rewrite, round, partial(_cheapest, estimated=True, transformed=transformed))
+    # Rewrites save work of kernels, and operations of torch are no kernels: there they are for rounds that no backend
+    # serves.
+    for rewrite, reason in () if traced and able else equalities:
+        choice = reason or _through(rewrite, round, partial(_cheapest, estimated=True, mode=mode), mode == "auto")
         if isinstance(choice, Choice):
             options.append(choice)
     if not options:  # no rewrite could run
-        kind = able if transformed else _of_kind(round, able, ())
+        kind = able if traced else _of_kind(round, able, ())
         options = [_leaf(b, round, estimated=True) for b in kind or able]
     if options:
         # The first of equal prices wins, so the order of BACKENDS decides ties, the same on each machine.
         return min(options, key=_seconds)
     specification = next(b for b in registered() if b.NAME == "edge_list")
     return refusal(specification, round) or "all backends that could were replaced"
+
+
+def _has_tangents(backend: Backend, round: Round) -> bool:
+    """Whether the kernels of a backend have forward-mode derivatives of this round."""
+    return hasattr(backend, "has_tangents") and bool(backend.has_tangents(round))
 
 
 _MANY_NODES = 64  # of an explicit graph that may run as a matrix of pairs
@@ -241,8 +256,9 @@ class _Unable(Exception):
 class _Planner:
     """Chooses for each round of a rewrite, and returns results of its shapes without memory."""
 
-    def __init__(self, choose: Callable[[Round], Choice | str]) -> None:
+    def __init__(self, choose: Callable[[Round], Choice | str], has_numbers: bool) -> None:
         self._choose = choose
+        self._has_numbers = has_numbers
         self.steps: list[Choice] = []
         self.estimates: list[Estimate] = []
 
@@ -256,6 +272,8 @@ class _Planner:
         return _stand_in(round)
 
     def run_if(self, needed: Callable[[], bool], round: Callable[[], Round]) -> Result | None:
+        if not self._has_numbers:
+            raise _Unable("numbers decide whether a round runs, and a transform of torch.func has many at once")
         counted = len(self.estimates)
         result = self(round())
         del self.estimates[counted:]  # It is rarely needed.
@@ -265,13 +283,16 @@ class _Planner:
         return x
 
 
-def _through(rewrite: Rewrite, round: Round, choose: Callable[[Round], Choice | str]) -> Choice | str:
-    """The choice of a rewrite, or the reason why it, or some round of it, cannot run."""
+def _through(
+    rewrite: Rewrite, round: Round, choose: Callable[[Round], Choice | str], has_numbers: bool = True
+) -> Choice | str:
+    """The choice of a rewrite, or the reason why it, or some round of it, cannot run. `has_numbers`: whether it may
+    decide by the numbers of results."""
     reason = rewrite.refusal(round)
     if reason is not None:
         return reason
     # The rewrite is applied once to tensors without memory, which shows the rounds that it will run.
-    planner = _Planner(choose)
+    planner = _Planner(choose, has_numbers)
     try:
         last, _ = rewrite.apply(round, planner)
         planner(last)

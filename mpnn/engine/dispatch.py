@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 
 from mpnn.engine import slowness, steps
-from mpnn.engine.choice import TRANSFORMED, Choice, choose
+from mpnn.engine.choice import FORWARD, TRANSFORMED, Choice, choose
 from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned
-from mpnn.graph.modes import is_transformed, outside_modes
+from mpnn.graph.modes import is_forward_mode, is_transformed, outside_modes
 from mpnn.round import Result, Round, validation
 
 
@@ -29,18 +29,19 @@ def run(round: Round, backend: str = "auto") -> Result:
 
 def learn(round: Round, backend: str) -> steps.Run:
     """Plans a round, and returns what runs it and those of its form."""
-    if backend == "auto" and is_transformed():
+    transformed = is_transformed()
+    if backend == "auto" and transformed:
         # Kernels read addresses, and a transform of torch.func wraps tensors that have none.
-        backend = TRANSFORMED
+        backend = FORWARD if is_forward_mode() else TRANSFORMED
     # Plans keep what they derive from graphs, which serves later calls in any mode.
-    plan = outside_modes(lambda: planned(round, backend))
+    plan = outside_modes(lambda: planned(round, backend, transformed))
     step = plan.run
     if plan.preparations:
         step = partial(_prepare_and_run, plan)
     device = round.value.device.type
     if torch.is_autocast_enabled(device):
         step = partial(_run_outside_autocast, device, step)
-    if backend != TRANSFORMED:
+    if backend not in (TRANSFORMED, FORWARD):
         steps.teach(round, backend, plan.choice, step)
     return step
 
@@ -58,8 +59,11 @@ def _run_outside_autocast(device: str, step: steps.Run, round: Round) -> Result:
         return step(round)
 
 
-def planned(round: Round, backend: str) -> Planned:
+def planned(round: Round, backend: str, transformed: bool = False) -> Planned:
     """Validates and plans a round.
+
+    Args:
+        transformed: whether a transform of torch.func wraps its tensors, so that no address is known beforehand.
 
     Raises:
         ValueError, TypeError: the parts of the round do not fit together, or the named backend refuses it.
@@ -73,4 +77,4 @@ def planned(round: Round, backend: str) -> Planned:
     choice = choose(round, backend)
     if backend == "auto" and slowness.estimated(choice):
         slowness.warn(round, choose(round, backend, estimated=True))
-    return Planned(needed, choice.bind(round), choice)
+    return Planned(needed, choice.run if transformed else choice.bind(round), choice)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mpnn.aggregate import Root
+from mpnn.aggregate import root
 from mpnn.kernels.rows import row_extremes, row_products, row_squares, row_sums, rows_at
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -148,8 +148,7 @@ def scatter_std(
     total = squares if out is None else out.add_(squares)
     degree = (count - 1).clamp(min=1) if unbiased else count
     shares = flat.result(degree.to(x.dtype).expand(flat.num_rows, x.shape[1]))
-    root: Tensor = Root.apply(total / (shares + 1e-6))
-    return root.to(src.dtype)
+    return root(total / (shares + 1e-6)).to(src.dtype)
 
 
 def scatter_softmax(src: Tensor, index: Tensor, dim: int = -1, dim_size: int | None = None) -> Tensor:

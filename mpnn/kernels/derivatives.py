@@ -26,6 +26,8 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(backward)
     def once(ctx: Any, *gradients: Tensor | None) -> Any:
         refuse_batches(*gradients)
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(*gradients, *ctx.saved_tensors)
         with torch.no_grad():
             results = backward(ctx, *gradients)
         if not torch.is_grad_enabled():  # no create_graph=True
@@ -54,7 +56,7 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        kernel = ctx._forward_cls
+        kernel = getattr(ctx, "kernel", ctx._forward_cls)  # a transform of torch.func makes another class
         needs = ctx.needs_input_grad
         if not are_differentiated(upstream):
             found = kernel.gradients(ctx, *upstream)
@@ -84,9 +86,9 @@ def is_recorded() -> bool:
 
 
 def are_differentiated(gradients: Sequence[Tensor | None]) -> bool:
-    """Whether a backward pass with these gradients is differentiated again, or they are batches, which kernels do not
-    read."""
-    return torch.is_grad_enabled() or are_batches(gradients)
+    """Whether a backward pass with these gradients is differentiated again, in reverse or forward mode, or they are
+    batches, which kernels do not read."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0 or are_batches(gradients)
 
 
 def gradients_again(
@@ -131,6 +133,14 @@ def refuse_batches(*gradients: Tensor | None) -> None:
         raise RuntimeError(
             "this backend computes one gradient at a time, not a batch (is_grads_batched=True, or jacobian and "
             'hessian with vectorize=True): call torch.autograd.grad in a loop, or name backend="edge_list"'
+        )
+
+
+def _refuse_tangents(*tensors: Tensor | None) -> None:
+    """Raises NotImplementedError for dual numbers, whose tangents a kernel would lose."""
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            'this backward pass has no forward-mode derivatives (jvp, dual numbers): name backend="edge_list"'
         )
 
 

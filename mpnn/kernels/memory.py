@@ -27,6 +27,8 @@ def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor
 
 def plain(x: Tensor) -> Tensor:
     """x as kernels read it: contiguous, and without a pending negation or a gradient."""
+    if x._is_zerotensor():  # a tangent that torch did not write out
+        return torch.zeros(x.shape, dtype=x.dtype)
     if x.is_contiguous() and not (x.requires_grad or x.is_neg()):
         return x  # three operations fewer, of a call over a molecule
     return x.detach().resolve_neg().contiguous()

@@ -19,6 +19,10 @@
 // destination, and all of these sums are products of small matrices: of the heads that share a key, with copies of what
 // the edges of a row read. Then one pass goes by destination, and adds dkey_j and dvalue_j to copies for each part.
 //
+// The tangent pass (forward-mode derivatives) goes by destination. With l'_ij the tangent of a logit and t_i = lse'_i:
+//
+//     t_i = sum_j w_ij l'_ij      y'_i = sum_j dropout(w_ij) value'_j + dropout(w_ij l'_ij) value_j  -  t_i y_i
+//
 //     for each batch entry and part of the edges      side by side
 //         for each block of edges                     logits of the block; then its rows:
 //             for each row with edges in the block    weights and sums, heads in vectors
@@ -64,6 +68,10 @@ template <class T> struct RowAttention {
   NodeTensor<T> d_query;                      // if `shared`
   T *d_vector;                                // [batch, parts, heads, width]
   EdgeTensor<T> d_edge_key, d_edge_value, d_edge_term, d_bias;
+
+  // The tangents of all inputs, null where they are 0, for the tangent pass, which reads `out` and `stats` of this one.
+  // It writes its out; its stats [batch, rows, heads], the tangents of lse; and its weights: w_ij l'_ij of a softmax.
+  const RowAttention *tangent;
 };
 
 // A sum along rows in the backward pass, [batch, rows, ...] into `out`:
@@ -519,6 +527,172 @@ template <class T> static void normalize_weights(const RowAttention<T> &p, int64
   }
 }
 
+// out[e, h] = <vector_h, activation'(z) z'> + <vector'_h, activation(z)> with z = query_i + key_j + edge_ij.
+template <class T, class F>
+static void activated_tangents(const RowAttention<T> &p, const Block<T> &block, const Block<T> &moved, int64_t b, int64_t first, int64_t n, F f, T *out) {
+  const RowAttention<T> &d = *p.tangent;
+  int64_t heads = p.heads, width = block.query.per_head * LANES;
+  for (int64_t e = 0; e < n; e++) {
+    if (d.key.data) moved.key.fetch(e);
+    const int64_t edge = p.rows.edge_of(first + e);
+    const T *row = p.edge_key.data ? p.edge_key.row(b, edge) : nullptr, *d_row = d.edge_key.data ? d.edge_key.row(b, edge) : nullptr;
+    for (int64_t h = 0; h < heads; h++) {
+      const T *query = block.query.of(e, h), *key = block.key.of(e, h), *own = row ? p.edge_key.of_head(row, h) : nullptr;
+      V<T> total{};
+      for (int64_t c = 0; c < width; c += LANES) {
+        V<T> z = under_activation(query, key, own, p.edge_key.width, c), y = f.value(z), d_z{};
+        if (d.query.data) d_z += load<T, LANES>(moved.query.of(e, h) + c);
+        if (d.key.data) d_z += load<T, LANES>(moved.key.of(e, h) + c);
+        if (d_row) d_z += load_first<T, LANES>(d.edge_key.of_head(d_row, h) + c, d.edge_key.width - c);
+        total += load<T, LANES>(p.vector + h * width + c) * f.derivative(z, y) * d_z;
+        if (d.vector) total += load<T, LANES>(d.vector + h * width + c) * y;
+      }
+      out[e * heads + h] = sum<T, LANES>(total);
+    }
+  }
+}
+
+// The tangents of the logits of n edges into moved.s. `block` is as `logits` leaves it.
+template <class T>
+static void logit_tangents(const RowAttention<T> &p, const Block<T> &block, const Block<T> &moved, int64_t b, int64_t first, int64_t n) {
+  const RowAttention<T> &d = *p.tangent;
+  const int64_t heads = p.heads, count = n * heads;
+  T *g = moved.s, *raw = block.raw, *more = moved.g;
+  for (int64_t c = 0; c < count; c++) g[c] = 0;
+  if (p.score == DOT) {
+    if (d.query.data) dots(moved.query, block.key, n, heads, (T)p.scale, false, false, g);
+    if (d.key.data) {
+      dots(block.query, moved.key, n, heads, (T)p.scale, false, true, more);
+      for (int64_t c = 0; c < count; c++) g[c] += more[c];
+    }
+    if (d.query.data && p.edge_key.data) add_edge_dots(moved.query, p.edge_key, p.rows, b, first, n, heads, (T)p.scale, g);
+    if (d.edge_key.data) add_edge_dots(block.query, d.edge_key, p.rows, b, first, n, heads, (T)p.scale, g);
+    if (p.softcap != 0)
+      for (int64_t c = 0; c < count; c++) g[c] -= g[c] * raw[c] * raw[c];
+  } else if (p.score == ADDITIVE) {
+    const auto add = [&](const Reads<T> &x) {
+      for (int64_t e = 0; x.data && e < n; e++)
+        for (int64_t h = 0; h < heads; h++) g[e * heads + h] += x.data[x.at[e] + h];
+    };
+    add(moved.query), add(moved.key);
+    add_numbers(d.edge_term, p.rows, b, first, n, heads, g);
+    with_activation<T>(p.activation, p.slope, [&](auto f) {
+      for (int64_t c = 0; c < count; c += LANES) {
+        V<T> x = load<T, LANES>(raw + c);
+        store<T, LANES>(g + c, load<T, LANES>(g + c) * f.derivative(x, x));
+      }
+    });
+  } else if (p.score == ACTIVATED) {
+    with_activation<T>(p.activation, p.slope, [&](auto f) { activated_tangents(p, block, moved, b, first, n, f, g); });
+  }
+  add_numbers(d.bias, p.rows, b, first, n, heads, g);
+  add_numbers(d.table, p.rows, b, first, n, heads, g);
+  if (d.row_bias) add_node_biases(d, block.segments, b, first, g);
+}
+
+// From logits in block.s and their tangents in moved.s: weights, and the tangents of what a softmax divides by its sum.
+template <class T>
+static void weight_tangents(const RowAttention<T> &p, const Block<T> &block, const Block<T> &moved, int64_t b, int64_t n) {
+  const int64_t heads = p.heads, count = n * heads;
+  T *s = block.s, *g = moved.s;
+  if (p.normalize == SIGMOID) {
+    sigmoids(s, count);
+    for (int64_t c = 0; c < count; c++) g[c] *= s[c] - s[c] * s[c];
+  }
+  if (p.normalize != SOFTMAX) return;
+  by_heads(heads, [&](auto wide, int64_t h) {
+    constexpr int N = decltype(wide)::count;
+    block.each_row([&](int64_t row, int64_t begin, int64_t end) {
+      const T *stats = p.stats + (b * p.rows.num_rows + p.rows.node_of(row)) * 2 * heads + h;
+      for (int64_t e = begin; e < end; e++) {
+        T *x = s + e * heads + h, *y = g + e * heads + h;
+        vec<T, N> w = exp<T, N>(load<T, N>(x) - load<T, N>(stats)) * load<T, N>(stats + heads);
+        store<T, N>(x, w);
+        store<T, N>(y, w * load<T, N>(y));
+      }
+    });
+  });
+}
+
+// Writes, or adds, the tangents of a row's results from its sums.
+template <class T>
+static void tangent_row(const RowAttention<T> &p, int64_t b, int64_t row, const T *total, const T *sums, bool add) {
+  const int64_t heads = p.heads, width = p.value.width, at = b * p.rows.num_rows + p.rows.node_of(row);
+  const T *out = p.out + at * heads * width;
+  T *d_out = p.tangent->out + at * heads * width, *d_lse = p.tangent->stats + at * heads;
+  for (int64_t h = 0; h < heads; h++) {
+    const T t = p.normalize == SOFTMAX ? total[h] : 0;
+    d_lse[h] = t + (add ? d_lse[h] : 0);
+    for (int64_t c = h * width; c < (h + 1) * width; c++) d_out[c] = sums[c] - t * out[c] + (add ? d_out[c] : 0);
+  }
+}
+
+template <class T> static bool tangent(const RowAttention<T> &p, int64_t b, int64_t part) {
+  const RowAttention<T> &d = *p.tangent;
+  int64_t heads = p.heads, width = p.value.width, first = p.rows.cuts[part], last = p.rows.cuts[part + 1];
+  if (first == last) return true;
+  Workspace memory;
+  Block<T> block, moved;
+  T *total, *sums;
+  for (int round = 0; round < 2; round++) {
+    if (round && !memory.allocate()) return false;
+    block.plan(memory, p), moved.plan(memory, d);
+    total = memory.take<T>(heads + LANES), sums = memory.take<T>(heads * width);
+  }
+  block.point(p, b), moved.point(d, b);
+  int64_t at = p.rows.row_of(first);
+  for (int64_t begin = first, n; begin < last; begin += n) {
+    n = block.segments.cut(p.rows, begin, last - begin < block.size ? last - begin : block.size, at);
+    const auto read = [&](Block<T> &x) {
+      x.value.by_column(p.rows, begin, n);
+      if (p.score != CONSTANT) x.key.by_column(p.rows, begin, n), x.query.by_row(p.rows, block.segments, n);
+    };
+    read(block), read(moved);
+    logits(p, block, b, begin, n, false, true);
+    logit_tangents(p, block, moved, b, begin, n);
+    weight_tangents(p, block, moved, b, n);
+    T *w = block.s, *g = moved.s, *dropped = g;
+    if (d.weights)
+      for (int64_t e = 0; e < n; e++)
+        copy_heads(d.weights + (b * p.rows.num_edges + p.rows.edge_of(begin + e)) * heads, g + e * heads, heads);
+    if (p.dropout_keys) {
+      draw(p, block, b, begin, false);
+      dropped = moved.g;
+      for (int64_t c = 0; c < n * heads; c++) dropped[c] = g[c] * block.kept[c];
+      multiply(w, block.kept, n * heads);
+    }
+    for (int64_t k = 0; k < block.segments.count; k++) {
+      int64_t from = block.segments.first[k], to = block.segments.first[k + 1];
+      at = block.segments.row[k];
+      bool fresh = begin + from == (p.rows.ptr[at] > first ? p.rows.ptr[at] : first);
+      sum_numbers(g, heads, heads, from, to, fresh, total);
+      weighted_sums(dropped, heads, block.value, from, to, true, fresh, sums);
+      if (d.value.data) weighted_sums(w, heads, moved.value, from, to, true, false, sums);
+      if (p.edge_value.data) weighted_edge_vectors(dropped, heads, p.edge_value, p.rows, b, begin, from, to, width, sums);
+      if (d.edge_value.data) weighted_edge_vectors(w, heads, d.edge_value, p.rows, b, begin, from, to, width, sums);
+      bool whole = begin + to == p.rows.ptr[at + 1];
+      if (whole && p.rows.ptr[at] >= first) {
+        tangent_row(p, b, at, total, sums, false);
+      } else if (whole || begin + to == last) {
+        int64_t piece = (b * p.rows.num_parts + part) * 2 + (p.rows.ptr[at] < first ? BEGUN : UNENDED);
+        T *state = p.partial + piece * heads * (1 + width);
+        p.partial_row[piece] = at;
+        for (int64_t h = 0; h < heads; h++) state[h] = total[h];
+        for (int64_t c = 0; c < heads * width; c++) state[heads + c] = sums[c];
+      }
+    }
+  }
+  return true;
+}
+
+// Adds up the rows that parts share. The tangents are 0 there before.
+template <class T> static void join_tangent(const RowAttention<T> &p, int64_t b) {
+  for (int64_t k = b * 2 * p.rows.num_parts; k < (b + 1) * 2 * p.rows.num_parts; k++) {
+    const T *state = p.partial + k * p.heads * (1 + p.value.width);
+    if (p.partial_row[k] >= 0) tangent_row(p, b, p.partial_row[k], state, state + p.heads, true);
+  }
+}
+
 // row_stats of a part of the rows, of destinations here: maximum, 1 / sum, and
 // delta_i = sum_j w_ij dw_ij = <dy_i, y_i>, plus <dw_i, w_i> of what weights that were returned are used for.
 template <class T> static void prepare(const RowAttention<T> &p, int64_t b, int64_t part, int64_t parts) {
@@ -801,6 +975,8 @@ template <class T> static void join_sums(const RowSums<T> &p, int64_t b) {
   KERNEL(row_attention_forward_##suffix, RowAttention<T>, forward(*p, b, part)) \
   KERNEL(row_attention_join_##suffix, RowAttention<T>, join(*p, b), true) \
   KERNEL(row_attention_weights_##suffix, RowAttention<T>, normalize_weights(*p, b, part), true) \
+  KERNEL(row_attention_tangent_##suffix, RowAttention<T>, tangent(*p, b, part)) \
+  KERNEL(row_attention_join_tangent_##suffix, RowAttention<T>, join_tangent(*p, b), true) \
   KERNEL(row_attention_prepare_##suffix, RowAttention<T>, prepare(*p, b, part, parts), true) \
   KERNEL(row_attention_backward_##suffix, RowAttention<T>, backward(*p, b, part)) \
   KERNEL(row_attention_join_backward_##suffix, RowAttention<T>, join_backward(*p, b), true) \

@@ -13,6 +13,11 @@
 //     dV = drop(P)^T d_out     d_bias = dS                   dX = dS * cap'(X)
 //     dK = scale dX^T Q        dQ = scale dX K
 //
+// The tangent pass (forward-mode derivatives) visits tiles as the forward pass does, with t_i = sum_j P S' = lse':
+//
+//     X' = scale (Q' K^T + Q K'^T)          S' = X' * cap'(X) + bias'          P = exp(S - lse)
+//     out' = drop(P) V' + drop(P * S') V - t out
+//
 // cap(x) is softcap tanh(x / softcap), or x without a softcap; `drop` zeroes what dropout drops, and scales the rest.
 // The softmax is in `online_softmax`, in `forward` where O is rescaled and divided, and in `softmax_gradient`; all else
 // would serve any weights that are 0 where S = -inf.
@@ -94,6 +99,10 @@ template <class T> struct TileAttention {  // mpnn/kernels/tiles/attention.py ha
   T *d_table, *d_bias, *d_src_bias;           // d_table [B / shared_batch * segments, H, ...]
   const int64_t *segments;                    // num_segments + 1 boundaries among key tiles
   int64_t num_segments, copies, shared_batch;  // batch entries of an item: those that share a bias
+
+  // The tangents of query, key, value, table and biases, null where they are 0. Its out and lse are written, from `out`
+  // and `lse` of this one.
+  const TileAttention *tangent;
 };
 
 // `columns` keys from j on, for `rows` queries from i on, of one head. The buffers of a tile have all ROWS rows: those
@@ -221,12 +230,8 @@ template <class T> void add_node_biases(T *s, const TileAttention<T> &p, const T
   }
 }
 
-// s = S of a tile from k [columns, width] and q_transposed [width, ROWS], one of which the caller has scaled; slope =
-// cap' if there is a softcap.
-template <class T>
-void logits(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_transposed, T *s, T *slope) {
-  product<STEP, false, T>({k, p.width}, {q_transposed, ROWS}, {s, ROWS}, t.columns, p.width, ROWS);
-  if (p.softcap != 0) cap(s, slope, T(p.softcap), t);
+// s += bias
+template <class T> void add_biases(T *s, const TileAttention<T> &p, const Tile &t) {
   if (p.table)
     for (int64_t c = 0; c < t.keys; c++) {
       const T *entries = p.table + in_table(p, t, c);
@@ -239,7 +244,28 @@ void logits(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_tra
     });
   }
   if (p.dst_bias) add_node_biases(s, p, t);
+}
+
+// s = S of a tile from k [columns, width] and q_transposed [width, ROWS], one of which the caller has scaled; slope =
+// cap' if there is a softcap.
+template <class T>
+void logits(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_transposed, T *s, T *slope) {
+  product<STEP, false, T>({k, p.width}, {q_transposed, ROWS}, {s, ROWS}, t.columns, p.width, ROWS);
+  if (p.softcap != 0) cap(s, slope, T(p.softcap), t);
+  add_biases(s, p, t);
   if (!t.full) mask(s, p.runs, t);
+}
+
+// g = S' of a tile: the tangents of its logits. k and q_transposed as in `logits`, whose cap' is in `slope`; dk and
+// dq_transposed are their tangents, null where they are 0. Pairs that are no edges get numbers that mean nothing.
+template <class T>
+void logit_tangents(const TileAttention<T> &p, const Tile &t, const T *k, const T *q_transposed, const T *dk, const T *dq_transposed, const T *slope, T *g) {
+  if (dq_transposed) product<STEP, false, T>({k, p.width}, {dq_transposed, ROWS}, {g, ROWS}, t.columns, p.width, ROWS);
+  else __builtin_memset(g, 0, t.columns * ROWS * sizeof(T));
+  if (dk) product<STEP, true, T>({dk, p.width}, {q_transposed, ROWS}, {g, ROWS}, t.columns, p.width, ROWS);
+  if (p.softcap != 0)
+    for (int64_t at = 0; at < t.columns * ROWS; at++) g[at] *= slope[at];
+  add_biases(g, *p.tangent, t);
 }
 
 // ------------------------------------------------------------------------------------------------ softmax of a tile
@@ -284,6 +310,20 @@ template <class T> void softmax_gradient(T *s, T *g, int64_t columns, const T *l
       const V weight = exp_below<T, LANES<T>>(load(s + c * ROWS + r) - load(lse + r));
       store(s + c * ROWS + r, weight);
       store(g + c * ROWS + r, weight * (load(g + c * ROWS + r) - load(delta + r)));
+    }
+}
+
+// s = P = exp(s - lse), g = P * S' and t += sum_j g, from s = S and g = S'. Where P is 0, as it is without an edge, S' may
+// be infinite or NaN.
+template <class T> void softmax_tangent(T *s, T *g, int64_t columns, const T *lse, T *total) {
+  using V = Vector<T>;
+  for (int64_t c = 0; c < columns; c++)
+    for (int r = 0; r < ROWS; r += LANES<T>) {
+      const V weight = exp_below<T, LANES<T>>(load(s + c * ROWS + r) - load(lse + r));
+      const V moved = weight != 0 ? weight * load(g + c * ROWS + r) : V{};
+      store(s + c * ROWS + r, weight);
+      store(g + c * ROWS + r, moved);
+      store(total + r, load(total + r) + moved);
     }
 }
 
@@ -417,6 +457,72 @@ template <class T, class S> bool forward(const TileAttention<T> &p, int64_t part
   return true;
 }
 
+// ------------------------------------------------------------------------------------------------ tangents
+
+// Writes `out` and `lse` of p.tangent of a part of the work items, each (b, h, query tile). False: no memory.
+template <class T, class S> bool tangent(const TileAttention<T> &p, int64_t part, int64_t parts) {
+  const TileAttention<T> &d = *p.tangent;
+  const bool moves = d.query.data || d.key.data || d.table || d.bias || d.dst_bias;
+  const int64_t query_tiles = p.queries.tiles, key_tiles = p.keys.tiles;
+  const int64_t D = p.width, DV = p.value_width;
+  const int64_t of_tile = 2 * COLUMNS * (D + DV);
+  Memory memory((p.slots * of_tile + ROWS * (2 * D + DV)) * sizeof(T) + p.slots * sizeof(int64_t), 5);
+  if (!memory) return false;
+  T *q_transposed = memory.take<T>(ROWS * D), *dq_transposed = memory.take<T>(ROWS * D), *o = memory.take<T>(ROWS * DV);
+  Kept<T> kept(memory, p.slots, of_tile);
+  alignas(64) T s[COLUMNS * ROWS], g[COLUMNS * ROWS], slope[COLUMNS * ROWS], lse[ROWS], total[ROWS];
+
+  const int64_t items = p.batch * p.heads * query_tiles;
+  for (int64_t item = items * part / parts; item < items * (part + 1) / parts; item++) {
+    const int64_t bh = item / query_tiles, tile = item % query_tiles;
+    Tile t;
+    t.b = bh / p.heads, t.h = bh % p.heads, t.i = p.queries.start[tile];
+    t.rows = p.queries.size(tile);
+    const int64_t kv = t.h * p.key_heads / p.heads;
+    pack_transposed(at<S>(p.query, t.b, t.h, t.i), p.query.node, t.rows, D, T(p.scale), q_transposed);
+    if (d.query.data) pack_transposed(at<S>(d.query, t.b, t.h, t.i), d.query.node, t.rows, D, T(p.scale), dq_transposed);
+    // +inf: rows behind the last have P = 0, as rows without edges do
+    for (int64_t r = 0; r < ROWS; r++) lse[r] = r < t.rows ? p.lse[bh * p.num_dst + t.i + r] : infinity<T>();
+
+    for (int by_edges = 0; by_edges < 2; by_edges++) {  // see `forward`
+      for (int r = 0; r < ROWS; r++) total[r] = 0;
+      __builtin_memset(o, 0, ROWS * DV * sizeof(T));
+      for (int64_t e = p.tiles.ptr[tile]; e < p.tiles.ptr[tile + 1]; e++) {
+        const int64_t key_tile = p.tiles.other[e], low = columns_of(p.tiles, e, p.keys, key_tile, t);
+        T *copy = kept.find(t.b * p.key_heads + kv, key_tile, key_tiles, [&](T *to) {
+          const int64_t j = p.keys.start[key_tile], keys = p.keys.size(key_tile);
+          const auto keep = [&](const Features &x, int64_t width) {
+            if (x.data) pack(at<S>(x, t.b, kv, j), x.node, keys, COLUMNS, width, T(1), to);
+            to += COLUMNS * width;
+          };
+          keep(p.key, D), keep(d.key, D), keep(p.value, DV), keep(d.value, DV);
+        });
+        const T *k = copy + low * D, *dk = k + COLUMNS * D;
+        const T *v = copy + 2 * COLUMNS * D + low * DV, *dv = v + COLUMNS * DV;
+        const auto add = [&](const T *weights, const T *values) {
+          if (by_edges && !t.full) product_of_edges(weights, values, o, DV, p.runs, t);
+          else product<ROW_STEP, true, T>({weights, 1, ROWS}, {values, DV}, {o, DV}, ROWS, t.columns, DV);
+        };
+
+        logits(p, t, k, q_transposed, s, slope);
+        if (moves) logit_tangents(p, t, k, q_transposed, d.key.data ? dk : nullptr, d.query.data ? dq_transposed : nullptr, slope, g);
+        else __builtin_memset(g, 0, t.columns * ROWS * sizeof(T));
+        softmax_tangent(s, g, t.columns, lse, total);
+        if (d.value.data) drop_weights(s, p, t), add(s, dv);
+        if (moves) drop_weights(g, p, t), add(g, v);
+      }
+      if (is_finite(o, t.rows * DV)) break;
+    }
+    for (int64_t r = 0; r < t.rows; r++) {
+      const S *out = at<S>(p.out, t.b, t.h, t.i + r);
+      S *moved = at<S>(d.out, t.b, t.h, t.i + r);
+      for (int64_t c = 0; c < DV; c += 8) store_as(moved + c, ::load<T, 8>(o + r * DV + c) - total[r] * load_as<T, 8>(out + c));
+      d.lse[bh * p.num_dst + t.i + r] = total[r];
+    }
+  }
+  return true;
+}
+
 // ------------------------------------------------------------------------------------------------ backward
 
 // A query tile as the backward pass reads it. The scale is in the rows q, for dK = dX^T (scale Q), and not in
@@ -519,6 +625,7 @@ template <class T, class S> bool backward(const TileAttention<T> &p, int64_t par
 extern "C" int64_t tile_attention_size() { return sizeof(tile_attention::TileAttention<float>); }
 #define EXPORT_FOR(suffix, T, S) \
   KERNEL(tile_attention_forward_##suffix, tile_attention::TileAttention<T>, tile_attention::forward<T, S>(*p, part, parts)) \
+  KERNEL(tile_attention_tangent_##suffix, tile_attention::TileAttention<T>, tile_attention::tangent<T, S>(*p, part, parts)) \
   KERNEL(tile_attention_backward_##suffix, tile_attention::TileAttention<T>, tile_attention::backward<T, S>(*p, part, parts))
 EXPORT_FOR(f32, float, float)
 EXPORT_FOR(f64, double, double)

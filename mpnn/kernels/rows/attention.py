@@ -5,9 +5,11 @@ that form with torch operations. No E x D tensor is allocated, forward or backwa
 The formulas and the loops are in `mpnn/kernels/cpu/row_attention.cpp`.
 """
 
+import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +18,9 @@ from torch import Tensor
 from mpnn.kernels import memory
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
-from mpnn.kernels.derivatives import Fused, is_recorded
+from mpnn.kernels.derivatives import Fused, gradients_again, is_recorded
 from mpnn.kernels.dropout_threshold import threshold
+from mpnn.kernels.function import Function, tangents_again
 from mpnn.kernels.rows.rows import Chunks, EdgeTensor, NodeTensor, Rows, RowsStruct, edge_tensor, node_tensor
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 
@@ -119,6 +122,7 @@ class RowAttention(Structure):
         *fields(NodeTensor, "d_value d_key d_query"),
         ("d_vector", c_void_p),
         *fields(EdgeTensor, "d_edge_key d_edge_value d_edge_term d_bias"),
+        ("tangent", c_void_p),
     )
 
 
@@ -168,7 +172,7 @@ def attend(
         if x is not None and 1 < x.shape[:-trailing].numel() < batch.numel():  # the kernels share all or nothing
             tensors = tensors._replace(**{name: x.expand(*batch, *x.shape[-trailing:])})
     if is_recorded():
-        out, weights, lse = _RowAttention.apply(spec, reference, *tensors)
+        out, _, weights, lse = _RowAttention.apply(spec, reference, *tensors)
         return out, weights, lse
     out, stats, weights = _forward(spec, _readable(spec, *tensors))
     return out, weights, _lse(stats) if spec.return_lse else None
@@ -237,19 +241,34 @@ class Repeated:
         return out
 
 
-class _RowAttention(Fused):
+class _RowAttention(Function, Fused):
     TENSORS = slice(2, None)
 
     @staticmethod
-    def forward(
-        ctx: Any, spec: Spec, reference: Any, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def forward(spec: Spec, reference: Any, *tensors: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         out, stats, weights = _forward(spec, _readable(spec, *tensors))
+        return out, stats, weights, _lse(stats) if spec.return_lse else None
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        spec, reference, *tensors = inputs
+        out, stats, weights, _ = output
+        ctx.kernel = _RowAttention
         ctx.spec = spec
         ctx.reference = reference
+        ctx.mark_non_differentiable(stats)
         ctx.save_for_backward(*tensors, out, stats, weights)
+        ctx.save_for_forward(*tensors, out, stats, weights)
         ctx.set_materialize_grads(False)
-        return out, weights, _lse(stats) if spec.return_lse else None
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None, _: None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
+        return Fused.backward(ctx, d_out, d_weights, d_lse)
+
+    @staticmethod
+    def tangents(ctx: Any, saved: Sequence[Any], _spec: None, _reference: None, *tangents: Tensor | None) -> Any:
+        out, weights, lse = _Tangents.apply(ctx.spec, ctx.reference, *saved, *tangents)
+        return out, None, weights, lse
 
     @staticmethod
     def gradients(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
@@ -261,6 +280,84 @@ class _RowAttention(Fused):
         saved = _Saved(*_plain(out, stats, d_out, weights, d_weights, d_lse))
         inputs = Tensors(*_plain(*tensors))
         return _Backward(ctx.spec, inputs, saved, ctx.needs_input_grad[2:]).gradients()
+
+
+_COUNT = len(Tensors._fields)
+
+
+class _Tangents(Function):
+    """`_Tangents.apply(spec, reference, *tensors, out, stats, weights, *tangents)`: the tangents of out, and of weights
+    and lse if they are returned, from those of `Tensors`, None for one that is 0."""
+
+    @staticmethod
+    def forward(spec: Spec, reference: Any, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        tensors, results, tangents = inputs[:_COUNT], inputs[_COUNT : _COUNT + 3], inputs[_COUNT + 3 :]
+        moved = [None if x is None or x._is_zerotensor() else memory.plain(x) for x in tangents]
+        return _tangents(spec, Tensors(*_plain(*tensors)), Tensors(*moved), *_plain(*results))  # type: ignore[arg-type]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        # Not `out`, `stats` and `weights`: what they depend on is among the tensors.
+        tensors = _inputs(inputs)
+        ctx.reference = inputs[1]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        function = partial(_tangents_again, ctx.reference)
+        found = gradients_again(function, ctx.saved_tensors, _inputs(ctx.needs_input_grad), upstream)
+        return None, None, *found[:_COUNT], None, None, None, *found[_COUNT:]
+
+    @staticmethod
+    def tangents(ctx: Any, saved: Sequence[Any], *tangents: Tensor | None) -> Any:
+        return tuple(tangents_again(partial(_tangents_again, ctx.reference), saved, _inputs(tangents)))
+
+
+def _inputs(x: Sequence[Any]) -> tuple[Any, ...]:
+    """Of the arguments of `_Tangents`, or of one number for each of them, those of tensors and tangents."""
+    return (*x[2 : 2 + _COUNT], *x[5 + _COUNT :])
+
+
+def _tangents_again(function: Callable[..., Any], *inputs: Tensor | None) -> Any:
+    """`_Tangents` by differentiable operations."""
+    return tuple(tangents_again(function, inputs[:_COUNT], inputs[_COUNT:]))
+
+
+def _tangents(
+    spec: Spec, inputs: Tensors, moved: Tensors, out: Tensor, stats: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The tangents of out, weights and lse from those of the inputs, by one pass along the rows."""
+    heads = spec.heads
+    rows = spec.rows
+    width = inputs.value.shape[-1]
+    batch = inputs.value.shape[:-3]
+    count = batch.numel()
+    chunks = chunks_of(rows, heads * width)
+    d_out = _by_rows(out, chunks, 3, out.shape)
+    d_lse = _by_rows(out, chunks, 2, (*batch, rows.num_rows, heads))
+    d_weights = None if weights is None else memory.empty(weights, *weights.shape)
+    if rows.num_edges and count and d_out.numel():
+        if moved.dst_bias is not None or moved.src_bias is not None:  # the kernel reads both or neither
+            of_nodes = {name: getattr(moved, name) for name in ("dst_bias", "src_bias")}
+            zeros = {name: torch.zeros_like(getattr(inputs, name)) for name, x in of_nodes.items() if x is None}
+            moved = moved._replace(**zeros)
+        p = _parameters(spec, inputs, chunks)
+        tangent = _parameters(spec, moved, chunks)
+        p.out, p.stats = addresses(out, stats)
+        tangent.out, tangent.stats, tangent.weights = map(address, (d_out, d_lse, d_weights))
+        p.tangent = ctypes.addressof(tangent)
+        if len(chunks) > 1:
+            partial = _Partial(out, count, len(chunks), heads * (1 + width))
+            p.partial, p.partial_row = partial.addresses
+        library.run("row_attention_tangent", out.dtype, p, count, len(chunks))
+        if len(chunks) > 1:
+            library.run("row_attention_join_tangent", out.dtype, p, count)
+    if weights is not None and d_weights is not None and spec.normalize == _SOFTMAX:
+        # w' = w (l' - t), of which the kernel wrote w l'
+        d_weights -= weights * rows.to_edges(d_lse)
+    return d_out, d_weights, d_lse if spec.return_lse else None
 
 
 def _lse(stats: Tensor) -> Tensor:
@@ -345,8 +442,9 @@ def _parameters(spec: Spec, inputs: Tensors, chunks: Chunks, *, by_source: bool 
     p.softcap = spec.softcap
     p.slope = spec.slope
     p.value = node_tensor(inputs.value, 3)
-    if inputs.query is not None and inputs.key is not None:
+    if inputs.query is not None:
         p.query = node_tensor(inputs.query, nodes)
+    if inputs.key is not None:
         p.key = node_tensor(inputs.key, nodes)
     if inputs.vector is not None:
         p.vector = address(inputs.vector)

@@ -1,7 +1,7 @@
 """Aggregation along the rows of a sparse graph, as a differentiable function of tensors; on CPU. The formulas and the
 loops are in `mpnn/kernels/cpu/row_reduce.cpp`, those with a user's own `combine` in `mpnn/kernels/rows/combine.py`."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from functools import partial
 from typing import Any, cast
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
-from mpnn.kernels.derivatives import Fused, are_batches
+from mpnn.kernels.derivatives import Fused, are_batches, are_differentiated
+from mpnn.kernels.function import Function
 from mpnn.kernels.memory import LARGE, empty, plain, zeros
 from mpnn.kernels.rows import combine
 from mpnn.kernels.rows.combine import Associative
@@ -55,9 +56,8 @@ class RowReduce(Fused):
 
     value [B, N_src, H * D], float32, float64 or, without an `Associative`, bfloat16, contiguous; weight [B or 1, E, H],
     contiguous, in the caller's edge order, or None for ones; `rows` are the edges by destination, `columns` those by
-    source, or None if there is no backward pass. `kind` is one of KINDS, or an `Associative`. bfloat16 is summed in
-    float32, which is the dtype of weights next to it. `reference`: an equal function of value and weight, see `Fused`.
-    The derivatives of sums and means are sums to any order, which kernels compute.
+    source. `kind` is one of KINDS that is not linear, or an `Associative`. bfloat16 is summed in float32, which is the
+    dtype of weights next to it. `reference`: an equal function of value and weight, see `Fused`.
     """
 
     TENSORS = slice(0, 2)
@@ -68,45 +68,23 @@ class RowReduce(Fused):
         value: Tensor,
         weight: Tensor | None,
         rows: Rows,
-        columns: Rows | None,
+        columns: Rows,
         kind: str | Associative,
         reference: Callable[..., Tensor] | None = None,
     ) -> Tensor:
         ctx.rows = rows
         ctx.columns = columns
         ctx.kind = kind
+        ctx.reference = reference
         compared = _fold(value, weight, rows, "centered mean")[0] if kind == "var" else None
-        out, count = _fold(value, weight, rows, kind, compared, counted=columns is not None)
-        linear = kind in _LINEAR  # the gradient of the value does not depend on it
-        if compared is None and not linear:
-            compared = out
-        needs_value = not linear or ctx.needs_input_grad[1]
-        ctx.save_for_backward(value if needs_value else None, weight, compared, count)
-        ctx.form = value.shape, value.dtype
-        ctx.reference = partial(_sum_by_torch, rows, kind == "mean") if linear else reference
+        out, count = _fold(value, weight, rows, kind, compared, counted=True)
+        ctx.save_for_backward(value, weight, out if compared is None else compared, count)
         return out if out.dtype is value.dtype else out.to(value.dtype)
 
     @staticmethod
-    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        if ctx.columns is None:
-            raise RuntimeError("this was planned without gradients; run it again with gradients enabled")
-        if ctx.kind not in _LINEAR or are_batches((d_out,)):
-            return Fused.backward(ctx, d_out)
-        value, weight, _, _ = ctx.saved_tensors
-        if ctx.kind == "mean":
-            # A product with the reciprocal, as the forward pass has it.
-            d_out = _elementwise(torch.mul, d_out, ctx.rows.share(_wide(d_out.dtype)))
-        if value is None and not torch.is_grad_enabled():
-            return _fold(d_out, weight, ctx.columns, "sum")[0].to(ctx.form[1]), *[None] * 5
-        if value is not None:
-            value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
-        d_value, d_weight = Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)
-        return d_value.to(ctx.form[1]), d_weight, None, None, None, None
-
-    @staticmethod
     def gradients(ctx, d_out: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[no-untyped-def]
-        """Gradients of what is not linear: extremes, variances and aggregators with a `combine`."""
         value, weight, compared, count = ctx.saved_tensors
+        dtype = value.dtype
         if ctx.kind == "var":
             count = ctx.rows.degree.to(_wide(d_out.dtype)) / 2
         if count is not None:
@@ -114,10 +92,66 @@ class RowReduce(Fused):
         with_weight = weight is not None and ctx.needs_input_grad[1]
         value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
         d_value, d_weight = _fold_backward(d_out, compared, value, weight, ctx.columns, ctx.kind, with_weight)
-        return d_value.to(ctx.form[1]), d_weight
+        return d_value.to(dtype), d_weight
 
 
-class Adjoint(Fused):
+class LinearReduce(Function, Fused):
+    """`LinearReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H * D]: `RowReduce` of sums and means,
+    which are linear in the value and in the weight. Their derivatives are sums to any order, which kernels compute.
+    `columns` is None if there is no backward pass."""
+
+    TENSORS = slice(0, 2)
+
+    @staticmethod
+    def forward(value: Tensor, weight: Tensor | None, rows: Rows, columns: Rows | None, kind: str) -> Tensor:
+        out, _ = _fold(value, weight, rows, kind, counted=columns is not None)
+        return out if out.dtype is value.dtype else out.to(value.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        value, weight, ctx.rows, ctx.columns, ctx.kind = inputs
+        ctx.kernel = LinearReduce
+        ctx.form = value.shape, value.dtype
+        ctx.reference = partial(_sum_by_torch, ctx.rows, ctx.kind == "mean")
+        # The gradient of the value does not depend on it.
+        needs_value = weight is not None and weight.requires_grad
+        ctx.save_for_backward(value if needs_value else None, weight)
+        ctx.save_for_forward(value, weight)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def tangents(
+        ctx: Any, saved: Sequence[Any], d_value: Tensor | None, d_weight: Tensor | None, *_: None
+    ) -> Tensor | None:
+        value, weight = saved
+        of_graph = ctx.rows, ctx.columns, ctx.kind
+        of_value = None if d_value is None else LinearReduce.apply(d_value, weight, *of_graph)
+        if d_weight is None:
+            return of_value
+        of_weight = LinearReduce.apply(value, d_weight, *of_graph)
+        return of_weight if of_value is None else of_value + of_weight
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None) -> Any:
+        if d_out is None:
+            return (None,) * 5
+        if ctx.columns is None:
+            raise RuntimeError("this was planned without gradients; run it again with gradients enabled")
+        if are_batches((d_out,)):
+            return Fused.backward(ctx, d_out)
+        value, weight = ctx.saved_tensors
+        if ctx.kind == "mean":
+            # A product with the reciprocal, as the forward pass has it.
+            d_out = _elementwise(torch.mul, d_out, ctx.rows.share(_wide(d_out.dtype)))
+        if value is None and not are_differentiated((d_out,)):
+            return _fold(d_out, weight, ctx.columns, "sum")[0].to(ctx.form[1]), *[None] * 4
+        if value is not None:
+            value, d_out = (x.to(_wide(x.dtype)) for x in (value, d_out))
+        d_value, d_weight = Adjoint.apply(d_out, value, weight, ctx.rows, ctx.columns)
+        return d_value.to(ctx.form[1]), d_weight, None, None, None
+
+
+class Adjoint(Function, Fused):
     """The gradients of a sum: dx_j = sum_i w_ij dy_i, and dw_ij = <dy_i, x_j> if x is passed. Like the sum they are
     linear in each of dy, w and x, so that their gradients are sums and gradients of sums, to any order. x is passed
     wherever w requires a gradient."""
@@ -125,20 +159,43 @@ class Adjoint(Fused):
     TENSORS = slice(0, 3)
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx, d_out: Tensor, value: Tensor | None, weight: Tensor | None, rows: Rows, columns: Rows
+    def forward(
+        d_out: Tensor, value: Tensor | None, weight: Tensor | None, rows: Rows, columns: Rows
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.rows = rows
-        ctx.columns = columns
-        ctx.reference = partial(_adjoint_by_torch, rows, columns.num_rows)
-        ctx.save_for_backward(d_out, value, weight)
-        ctx.set_materialize_grads(False)
         if value is None:
             return _fold(d_out, weight, columns, "sum")[0], None
         return _fold_backward(plain(d_out), None, value, weight, columns, "sum", True)
 
     @staticmethod
-    def backward(ctx, of_value: Tensor | None, of_weight: Tensor | None = None) -> Any:  # type: ignore[no-untyped-def]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
+        *tensors, ctx.rows, ctx.columns = inputs
+        ctx.kernel = Adjoint
+        ctx.reference = partial(_adjoint_by_torch, ctx.rows, ctx.columns.num_rows)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def tangents(
+        ctx: Any,
+        saved: Sequence[Any],
+        of_d_out: Tensor | None,
+        of_value: Tensor | None,
+        of_weight: Tensor | None,
+        *_: None,
+    ) -> Any:
+        d_out, value, weight = saved
+        terms = []
+        if of_d_out is not None:
+            terms.append(Adjoint.apply(of_d_out, value, weight, ctx.rows, ctx.columns))
+        if of_value is not None or of_weight is not None:
+            of_value = torch.zeros_like(value) if of_value is None and value is not None else of_value
+            of_weight = torch.zeros_like(weight) if of_weight is None and weight is not None else of_weight
+            terms.append(Adjoint.apply(d_out, of_value, of_weight, ctx.rows, ctx.columns))
+        return tuple(x[0] if x[0] is None else sum(x) for x in zip(*terms, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, of_value: Tensor | None, of_weight: Tensor | None = None) -> Any:
         d_out, value, weight = ctx.saved_tensors
         rows = ctx.rows
         columns = ctx.columns
@@ -146,9 +203,9 @@ class Adjoint(Fused):
             return Fused.backward(ctx, of_value, of_weight)
         terms = []
         if of_value is not None:
-            terms.append(RowReduce.apply(of_value, weight, rows, columns, "sum"))
+            terms.append(LinearReduce.apply(of_value, weight, rows, columns, "sum"))
         if of_weight is not None:
-            terms.append(RowReduce.apply(value, of_weight, rows, columns, "sum"))
+            terms.append(LinearReduce.apply(value, of_weight, rows, columns, "sum"))
         d_value = d_weight = None
         if value is not None and terms:
             of_value = torch.zeros_like(value) if of_value is None else of_value
@@ -256,7 +313,7 @@ class RowSum(Fused):
         if kind == "mean":
             d_out = _elementwise(torch.mul, d_out, edge_list.share(d_out.dtype))
         options = weight, rows, edge_list, "sum", not transposed
-        if torch.is_grad_enabled():
+        if are_differentiated((d_out,)):
             return RowSum.apply(d_out.resolve_neg().contiguous(), *options), *[None] * 5
         return row_sum(plain(d_out), *options), *[None] * 5
 
@@ -306,16 +363,9 @@ def _again(value: Tensor, weight: Tensor | None, rows: Rows, kind: str, shape: t
     return out
 
 
-def _ends(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """The row and the column of each edge, and its number in the caller's order, int64 [E]."""
-    row = torch.arange(rows.num_rows) if rows.node is None else rows.node
-    edge = torch.arange(rows.num_edges) if rows.edge is None else rows.edge
-    return row.repeat_interleave(rows.ptr.diff()), rows.col.long(), edge
-
-
 def _sum_by_torch(rows: Rows, mean: bool, value: Tensor, weight: Tensor | None) -> Tensor:
     """`RowReduce` of sums and means by torch's operations, for batches of gradients, which kernels do not read."""
-    row, col, edge = _ends(rows)
+    row, col, edge = rows.ends
     messages = value.to(_wide(value.dtype)).index_select(1, col)
     if weight is not None:
         heads = weight.shape[-1]
@@ -331,7 +381,7 @@ def _adjoint_by_torch(
     rows: Rows, sources: int, d_out: Tensor, value: Tensor | None, weight: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """`Adjoint` by torch's operations."""
-    row, col, edge = _ends(rows)
+    row, col, edge = rows.ends
     upstream = d_out.index_select(1, row)
     heads = 1 if weight is None else weight.shape[-1]
     chunks = upstream.unflatten(-1, (heads, -1))

@@ -134,6 +134,19 @@ class Rows:
             degree = torch.empty_like(degree).index_copy_(0, self.node, degree)
         return degree[:, None]
 
+    @property
+    def ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The row and the column of each edge, and its number in the caller's order, int64 [E]."""
+        row = torch.arange(self.num_rows) if self.node is None else self.node
+        edge = torch.arange(self.num_edges) if self.edge is None else self.edge
+        return row.repeat_interleave(self.ptr.diff()), self.col.long(), edge
+
+    def to_edges(self, x: Tensor) -> Tensor:
+        """Numbers [..., E, H] of the edges, in the caller's order, from those of their rows [..., N, H]."""
+        row, _, edge = self.ends
+        of_edges = x.index_select(-2, row)
+        return of_edges if self.edge is None else torch.empty_like(of_edges).index_copy_(-2, edge, of_edges)
+
     def share(self, dtype: torch.dtype) -> Tensor:
         """Returns the weight of each edge in the mean of its destination, [rows, 1]."""
         share = self._shares.get(dtype)

@@ -4,12 +4,12 @@
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int64, c_void_p
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
-from mpnn.kernels.derivatives import Fused
+from mpnn.kernels.derivatives import Fused, gradients_again
 from mpnn.kernels.dropout_threshold import threshold
-from mpnn.kernels.memory import empty, zeros
+from mpnn.kernels.function import Function, tangents_again
+from mpnn.kernels.memory import empty, plain, zeros
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -68,6 +69,7 @@ class _Parameters(ctypes.Structure):
         *fields(_Features, "d_out d_query d_key d_value"),
         *fields(c_void_p, "d_lse d_table d_bias d_src_bias segments"),
         *fields(c_int64, "num_segments copies shared_batch"),
+        ("tangent", c_void_p),
     ]
 
 
@@ -117,8 +119,7 @@ def _reach(tiles: Arrays) -> int:
     return int((other[ptr[1:][some] - 1] - other[ptr[:-1][some]]).max(initial=0)) + 1
 
 
-@dataclass(frozen=True, eq=False)
-class Dropout:
+class Dropout(NamedTuple):
     """`keys` int32 [2 + B * H] from `mpnn.graph.rng.keys`; `p` is the probability. `ids`: what is hashed in place of
     the numbers of destinations and sources, int32 [num_dst] and [num_src], or None."""
 
@@ -127,7 +128,7 @@ class Dropout:
     ids: tuple[Tensor, Tensor] | None = None
 
 
-class TileAttention(Fused):
+class TileAttention(Function, Fused):
     """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, scale, softcap, dropout, layout,
     reference)`
 
@@ -143,8 +144,7 @@ class TileAttention(Fused):
     TENSORS = slice(0, 7)
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx,
+    def forward(
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -156,24 +156,33 @@ class TileAttention(Fused):
         softcap: float | None,
         dropout: Dropout | None,
         layout: Layout,
-        reference: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        reference: Callable[..., tuple[Tensor, Tensor]] | None,
     ) -> tuple[Tensor, Tensor]:
-        options = scale, softcap, dropout, layout
         batch, num_dst, heads, _ = query.shape
         out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(_wide(query), batch, heads, num_dst)
-        ctx.save_for_backward(query, key, value, table, bias, dst_bias, src_bias, out, lse)
-        ctx.options = options
-        ctx.reference = reference
-        ctx.set_materialize_grads(False)
         if not out.numel() or not value.numel():
             # Without features there is nothing to read, and an address of an empty tensor may be null.
             return out.zero_(), lse.fill_(torch.inf)
         query, key, value = map(_readable, (query, key, value))
-        p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *options)
+        tensors = query, key, value, table, bias, dst_bias, src_bias, out, lse
+        p = _parameters(tensors, scale, softcap, dropout, layout)
         p.tiles = layout.structs[0]
         p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * lse.element_size())
         _run("forward", query.dtype, p, batch * heads * p.queries.tiles, layout)
         return out, lse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.options = inputs[7:11]
+        ctx.kernel = TileAttention
+        ctx.reference = inputs[11]
+        ctx.save_for_backward(*inputs[:7], *output)
+        ctx.save_for_forward(*inputs[:7], *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def tangents(ctx: Any, saved: Sequence[Any], *tangents: Any) -> Any:
+        return TileTangents.apply(*saved, *tangents[:7], *ctx.options, ctx.reference)
 
     @staticmethod
     def gradients(ctx, d_out: Tensor | None, d_lse: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
@@ -211,6 +220,62 @@ class TileAttention(Fused):
         d_key, d_value = d_key.to(key.dtype), d_value.to(value.dtype)
         d_table = None if d_table is None else d_table.sum(0)
         return d_query, d_key, d_value, d_table, d_bias, d_dst_bias, d_src_bias
+
+
+class TileTangents(Function):
+    """`TileTangents.apply(*tensors, out, lse, *tangents, scale, softcap, dropout, layout, reference)`: the tangents of
+    out and lse of `TileAttention` from those of its seven tensors, None for one that is 0."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        tensors, (out, lse), tangents, options = inputs[:7], inputs[7:9], inputs[9:16], inputs[16:20]
+        layout = options[-1]
+        d_out, d_lse = empty(out, *out.shape), empty(lse, *lse.shape)
+        if not out.numel() or not tensors[2].numel():
+            return d_out.zero_(), d_lse.zero_()
+        moved = [None if x is None or x._is_zerotensor() else plain(x) for x in tangents]
+        dst_bias, src_bias = moved[5:]
+        if dst_bias is not None or src_bias is not None:  # the kernel reads both or neither
+            moved[5] = torch.zeros_like(tensors[5]) if dst_bias is None else dst_bias
+            moved[6] = torch.zeros_like(tensors[6]) if src_bias is None else src_bias
+        of_pairs = [None if x is None else plain(x) for x in tensors[3:]]
+        read = *map(_readable, tensors[:3]), *of_pairs, _readable(out), plain(lse)  # kept until the kernel has run
+        p = _parameters(read, *options)
+        p.tiles = layout.structs[0]
+        p.slots = _slots(layout.reach[0], 2 * COLUMNS * (p.width + p.value_width) * lse.element_size())
+        tangent = _Parameters.from_buffer_copy(p)
+        query, key, value = (_Features() if x is None else _features(x) for x in moved[:3])
+        tangent.query, tangent.key, tangent.value, tangent.out = query, key, value, _features(d_out)
+        tangent.table, tangent.bias, tangent.dst_bias, tangent.src_bias = map(address, moved[3:])
+        tangent.lse = address(d_lse)
+        p.tangent = ctypes.addressof(tangent)
+        _run("tangent", out.dtype, p, p.batch * p.heads * p.queries.tiles, layout)
+        return d_out, d_lse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        # Not `out` and `lse`: what they depend on is among the tensors.
+        ctx.save_for_backward(*inputs[:7], *inputs[9:16])
+        ctx.save_for_forward(*inputs[:7], *inputs[9:16])
+        ctx.reference = inputs[20]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        function = partial(_tangents_again, ctx.reference)
+        needs = (*ctx.needs_input_grad[:7], *ctx.needs_input_grad[9:16])
+        found = gradients_again(function, ctx.saved_tensors, needs, upstream)
+        return *found[:7], None, None, *found[7:], *[None] * 5
+
+    @staticmethod
+    def tangents(ctx: Any, saved: Sequence[Any], *tangents: Any) -> Any:
+        function = partial(_tangents_again, ctx.reference)
+        return tuple(tangents_again(function, saved, (*tangents[:7], *tangents[9:16])))
+
+
+def _tangents_again(function: Callable[..., Any], *inputs: Tensor | None) -> Any:
+    """`TileTangents` by differentiable operations."""
+    return tuple(tangents_again(function, inputs[:7], inputs[7:]))
 
 
 class Repeated:

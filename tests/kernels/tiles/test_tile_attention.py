@@ -70,7 +70,7 @@ def test_it_computes_what_its_twin_does(
     softcap = 1.5 if option in ("softcap", "all") else None
     keys = rng.keys(SEED, STREAMS)
     dropout = Dropout(keys, 0.3) if option in ("dropout", "all") else None
-    out, _ = TileAttention.apply(*inputs, None, None, 0.2, softcap, dropout, _layout(graph))
+    out, _ = TileAttention.apply(*inputs, None, None, 0.2, softcap, dropout, _layout(graph), None)
     expected = naive(graph, *inputs, 0.2, softcap, dropout)
     direction = torch.randn(out.shape, dtype=dtype)
     tensors = [x for x in inputs if x is not None]
@@ -87,7 +87,7 @@ def test_a_softcap_keeps_the_digits_of_logits_of_any_size(softcap: float) -> Non
     graph = graphs.causal().bind(70)
     inputs = leaves(graph, torch.float32, "softcap")
     doubles = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
-    out, _ = TileAttention.apply(*inputs, None, None, 0.2, softcap, None, _layout(graph))
+    out, _ = TileAttention.apply(*inputs, None, None, 0.2, softcap, None, _layout(graph), None)
     exact = naive(graph, *doubles, 0.2, softcap, None)
     for result, twin in zip(
         (out, *torch.autograd.grad(out.sin().sum(), inputs[:3])),
@@ -106,7 +106,7 @@ def test_16_bits_are_added_up_in_float32_and_rounded_once(option: str, dtype: to
     narrow = [x.detach().to(dtype).requires_grad_() for x in (query, key, value) if x is not None]
     softcap = 1.5 if option == "softcap" else None
     dropout = Dropout(rng.keys(SEED, STREAMS), 0.3) if option == "dropout" else None
-    out, lse = TileAttention.apply(*narrow, table, bias, None, None, scale, softcap, dropout, _layout(graph))
+    out, lse = TileAttention.apply(*narrow, table, bias, None, None, scale, softcap, dropout, _layout(graph), None)
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     wide = [x.detach().double().requires_grad_() for x in narrow]
     exact = naive(graph, *wide, None, None if bias is None else bias.double(), scale, softcap, dropout)
@@ -129,7 +129,7 @@ def test_what_is_not_finite_stays_so_in_16_bits(bad: float) -> None:
     value = torch.zeros(1, 40, 1, 8, dtype=torch.bfloat16)
     value[0, 10, 0, 3] = bad
     zeros, layout = torch.zeros_like(value), _layout(graphs.causal().bind(40))
-    out, _ = TileAttention.apply(zeros, zeros, value, *[None] * 4, 1.0, None, None, layout)
+    out, _ = TileAttention.apply(zeros, zeros, value, *[None] * 4, 1.0, None, None, layout, None)
     torch.testing.assert_close(out[0, 10:, 0, 3], value[0, 10, 0, 3].expand(30), equal_nan=True)
     assert not out[0, :10].any()
 
@@ -142,7 +142,7 @@ def test_no_tile_is_read_or_written_outside_the_tensors() -> None:
     for x in inputs:
         x.copy_(torch.randn(x.shape))
         x.requires_grad_()
-    out, _ = TileAttention.apply(*inputs, *[None] * 4, 0.2, None, None, _layout(graph))
+    out, _ = TileAttention.apply(*inputs, *[None] * 4, 0.2, None, None, _layout(graph), None)
     assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), inputs)))
     assert all(int(b.isnan().sum()) == 2 * 96 * 2 * 8 for b in buffers)
 
