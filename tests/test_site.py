@@ -32,7 +32,8 @@ for (const pre of document.querySelectorAll("main .highlight pre"))
 for (const title of document.querySelectorAll("main :is(h1, h2, h3)")) {
   const walker = document.createTreeWalker(title, NodeFilter.SHOW_TEXT);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    for (const word of node.data.matchAll(/[\\p{L}\\p{N}]+/gu)) {
+    for (const word of node.data.matchAll(/[\\p{L}\\p{N}._]+/gu)) {
+      if (/[._]\\w/.test(word[0])) continue;
       const range = document.createRange();
       range.setStart(node, word.index);
       range.setEnd(node, word.index + word[0].length);
