@@ -25,29 +25,12 @@ from mpnn.kernels.layers.encoder_layer import EncoderLayer
 
 THINGS = {**LAYERS, **FUNCTIONS, **OPERATORS, **MODELS, **CACHES, **CONVOLUTIONS, **FAMILIES}
 
-_T5 = "attention: T5ForConditionalGeneration"
-_BY_OFFSET = "T5's table of biases is read, and its embedding is not called"
+_BY_OFFSET = "a shallow copy computes biases by the table of its original"
 _OF_A_COPY = "a function keeps the globals of the file that it was made from"
 _DIRECT = "PyTorch Geometric calls `forward` of these maps, which does not tell of which copy they are"
 _INFERENCE = ("no_grad", "inference_mode")
 RED: dict[tuple[str, tuple[str, ...], tuple[str, ...]], str] = {
-    (
-        _T5,
-        (
-            "outputs are", "hooks read", "gradients are replaced by hooks of modules",
-            "gradients are replaced by a global hook", "a module", "the forward of", "the call of", "a shallow",
-        ),
-        (),
-    ): _BY_OFFSET,
-    (
-        "native: MPNetModel",
-        (
-            "inputs are replaced by hooks", "inputs are replaced by a global hook",
-            "gradients are replaced by hooks of modules", "gradients are replaced by a global hook",
-        ),
-        (),
-    ): _BY_OFFSET,
-    ("native: FalconModel", ("gradients are replaced by a global hook",), ()): "its own code writes to outputs",
+    ("attention: T5ForConditionalGeneration", ("a shallow copy",), ()): _BY_OFFSET,
     ("native: XLNetModel", ("the forward of", "a module gets another class"), ()): "the code of a layer is replaced",
     ("recurrences: Jamba", ("functions of",), ()): _OF_A_COPY,
     ("recurrences: Lfm2", ("functions of",), ()): _OF_A_COPY,

@@ -38,7 +38,7 @@ from mpnn.integrations.hf.builders import placed, sources
 from mpnn.integrations.hf.closures import Rule, Sizes, parse
 from mpnn.integrations.hf.interface import attend, must_be_causal, text_of
 from mpnn.integrations.hf.masks import Instead, Mask, from_dense
-from mpnn.integrations.hf.offset_bias import OffsetBias
+from mpnn.integrations.hf.offset_bias import OffsetBias, passes_on
 
 _CAUSAL = (None, 0)
 _COMPLETE = (None, None)
@@ -442,7 +442,7 @@ class MPNetEncoder(mpnet.MPNetEncoder):
     """MPNet (Song et al. 2020), whose layers share a bias by offset."""
 
     def compute_position_bias(self, x: Tensor, position_ids: Any = None, num_buckets: int = 32) -> Any:
-        if position_ids is not None:
+        if position_ids is not None or not passes_on(self, mpnet.MPNetSelfAttention):
             return super().compute_position_bias(x, position_ids, num_buckets)
         bucket = partial(self.relative_position_bucket, num_buckets=num_buckets)
         return OffsetBias(self.relative_attention_bias, bucket, 128, x.shape[1], x.shape[1], 0)

@@ -3,19 +3,27 @@
 `by_offset` replaces `compute_bias` of attention layers such as T5's, whose bias depends on the offset between key and
 query only (Raffel et al. 2020, section 2.1). The layers pass what it returns to the attention function unchanged.
 MPNet's encoder (`native.py`) has the same bias.
+
+Other code, such as a hook of a layer on the way, may compute with the bias, and expects a tensor. So `passes_on` looks
+in each call whether the modules on the way run their own code alone. If not, transformers computes the tensor.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
+import mpnn
 from mpnn import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
+from mpnn.integrations.hf import compat
 
 _FAMILIES = "t5", "mt5"  # which pass the bias on without computing with it
 
@@ -95,16 +103,64 @@ class OffsetBias:
         return self.table(like)[(src % self.keys - dst % self.queries).clamp(-self.clip, self.clip) + self.clip]
 
 
+_LIBRARIES = tuple(os.path.dirname(module.__file__) + os.sep for module in (torch, transformers, mpnn))
+
+
+def passes_on(stack: nn.Module, kind: type) -> bool:
+    """Whether the modules between a stack of layers and its attention layers, of a class, leave the bias as it is: they
+    run code of transformers or of this library, without hooks."""
+    if torch.compiler.is_compiling():  # which guards modules itself
+        return True
+    return (
+        not _has_any_global_hook()
+        and _runs_its_class(stack)
+        and all(_runs_its_class(part) and _has_no_hooks(part) for part in _on_the_way(stack, kind) if part is not stack)
+    )
+
+
+def _on_the_way(part: nn.Module, kind: type) -> Iterator[nn.Module]:
+    """The attention layers in a module, and the modules that contain them."""
+    if isinstance(part, kind):
+        yield part
+        return
+    inner = [child for child in part._modules.values() if child is not None and child._modules]
+    found = [module for child in inner for module in _on_the_way(child, kind)]
+    if found:
+        yield part
+        yield from found
+
+
+def _runs_its_class(part: nn.Module) -> bool:
+    """Whether a call runs the forward pass of the module's class, as a library wrote it."""
+    kind: Any = type(part)
+    return "forward" not in vars(part) and _is_of_a_library(kind.forward) and _is_of_a_library(kind.__call__)
+
+
+def _has_no_hooks(part: nn.Module) -> bool:
+    """Whether no hook gets the arguments or the results of a module."""
+    return not part._backward_hooks and not part._backward_pre_hooks and compat.has_only_idle_hooks(part)
+
+
+def _is_of_a_library(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(_LIBRARIES)
+
+
 class _ByOffset:
     """`compute_bias` of a layer. It is an object, not a closure, so that copies of the model use their own layer."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, stack: nn.Module) -> None:
         self.layer = layer
+        self.stack = stack
 
     def __call__(
         self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: int | Tensor = 0
-    ) -> OffsetBias:
+    ) -> OffsetBias | Tensor:
         layer = self.layer
+        original = type(layer).compute_bias
+        if not (_is_of_a_library(original) and passes_on(self.stack, type(layer))):
+            dense: Tensor = original(layer, query_length, key_length, device, past_seen_tokens)
+            return dense
         bucket = partial(
             layer._relative_position_bucket,
             bidirectional=not layer.is_decoder,
@@ -117,16 +173,22 @@ class _ByOffset:
 
 def by_offset(model: nn.Module) -> list[Callable[[], None]]:
     """Makes the layers of a model compute their bias by offset; returns what undoes it."""
-    layers: list[Any] = [
-        module
-        for module in model.modules()
-        if getattr(module, "has_relative_attention_bias", False)
-        and "compute_bias" not in vars(module)
-        and type(module).__module__.split(".")[-1].removeprefix("modeling_") in _FAMILIES
-    ]
-    for layer in layers:
-        layer.compute_bias = _ByOffset(layer)
+    layers: dict[Any, nn.Module] = {}
+    for stack in model.modules():  # a stack comes before the stacks inside it
+        if isinstance(getattr(stack, "block", None), nn.ModuleList):
+            layers |= {layer: stack for layer in stack.modules() if _has_table(layer)}
+    for layer, stack in layers.items():
+        layer.compute_bias = _ByOffset(layer, stack)
     return [partial(delattr, layer, "compute_bias") for layer in layers]
+
+
+def _has_table(layer: nn.Module) -> bool:
+    """Whether this is a layer of T5 with a table of biases, which is as transformers made it."""
+    return (
+        bool(getattr(layer, "has_relative_attention_bias", False))
+        and "compute_bias" not in vars(layer)
+        and type(layer).__module__.split(".")[-1].removeprefix("modeling_") in _FAMILIES
+    )
 
 
 def has_no_bias(layer: Any) -> bool:
