@@ -221,17 +221,17 @@ def _are_numbers(value: Any) -> bool:
 def functions_of_the_file_are_patched(module: nn.Module) -> Iterator[None]:
     """Those that return tensors, one after the other, where other libraries patch them."""
     files = {sys.modules[kind.__module__] for inner in module.modules() for kind in type(inner).__mro__}
-    patched = [file for file in files if file.__name__.startswith(("transformers.models.", "torch_geometric.nn."))]
-    if not patched:
+    of_others = [file for file in files if file.__name__.startswith(("transformers.models.", "torch_geometric.nn."))]
+    if not of_others:
         raise Nothing("its code is ours or torch's")
-    for file in sorted(patched, key=lambda file: file.__name__):
+    for file in sorted(of_others, key=lambda file: file.__name__):
         for name, function in list(vars(file).items()):
             if type(function) is types.FunctionType and not name.startswith("_") and name not in replaced_functions():
 
-                def scaled(*args: Any, function: Any = function, **options: Any) -> Any:
+                def patched_function(*args: Any, function: Any = function, **options: Any) -> Any:
                     return scaled(function(*args, **options))
 
-                with mock.patch.object(file, name, scaled):
+                with mock.patch.object(file, name, patched_function):
                     yield
 
 

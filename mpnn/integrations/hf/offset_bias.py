@@ -113,7 +113,8 @@ def passes_on(stack: nn.Module, kind: type) -> bool:
         return True
     return (
         not _has_any_global_hook()
-        and _runs_its_class(stack)
+        # What stands around the forward pass of the stack does not get the bias.
+        and _is_of_a_library(type(stack).forward)
         and all(_runs_its_class(part) and _has_no_hooks(part) for part in _on_the_way(stack, kind) if part is not stack)
     )
 
