@@ -103,7 +103,7 @@ class OffsetBias:
         return self.table(like)[(src % self.keys - dst % self.queries).clamp(-self.clip, self.clip) + self.clip]
 
 
-_LIBRARIES = tuple(os.path.dirname(module.__file__) + os.sep for module in (torch, transformers, mpnn))
+_LIBRARIES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (torch, transformers, mpnn))
 
 
 def passes_on(stack: nn.Module, kind: type) -> bool:
