@@ -66,7 +66,7 @@ def measure(out: Path, *, repeats: int, divide: int) -> dict[str, Any]:
         if any(codes):
             raise RuntimeError(f"the processes of the measurement ended with {codes}")
         rows = json.loads(Path(f"{folder}/rows.json").read_text())
-    results = {"command": "python -m benchmarks scaling", "threads": 1, **about(), "rows": rows}
+    results = {"command": "python -m benchmarks scaling", **about(), "threads": 1, "rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
     return results
