@@ -124,7 +124,10 @@ def _is_computed(thing: Thing) -> bool:
             thing.call(thing.peer())
     except Exception:
         return False
-    result = outcome(thing, thing.make(), torch.no_grad)
+    try:
+        result = outcome(thing, thing.make(), torch.no_grad)
+    except Exception as error:
+        result = error
     return not (isinstance(result, Exception) and is_refusal(result))
 
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-import mpnn
 from mpnn import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
@@ -103,7 +103,8 @@ class OffsetBias:
         return self.table(like)[(src % self.keys - dst % self.queries).clamp(-self.clip, self.clip) + self.clip]
 
 
-_LIBRARIES = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (torch, transformers, mpnn))
+_FOLDERS = Path(torch.__file__).parent, Path(str(transformers.__file__)).parent, Path(__file__).parents[2]
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 
 
 def passes_on(stack: nn.Module, kind: type) -> bool:
