@@ -48,12 +48,14 @@ def test_pages_have_no_times_but_those_of_records(name: str) -> None:
     assert not TIMED.search(prose), TIMED.search(prose)
 
 
+@pytest.mark.release
 def test_records_are_of_one_commit_and_one_processor() -> None:
     records = published.read()
     assert records.keys() == set(published.NAMES)
     assert sitting.differences(published.RECORDS, sitting.PARTS) == []
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", published.NAMES)
 def test_no_record_is_older_than_60_commits_to_what_computes(name: str) -> None:
     if not published.has_history():
