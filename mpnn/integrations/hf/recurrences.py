@@ -30,6 +30,7 @@ from mpnn.integrations.hf import adapted, packing
 from mpnn.integrations.hf.adapted import is_adapted
 from mpnn.kernels.recurrent import (
     by_triton,
+    has_kernel,
     recurrence,
     selective_scan,
     serves,
@@ -582,9 +583,10 @@ class _Choice(NamedTuple):
         """
         is_compiling = torch.compiler.is_compiling()
         is_packed = packing.is_packed(options)
-        if serves(x) and is_compiling and is_packed:
+        is_served = has_kernel(x)  # without the library of kernels, no layer was replaced
+        if is_served and is_compiling and is_packed:
             return self.uncompiled
-        if serves(x) and (by_triton(x) or not is_compiling):
+        if is_served and (by_triton(x) or not is_compiling):
             return self.ours
         if is_packed:
             raise ValueError(

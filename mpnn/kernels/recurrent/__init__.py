@@ -11,8 +11,8 @@ The backend `scan` and the recurrent layers of `integrations/hf/` call them. The
 """
 
 from mpnn.kernels.recurrent.convolution import short_convolution
-from mpnn.kernels.recurrent.scan import by_triton, recurrence, serves
+from mpnn.kernels.recurrent.scan import by_triton, has_kernel, recurrence, serves
 from mpnn.kernels.recurrent.selective import selective_scan
 from mpnn.kernels.recurrent.state import state_update
 
-__all__ = ["by_triton", "recurrence", "selective_scan", "serves", "short_convolution", "state_update"]
+__all__ = ["by_triton", "has_kernel", "recurrence", "selective_scan", "serves", "short_convolution", "state_update"]

@@ -318,13 +318,13 @@ def by_triton(x: Tensor) -> bool:
 
 def serves(x: Tensor) -> bool:
     """Whether kernels compute recurrences of this tensor."""
-    return unavailable(x, ()) is None if by_triton(x) else x.is_cpu and _has_library()
+    return has_kernel(x) and (by_triton(x) or library.why_missing() is None)
 
 
-@torch.compiler.assume_constant_result
-def _has_library() -> bool:
-    """Whether the compiled kernels can be used. A compiled program takes the answer and does not trace the question."""
-    return library.why_missing() is None
+def has_kernel(x: Tensor) -> bool:
+    """Whether there is a kernel for this tensor. On a CPU it may lack its library, of which compiled programs cannot
+    ask."""
+    return unavailable(x, ()) is None if by_triton(x) else x.is_cpu
 
 
 def is_differentiated() -> bool:
