@@ -71,4 +71,4 @@ def test_kernels_stay_inside_their_tensors(sanitized: Path) -> None:
 def test_a_planted_error_is_seen(sanitized: Path) -> None:
     ran = _run(sanitized, "planted")
     assert ran.returncode != 0
-    assert "heap-buffer-overflow" in ran.stderr
+    assert "AddressSanitizer: heap-" in ran.stderr  # beyond a block, which may lie where another one was freed

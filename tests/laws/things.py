@@ -282,7 +282,8 @@ def _operator(build: Callable[[], nn.Module], depth: int = 2) -> Thing:
     return Thing(partial(_seeded, build), call, partial(by_specification, build), (X,), depth)
 
 
-OPERATORS = {name: _operator(build, 16 if "pna" in name else 2) for name, build in operators()}
+# Pna rounds squares, their sums and a root, and derivatives of these divide by the root.
+OPERATORS = {name: _operator(build, 64 if "pna" in name else 2) for name, build in operators()}
 LAYERS = {name: _operator(build) for name, build in whole_layers()}
 
 # ----------------------------------------------------------------------------------------------------- ready models
