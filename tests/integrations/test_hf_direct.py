@@ -113,9 +113,9 @@ def test_a_new_token_makes_no_graph_and_no_plan(name: str, cache: str, monkeypat
         made.append(self.sizes.queries)
         return graph(self, *args, **options)
 
-    def planned(round: Any, backend: str) -> Any:
+    def planned(round: Any, *options: Any) -> Any:
         made.append(round.graph.num_dst)
-        return choice(round, backend)
+        return choice(round, *options)
 
     monkeypatch.setattr(masks.Mask, "graph", counted)
     monkeypatch.setattr(dispatch, "planned", planned)

@@ -31,7 +31,6 @@ _DIRECT = "PyTorch Geometric calls `forward` of these maps, which does not tell 
 _INFERENCE = ("no_grad", "inference_mode")
 RED: dict[tuple[str, tuple[str, ...], tuple[str, ...]], str] = {
     ("attention: T5ForConditionalGeneration", ("a shallow copy",), ()): _BY_OFFSET,
-    ("native: XLNetModel", ("the forward of", "a module gets another class"), ()): "the code of a layer is replaced",
     ("recurrences: Jamba", ("functions of",), ()): _OF_A_COPY,
     ("recurrences: Lfm2", ("functions of",), ()): _OF_A_COPY,
     ("recurrences: Mamba", ("functions of",), ()): _OF_A_COPY,
