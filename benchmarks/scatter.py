@@ -172,9 +172,9 @@ def _points(name: str, count: int, clouds: int) -> Contest:
 def section(results: dict[str, Any]) -> list[str]:
     """A line for each row, with the least times."""
     lines = [
-        f"Measured by `{results['command']}` on one thread. Times are the processor's, the least of rounds in turns. "
-        "Each result was compared before it was timed. `x` is a peer's time over ours: above 1, these functions are "
-        "quicker." + (f" {results['note']}" if results.get("note") else ""),
+        f"Measured by `{results['command']}` on one thread. Times are the processor's, the minimum of interleaved "
+        "rounds. Each result was compared before it was timed. `x` is a peer's time over ours: above 1, "
+        "these functions are faster." + (f" {results['note']}" if results.get("note") else ""),
         "",
         *report._machine(results),
         "",
