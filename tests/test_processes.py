@@ -245,7 +245,8 @@ layer = MessagePassing(graphs.causal() & graphs.window(4), "sum", None, DotProdu
 
 def held():
     \"\"\"Objects of Python, and bytes of the process.\"\"\"
-    gc.collect()
+    for _ in range(4):  # a collection no longer counts a tuple of numbers, the next one a tuple of such tuples
+        gc.collect()
     return len(gc.get_objects()), int(open("/proc/self/statm").read().split()[1]) * page
 
 def step(k):
