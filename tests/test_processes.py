@@ -284,7 +284,7 @@ def grown(steps: int) -> tuple[float, float]:
 
 @pytest.mark.slow
 def test_a_round_of_steps_leaves_no_object_behind() -> None:
-    objects, _ = grown(60)
+    objects, _ = grown(300)  # bounded caches may hold a plan more or less at the end: eight objects
     assert objects < 0.1
 
 
