@@ -268,12 +268,15 @@ def of_encoders(records: Records) -> list[str]:
     return [*lines, "", f"{machine(record)}."]
 
 
-def of_decoders(records: Records) -> list[str]:
-    """Times of GPT-2 and Llama over ours."""
+def of_models_in_place(records: Records) -> list[str]:
+    """Times of models of transformers and of the same after `mpnn.hf.use`: each row of the record, losses included."""
     record = records["in_place"]
-    lines = ["| whole texts, float32 | transformers' time over ours |", "|---|---|"]
-    for row in rows_of(record, in_place.GROUP, "(GPT-2|Llama), 6 layers of", FORWARD):
-        lines.append(f"| {row['case']} | {ratio(row, in_place.SDPA) or 0.0:.2f} |")
+    lines = ["| float32 | transformers | mpnn | ratio |", "|---|---|---|---|"]
+    for row in record["rows"]:
+        names = list(row.get("entries", {}))
+        if row["group"] == in_place.GROUP and len(names) == 2 and (times := ratio(row, names[1])):
+            peer, ours = (report.duration(row["entries"][name]["least"]) for name in (names[1], row["ours"]))
+            lines.append(f"| {row['case']} | {peer} | {ours} | {times:.2f} |")
     return [*lines, "", f"{machine(record)}."]
 
 
@@ -310,7 +313,7 @@ BLOCKS: dict[str, Callable[[Records], list[str]]] = {
     "models": models,
     "sentences": sentences,
     "encoders": of_encoders,
-    "decoders": of_decoders,
+    "in place": of_models_in_place,
     "scaling": weak_scaling,
     "sampling": of_samples,
     "scatter": lambda records: scatter.section(records["scatter"]),

@@ -18,7 +18,10 @@ from benchmarks.cases import all_cases  # noqa: E402
 from benchmarks.contest import BOTH, FORWARD  # noqa: E402
 from benchmarks.sizes import SMALL  # noqa: E402
 
-TIMED = re.compile(r"\d\s*(ms|us)(?!\w)|\d\s*times (as (fast|quick)|faster|quicker|less time)|\dx faster")
+TIMED = re.compile(
+    r"\d\s*(ms|us)(?!\w)|\d\s*times (as (fast|quick)|faster|quicker|less time)|\dx faster"
+    r"|\d ?% (longer|faster|slower)|, (ms|us|seconds) \|"
+)
 
 
 def here(*arguments: object) -> Result:
