@@ -150,9 +150,11 @@ class _Lines(Progress):
         if was_finished or (not task.finished and now - self._last < _SECONDS_A_LINE):
             return
         self._last = now
-        number = f"{task_id + 1} of {len(self.tasks)}: " if len(self.tasks) > 1 else ""
+        # Runs of several processes end in any order, so a line counts those that ended, and not their places.
+        ended = sum(each.finished for each in self.tasks)
+        count = f"{ended} of {len(self.tasks)} done; " if len(self.tasks) > 1 else ""
         step = f"step {task.completed:.0f} of {task.total:.0f}"
-        line = f"{now - _START:5.0f} s  {number}{task.description}, {step}, {task.fields['note']}"
+        line = f"{now - _START:5.0f} s  {count}{task.description}, {step}, {task.fields['note']}"
         self.console.print(line, soft_wrap=True, markup=False)
 
 

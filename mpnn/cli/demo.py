@@ -1,7 +1,6 @@
 """`mpnn demo`: what the choice of graph does to a model, trained and measured here, on one page."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -17,7 +16,7 @@ from mpnn.cli.measure import machine, one_thread, versions
 from mpnn.cli.page import PAGE
 from mpnn.cli.recall import RecallRun
 from mpnn.cli.stop import Stopped
-from mpnn.cli.tasks import Corpus, NodeRun, Nodes, Run, TextRun, TextSettings
+from mpnn.cli.tasks import NodeRun, Nodes, Run
 from mpnn.engine.tune import least
 from mpnn.graph.files import write_atomically
 from mpnn.graphs import parse
@@ -25,9 +24,6 @@ from mpnn.models import GPT
 from mpnn.train.checkpoint import Checkpoint, CheckpointError
 from mpnn.train.loop import TrainingDiverged, require_accelerate
 
-TEXT_GRAPHS = ("causal", "causal & window(8)")
-TEXT_SEEDS = 3
-TEXT_BATCH = 16
 TIMED_GRAPHS = ("causal", "causal & window(64)")
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
 ATTENTION_LENGTH = 2048
@@ -40,18 +36,17 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the pictures and the page.", file_okay=False)] = Path(
         "runs/demo"
     ),
-    steps: Annotated[int, typer.Option(help="Training steps of each character model.")] = 300,
+    steps: Annotated[int, typer.Option(help="Training steps of each model, at most.")] = 300,
     seed: Annotated[int, typer.Option(help="Random seed of weights and batches.", callback=as_seed)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace the page and the pictures in --out.")] = False,
 ) -> None:
     """Show what the choice of graph does: train small models over several graphs, and time the graphs.
 
     A model that must remember a letter, the time of a training step by length,
-    a character model, and a GAT on digits. The demo downloads nothing: the
-    text is Python's manual, and the digits are part of scikit-learn. It takes
-    some minutes, prints a table, and writes pictures and a page
-    that shows them, index.html. After Ctrl-C or a crash, the same command
-    continues from its last checkpoint.
+    and a GAT on handwritten digits. The demo downloads nothing: the digits are
+    part of scikit-learn. It takes a minute or two, prints a table, and writes a
+    page, index.html. After Ctrl-C or a crash, the same command continues from
+    its last checkpoint.
     \b
     Examples:
       mpnn demo
@@ -64,21 +59,17 @@ def demo(
         refuse(f"--steps must be at least 1; got {steps}")
     if (out / PAGE).exists() and not force:
         refuse(f"{out} holds a finished demo: see {out / PAGE}, name another folder with --out, or use --force")
-    settings = replace(TextSettings(), steps=steps, batch=TEXT_BATCH)
     with folder(out):
         with exit_on_invalid_input():
-            corpus = Corpus.of("text", tasks.manual(), settings.context)
             nodes = Nodes.digits()
         with one_thread():
-            recalls = len(recall.TOPOLOGIES) + 1
-            texts = len(TEXT_GRAPHS) * TEXT_SEEDS
-            checkpoints = [Checkpoint(out / f"checkpoint-{k}.pt") for k in range(recalls + texts + 2)]
-            trained = _train(corpus, nodes, settings, seed, checkpoints)
+            runs = _runs(nodes, steps, seed)
+            checkpoints = [Checkpoint(out / f"checkpoint-{k}.pt") for k in range(len(runs))]
+            trained = _train(runs, checkpoints, steps)
             with console.status("timing steps"):
                 times = _times()
-            first = recalls
-            last = recalls + texts
-            results = Results(trained[:first], times, trained[first:last], trained[last:])
+            recalls = len(recall.TOPOLOGIES)
+            results = Results(trained[:recalls], times, trained[recalls:])
             footer = [
                 ("command", f"mpnn demo --steps {steps} --seed {seed}"),
                 ("machine", machine()),
@@ -86,7 +77,7 @@ def demo(
                 ("time", f"{perf_counter() - start:.0f} s of training and timing, {steps} steps, seed {seed}"),
             ]
             with console.status("drawing"), exit_on_failure():
-                html = demo_page.write(results, corpus, nodes, settings, out, footer)
+                html = demo_page.write(results, nodes, out, footer)
         index = out / PAGE
         with exit_on_failure():
             write_atomically(index, lambda path: path.write_text(html, encoding="utf-8"))
@@ -101,29 +92,25 @@ def demo(
     console.print(f"see {index}, written after {perf_counter() - start:.0f} s", soft_wrap=True)
 
 
-def _runs(corpus: Corpus, nodes: Nodes, settings: TextSettings, seed: int) -> list[Run]:
-    """Recall, then text, then digits."""
-    runs: list[Run] = [RecallRun(name, settings.steps, seed) for name in (*recall.TOPOLOGIES, recall.RECURRENCE)]
-    runs += [TextRun(name, corpus, settings, seed + k) for k in range(TEXT_SEEDS) for name in TEXT_GRAPHS]
-    runs += [NodeRun(name, nodes, min(EPOCHS, settings.steps), seed) for name in (nodes.own_graph, SELF_LOOPS_ONLY)]
+def _runs(nodes: Nodes, steps: int, seed: int) -> list[Run]:
+    """Recall, then digits."""
+    runs: list[Run] = [RecallRun(name, steps, seed) for name in recall.TOPOLOGIES]
+    runs += [NodeRun(name, nodes, min(EPOCHS, steps), seed) for name in (nodes.own_graph, SELF_LOOPS_ONLY)]
     return runs
 
 
-def _train(
-    corpus: Corpus, nodes: Nodes, settings: TextSettings, seed: int, checkpoints: Sequence[Checkpoint]
-) -> list[Run]:
+def _train(runs: Sequence[Run], checkpoints: Sequence[Checkpoint], steps: int) -> list[Run]:
     """Trains all runs, or resumes them from their checkpoints. Checkpoints with other settings are deleted."""
-    runs = _runs(corpus, nodes, settings, seed)
     for run, checkpoint in zip(runs, checkpoints, strict=True):
         checkpoint.run = run.settings
     try:
         with exit_on_failure():
-            count = side_by_side.processes(len(runs)) if settings.steps >= _WORTH_PROCESSES else 1
+            count = side_by_side.processes(len(runs)) if steps >= _WORTH_PROCESSES else 1
             return tasks.train_all(runs, checkpoints, count)
     except CheckpointError:
         for checkpoint in checkpoints:
             checkpoint.delete()
-        return _train(corpus, nodes, settings, seed, checkpoints)
+        return _train(runs, checkpoints, steps)
     except TrainingDiverged as error:
         fail(str(error))
     except Stopped as stop:
@@ -137,7 +124,7 @@ def _times() -> Times:
     return Times(LENGTHS, steps, ATTENTION_LENGTH, attention_seconds(topologies, ATTENTION_LENGTH))
 
 
-# those of the demo's text model
+# of the character model whose steps are timed
 _VOCABULARY = 96
 _DIM = 64
 _HEADS = 4

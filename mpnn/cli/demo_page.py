@@ -1,14 +1,11 @@
-"""The page that `mpnn demo` writes: the viewer's panes, charts, and the sentences around them."""
+"""The page that `mpnn demo` writes: two panes of the viewer, a chart, and the sentences around them."""
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 
 from mpnn.cli import page, pictures, recall, tasks, view_nodes
-from mpnn.cli.tasks import Corpus, Nodes, Run, TextSettings
+from mpnn.cli.tasks import Nodes, Run
 from mpnn.cli.view_text import record_characters
-from mpnn.train.comparison import half_interval, paired_gaps, spread
 from mpnn.view import Page
 from mpnn.view.attention import attention
 from mpnn.view.page import script
@@ -42,55 +39,58 @@ class Results:
 
     recall: list[Run]
     times: Times
-    texts: list[Run]
     digits: list[Run]
 
     @property
     def trained(self) -> list[Run]:
-        return [*self.recall, *self.texts, *self.digits]
+        return [*self.recall, *self.digits]
 
 
 def write(
     results: Results,
-    corpus: Corpus,
     nodes: Nodes,
-    settings: TextSettings,
     out: Path,
     footer: list[tuple[str, str]],
 ) -> str:
     """Draws the pictures into `out` and returns the HTML."""
-    neighbors, alone = (trained.result for trained in results.digits)
-    window, with_landmarks, causal, _ = results.recall
+    neighbors, self_loops = (trained.result for trained in results.digits)
+    window, with_landmarks, _ = results.recall
+    added = with_landmarks.graph.num_edges - window.graph.num_edges
     parts = [
         page.paragraph(
-            "A network layer is one round of message passing over a graph, and the choice of graph is the choice of "
-            "model. Everything on this page was trained and measured on this machine a moment ago. In each section the "
-            "model, its first weights and its data stay the same, and only the graph changes."
+            "In a layer of a network, nodes receive from their in-neighbors in a graph. Here the model, its first "
+            "weights and its data stay the same, and only the graph changes. Everything was trained and measured on "
+            "this machine."
         ),
         page.cards(
             {
-                f"{_percent(window)} → {_percent(with_landmarks)}": "recall of a letter, after "
-                f"{with_landmarks.graph.num_edges - window.graph.num_edges} edges were added to a window of "
-                f"{window.graph.num_edges}; the causal graph has {causal.graph.num_edges:,}",
-                results.times.gain(-1): "a training step over a window instead of the causal graph, "
-                f"on {results.times.lengths[-1]:,} characters",
-                f"{alone} → {neighbors}": "of handwritten digits classified correctly, after each image was "
-                "connected to the images nearest to it",
+                f"{_percent(window)} → {_percent(with_landmarks)}": "of answers are right when a model must remember "
+                f"one letter of a text: over a window, and with {added} more edges that carry the letter",
+                results.times.gain(-1): f"is a training step on {results.times.lengths[-1]:,} characters, when each "
+                "character attends to 65 characters instead of to all before it",
+                f"{self_loops} → {neighbors}": "of handwritten digits are recognized, alone and when each image "
+                "receives from the images most like it",
             }
         ),
-        *_recall(results.recall[:-1]),
-        *_recurrence(results.recall[-1]),
+        *_recall(results.recall),
         *_times(results.times, out),
-        *_texts(results.texts, corpus, settings, out),
         *_digits(results.digits, nodes),
-        page.heading(2, "All measurements"),
-        page.table(tasks.headings(results.trained), [trained.row for trained in results.trained]),
-        page.legend(tasks.meanings(results.trained)),
-        page.heading(2, "Next"),
-        page.code(
-            'mpnn graph "causal & (window(16) | global_nodes(2))" --n 64 -o graph.png\n'
-            "mpnn compare --file your.txt --budget 5m\n"
-            'mpnn train --file your.txt --graph "causal & window(32)" --context 256'
+        page.fold(
+            "All measurements",
+            [
+                page.table(tasks.headings(results.trained), [trained.row for trained in results.trained]),
+                page.legend(tasks.meanings(results.trained)),
+            ],
+        ),
+        page.fold(
+            "Next",
+            [
+                page.code(
+                    'mpnn graph "causal & (window(16) | global_nodes(2))" --n 64 -o graph.png\n'
+                    "mpnn compare --file your.txt --budget 5m\n"
+                    'mpnn train --file your.txt --graph "causal & window(32)" --context 256'
+                )
+            ],
         ),
     ]
     return page.page("The choice of graph is the choice of model", parts, footer, script())
@@ -101,50 +101,30 @@ def _percent(trained: Run) -> str:
 
 
 def _recall(results: list[Run]) -> list[str]:
+    """The two sparse graphs are shown. Over the causal graph the letter is carried by layer 1 already, and the weights
+    of layer 2, all equal, show nothing."""
     letters = recall.strings(1, seed=2)[0]
-    recordings = [record_characters(trained.model, letters, trained.expression) for trained in results]
+    window, with_landmarks, causal = results
+    shown = window, with_landmarks
+    recordings = [record_characters(trained.model, letters, trained.expression) for trained in shown]
     marked = recall.ASKED, recall.LANDMARK
     tokens = Tokens([recall.LETTERS[k] for k in letters], chosen=len(letters) - 1, marked=marked)
-    window, with_landmarks, causal = results
     share = with_landmarks.graph.num_edges / causal.graph.num_edges
     return [
         page.heading(2, "What a graph lets through"),
         page.paragraph(
-            f"The task: read {recall.LENGTH} random letters and name the fourth one, at every place. A small "
-            f"transformer of {recall.LAYERS} layers trains on it over three graphs. Over the window, each letter "
-            "attends to itself and the seven before it, so two layers carry information 14 places. In the second half "
-            f"of the text the model can only guess: {_percent(window)} of its answers are right, and one in eight "
-            f"would be by chance. Over the causal graph, {_percent(causal)} are right. With landmarks, all later "
-            f"letters also attend to every eighth letter. This takes {share:.0%} of the causal graph's edges, and "
-            f"{_percent(with_landmarks)} of the answers are right."
+            f"A transformer of {recall.LAYERS} layers reads {recall.LENGTH} random letters and names the fourth one, "
+            "at every place. Over a window of eight letters, two layers carry information 14 places: in the second "
+            f"half of the text, {_percent(window)} of the answers are right, and one in eight would be by chance. With "
+            "landmarks (every eighth letter, to which all later letters attend), "
+            f"{_percent(with_landmarks)} are right. Over the causal graph, where letters attend to all before them, "
+            f"{_percent(causal)} are; landmarks take {share:.0%} of its edges."
         ),
         page.paragraph(
-            f"Below is their attention on {len(letters)} new letters; the fourth and the ninth are underlined. With "
-            "landmarks, the fourth letter travels in two steps: the ninth letter, a landmark, attends to it in layer "
-            "1, and all later letters attend to this landmark in layer 2. Choose a layer, and point at these letters."
+            "The fourth letter and the ninth, a landmark, are underlined. In layer 1 the ninth letter attends to the "
+            "fourth; in layer 2, shown here, the last letter attends to the ninth. Over the window it cannot."
         ),
         page.viewer(Page("", "", attention=attention(tokens, recordings))),
-        page.paragraph("A topology of your own is a function that returns runs of sources. This is all of landmarks:"),
-        page.code(inspect.getsource(recall._landmarks)),
-    ]
-
-
-def _recurrence(trained: Run) -> list[str]:
-    side = recall.DIM // recall.HEADS
-    return [
-        page.heading(2, "Edges or a state"),
-        page.paragraph(
-            "The same task over the causal graph with retention (Sun et al. 2023) in place of a softmax. Its weights "
-            "are products and a decay, so the sum over all earlier letters is a matrix that each head carries from "
-            f"letter to letter: {recall.HEADS} heads of {side} x {side} numbers in a layer, however long the text is. "
-            f"{_percent(trained)} of its answers are right. The same model is a graph in training, computed for all "
-            "letters at once, and a recurrent network when it writes. One letter fits into its state; a state that "
-            "must keep more than it has room for forgets."
-        ),
-        page.code(
-            'mpnn compare --graphs "causal; causal:retention; causal:delta" --budget 5m\n'
-            '# in Python: mpnn.models.GPT(..., attention="retention")'
-        ),
     ]
 
 
@@ -155,74 +135,25 @@ def _times(times: Times, out: Path) -> list[str]:
     return [
         page.heading(2, "What a graph costs"),
         page.paragraph(
-            "The edges of the causal graph grow with the square of the length, those of a window with the length. The "
-            "time of attention follows, because pairs without an edge are not computed; the other parts of the model "
-            f"take as long over both. A training step over the window was {times.gain(0)} on {times.lengths[0]} "
-            f"characters and {times.gain(-1)} on {times.lengths[-1]:,}; attention alone, on "
-            f"{times.attention_length:,}, was "
-            f"{faster(*times.attention.values())}."
+            "The edges of the causal graph grow with the square of the length, those of a window with the length, and "
+            "pairs without an edge are not computed. A training step of a character model over the window was "
+            f"{times.gain(0)} on {times.lengths[0]} characters and {times.gain(-1)} on {times.lengths[-1]:,}; "
+            "attention without the rest of the model was "
+            f"{faster(*times.attention.values())} on {times.attention_length:,}."
         ),
         page.picture(
             path,
             f"Milliseconds of a training step over {names} for texts of {times.lengths[0]} to "
             f"{times.lengths[-1]:,} characters",
-            "A training step (forward, backward, update) of the transformer of the next section on one text, on "
-            "one thread of this machine: the lesser of two, graphs interleaved. Both axes are logarithmic.",
+            "A training step (forward, backward, update) on one text, on one thread: the minimum of two interleaved "
+            "runs. Both axes are logarithmic.",
         ),
     ]
-
-
-def _texts(texts: list[Run], corpus: Corpus, settings: TextSettings, out: Path) -> list[str]:
-    errors = [[t.history.val_loss[-1] for t in texts[k::2]] for k in (0, 1)]
-    texts = texts[:2]
-    pictures.losses(texts, out / "learning-curves.png")
-    first, second = (t.graph.num_edges for t in texts)
-    parts = [
-        page.heading(2, "Text"),
-        page.paragraph(
-            f"A transformer of {settings.layers} layers, {settings.heads} heads and width {settings.dim} reads "
-            f"{settings.context} characters of Python's manual at a time and learns to predict the next one: once over "
-            f"all {first:,} pairs of the causal graph, once over a window with {second:,} of them. Their losses on "
-            f"text that was not for training, after {settings.steps} steps, are {spread(errors[0])} and "
-            f"{spread(errors[1])} nats per character (mean and standard deviation of {len(errors[0])} seeds). "
-            f"{_conclusion(*errors)}"
-        ),
-    ]
-    characters = corpus.characters.decode(corpus.val)
-    start = characters.find("\n", 200) + 1
-    crop = corpus.val[start : start + settings.context]
-    tokens = Tokens(list(corpus.characters.decode(crop)))
-    recordings = [record_characters(trained.model, crop, trained.expression) for trained in texts]
-    graph = {"expression": texts[-1].expression, "n": len(crop), "num_src": None}
-    parts += [
-        page.paragraph(
-            "Their attention in each layer and head, on text that was not for training. The tab Graph changes the "
-            "graph, and Reach shows what a character learns from, layer by layer."
-        ),
-        page.viewer(Page("", "", graph, attention(tokens, recordings))),
-    ]
-    curves = page.picture(
-        out / "learning-curves.png",
-        "Validation loss over the training steps",
-        "Loss on the last tenth of the text, in nats per character: lower is better.",
-    )
-    return [*parts, curves]
-
-
-def _conclusion(causal: list[float], window: list[float]) -> str:
-    gaps = paired_gaps(window, causal)
-    gap = mean(gaps)
-    half = half_interval(gaps)
-    interval = f"95% interval of the difference: {gap - half:.3f} to {gap + half:.3f} nats"
-    if not abs(gap) > half:
-        return f"{len(gaps)} seeds cannot tell which is better ({interval}, positive where the window is)."
-    better = "window" if gap > 0 else "causal graph"
-    return f"The {better} is better by {abs(gap):.3f} nats ({interval}, positive where the window is)."
 
 
 def _digits(results: list[Run], nodes: Nodes) -> list[str]:
     trained = results[0]
-    neighbors, alone = (each.result for each in results)
+    neighbors, self_loops = (each.result for each in results)
     images = nodes.data
     graph = trained.graph
     test_nodes = images.test_mask.nonzero().squeeze(1)
@@ -234,9 +165,8 @@ def _digits(results: list[Run], nodes: Nodes) -> list[str]:
         page.heading(2, "Digits"),
         page.paragraph(
             "The same operator, with GAT's attention, over a graph that comes from data: each image receives from the "
-            f"images most like it, by distances between pixels only. 200 of the {len(images.x):,} images are labeled. "
-            f"With these edges, the network classifies {neighbors} of the test images correctly; with self-loops "
-            f"only, {alone}. In the middle is a test image; its class is the digit that it shows."
+            f"images most like it, by distances between pixels. 200 of the {len(images.x):,} images have labels. With "
+            f"these edges {neighbors} of the test images are recognized; with self-loops only, {self_loops}."
         ),
         page.viewer(Page("", "", attention=attention(shown, [recording]))),
     ]

@@ -32,6 +32,11 @@ def heading(level: int, text: str, *, as_code: bool = False) -> str:
     return f"<h{level}>{inner}</h{level}>"
 
 
+def fold(title: str, parts: Sequence[str]) -> str:
+    """Parts that a reader opens."""
+    return f"<details><summary>{escape(title)}</summary>\n{''.join(parts)}</details>"
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in headings)
     body = "\n".join(

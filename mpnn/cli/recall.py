@@ -45,9 +45,6 @@ def _landmarks(i: NDArray[np.int64], num_src: int, every: int) -> Iterable[tuple
     return [(mark, np.where(mark <= i, mark + 1, mark)) for mark in range(0, num_src, every)]
 
 
-RECURRENCE = "causal:retention"
-"""Retention over the causal graph: each head carries a matrix from letter to letter, and computes no weights."""
-
 TOPOLOGIES: dict[str, Topology] = {
     "causal & window(7)": causal() & window(7),
     "causal & window(7) | landmarks(8)": (causal() & window(7)) | landmarks(8),
@@ -62,8 +59,7 @@ def strings(count: int, length: int = LENGTH, seed: int | None = None) -> Tensor
 
 
 class RecallRun(Run):
-    """A GPT that names the letter at place `ASKED`, over one of `TOPOLOGIES`, with an attention of GPT after a
-    colon. It trains on new letters in every step.
+    """A GPT that names the letter at place `ASKED`, over one of `TOPOLOGIES`. It trains on new letters in every step.
     Its accuracy is that of the second half of the places, which the letter does not reach over the window alone."""
 
     def __init__(self, expression: str, steps: int, seed: int) -> None:
@@ -72,11 +68,10 @@ class RecallRun(Run):
         self.steps = min(steps, STEPS)
         self.seed = seed
         self.layers = LAYERS
-        name, _, attention = expression.partition(":")
-        topology = TOPOLOGIES[name]
+        topology = TOPOLOGIES[expression]
         self.graph = topology.bind(LENGTH)
         torch.manual_seed(seed)
-        self.model: GPT = GPT(len(LETTERS), DIM, HEADS, LAYERS, topology, context=LENGTH, attention=attention or "dot")
+        self.model: GPT = GPT(len(LETTERS), DIM, HEADS, LAYERS, topology, context=LENGTH)
         self.settings = {"task": "recall", "graph": expression, "seed": seed, "steps": self.steps}
 
     def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
