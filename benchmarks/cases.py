@@ -22,7 +22,7 @@ def all_cases(sizes: Sizes, backend: str = "auto") -> list[Case]:
 
 
 def select(cases: list[Case], only: list[str]) -> list[Case]:
-    """Those whose title ("group: name") holds any of these texts; all without any.
+    """Returns the cases whose title ("group: name") contains any of these texts; all if there are no texts.
 
     Raises:
         ValueError: no title does.

@@ -70,7 +70,7 @@ GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "docs" / "comparison.
 
 console = Console(highlight=False)
 app = typer.Typer(
-    help="This library against its peers: in turns, in one run, on the same inputs, checked before anything is timed.",
+    help="This library against its peers: interleaved, in one run, on the same inputs, checked before any timing.",
     epilog="Begin with [bold]python -m benchmarks cpu --small --only sparse[/bold]: seconds, to see how it looks.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -95,8 +95,8 @@ def cpu(
     """Measures on the CPU and writes the results to a file, after every row; some twelve minutes in all on one thread.
 
     A row is a case in one direction (forward, or forward and backward). Results that are wrong are not timed. A peer
-    that is not installed is left out with a sentence; so is one that fails or disagrees. Exit code 1: a result of ours
-    was wrong or failed. Missed goals are reported, and are not a failure.
+    that is not installed is left out, which the page says; so is one that fails or disagrees. Exit code 1: a result of
+    mpnn was wrong or failed. Missed goals are reported, and are not a failure.
     """
     if full and small:
         raise typer.BadParameter("--full and --small cannot both be meant")
@@ -112,7 +112,7 @@ def cpu(
 
 
 def _measure(cases: list[Case], seconds: float, lead: dict[str, Any], out: Path, judged: bool) -> dict[str, Any]:
-    """Runs the cases, telling each row as it is done; leaves with exit code 1 where a result of ours was wrong."""
+    """Runs the cases, telling each row as it is done; leaves with exit code 1 where a result of mpnn was wrong."""
     with _bar() as progress:
         task = progress.add_task("", total=sum(len(case.directions) for case in cases))
 
@@ -144,9 +144,9 @@ def gpu(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on after the cases that the file of results has.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="The file of results, written anew after each row.")] = GPU_RESULTS,
+    out: Annotated[Path, typer.Option(help="The file of results, written again after each row.")] = GPU_RESULTS,
 ) -> None:
-    """Checks kernels, layers and models on a GPU in bfloat16 and float32, and times them beside their peers.
+    """Checks kernels, layers and models on a GPU in bfloat16 and float32, and times them and their peers.
 
     Cases of most worth run first, peers that compile for long last; kernels are compiled by many processes beforehand.
     A case that fails leaves a row with its error. Where one leaves the GPU unusable, the command starts again after it.
@@ -245,7 +245,7 @@ def workloads(
 
     An epoch of GIN over proteins, GAT over 169,000 nodes, sentence embeddings, GPT-2's prompt and 64 tokens, a step of
     Longformer at 4,096 tokens, 1,000 tours of 50 cities, prompts with answers, layers of BERT, Llama, GPT-2 and ViT;
-    some ten minutes. Exit code 1: a result of ours was wrong.
+    some ten minutes. Exit code 1: a result of mpnn was wrong.
     """
     options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
     command = " ".join([f"python -m benchmarks workloads --threads {threads}", *options])
@@ -262,10 +262,10 @@ def real(
     out: Annotated[Path, typer.Option(help="The file of results.")] = REAL_RESULTS,
     note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
 ) -> None:
-    """Times graphs of points beside scipy and torch, and networks over 32 molecules beside PyTorch Geometric.
+    """Times graphs of points against scipy and torch, and networks over 32 molecules against PyTorch Geometric.
 
-    On one thread, in the processor's time: the least of rounds in turns; some three minutes. Exit code 1: a result of
-    ours was wrong.
+    On one thread, in the processor's time: the minimum of interleaved rounds; some three minutes. Exit code 1: a result
+    of mpnn was wrong.
     """
     with measure.on_threads(1):
         options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
@@ -282,10 +282,10 @@ def scatter(
     out: Annotated[Path, typer.Option(help="The file of results.")] = SCATTER_RESULTS,
     note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
 ) -> None:
-    """Times torch_scatter's and torch_cluster's functions beside these libraries and torch's own operations.
+    """Times torch_scatter's and torch_cluster's functions against these libraries and torch's own operations.
 
-    On one thread, in the processor's time: the least of rounds in turns; some three minutes. Libraries that are not
-    compiled are left out: the extra scatter. Exit code 1: a result of ours was wrong.
+    On one thread, in the processor's time: the minimum of interleaved rounds; some three minutes. Libraries that are
+    not compiled are left out: the extra scatter. Exit code 1: a result of mpnn was wrong.
     """
     with measure.on_threads(1):
         options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
@@ -302,10 +302,10 @@ def forward_mode(
     out: Annotated[Path, typer.Option(help="The file of results.")] = FORWARD_MODE_RESULTS,
     note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
 ) -> None:
-    """Times derivatives in forward mode (jvp) of attention and sums beside their forward passes.
+    """Times derivatives in forward mode (jvp) of attention and sums against their forward passes.
 
-    On one thread, in the processor's time: the least of rounds in turns; under a minute. Exit code 1: a tangent was
-    wrong.
+    On one thread, in the processor's time: the minimum of interleaved rounds; under a minute. Exit code 1: a tangent
+    was wrong.
     """
     with measure.on_threads(1):
         options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
@@ -322,9 +322,9 @@ def of_models_in_place(
     out: Annotated[Path, typer.Option(help="The file of results.")] = IN_PLACE_RESULTS,
     note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
 ) -> None:
-    """Times models of transformers after mpnn.hf.use beside the same with torch's attention, and the first call.
+    """Times models of transformers after mpnn.hf.use against the same with torch's attention, and the first call.
 
-    On one thread, in the processor's time; some four minutes. Exit code 1: a result of ours was wrong.
+    On one thread, in the processor's time; some four minutes. Exit code 1: a result of mpnn was wrong.
     """
     with measure.on_threads(1):
         options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
@@ -344,10 +344,10 @@ def of_encoders(
     out: Annotated[Path, typer.Option(help="The file of results.")] = ENCODER_RESULTS,
     note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
 ) -> None:
-    """Times a BERT of MiniLM's shape beside transformers, ONNX Runtime and OpenVINO.
+    """Times a BERT of MiniLM's shape against transformers, ONNX Runtime and OpenVINO.
 
     On one thread, in the processor's time; some five minutes. Peers that are not installed are left out: pip install
-    onnx onnxruntime onnxscript openvino. Exit code 1: a result of ours was wrong.
+    onnx onnxruntime onnxscript openvino. Exit code 1: a result of mpnn was wrong.
     """
     with measure.on_threads(1):
         options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small, f"--seconds {seconds:g}"]
@@ -367,10 +367,11 @@ def _chosen(cases: Iterable[Case], only: list[str] | None) -> list[Case]:
 def report(
     results: Annotated[Path, typer.Option(help="A file that a run has written.")] = RESULTS,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the records of other runs are; default: beside the file of results.")
+        Path | None,
+        typer.Option(help="Where the records of other runs are; default: the folder of the file of results."),
     ] = None,
     gpu: Annotated[Path, typer.Option(help="A file that a run on a GPU has written, if there is one.")] = GPU_RESULTS,
-    page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ beside it.")] = PAGE,
+    page: Annotated[Path, typer.Option(help="The page; its pictures go into img/ of its folder.")] = PAGE,
 ) -> None:
     """Writes the page of a run, with its tables, goals and pictures. Into other pages go a GPU's tables and the figures
     of a CPU, unless --page names another page."""
@@ -393,7 +394,7 @@ def report(
 
 
 def performance_page(results: Path = RESULTS, folder: Path | None = None) -> str:
-    """The text of docs/record.md, from a file of results and the records in a folder, by default beside it."""
+    """The text of docs/record.md, from a file of results and the records in a folder, by default that of the file."""
     records = published.read(folder or results.parent)
     further: list[str] = []
     for name, section in SECTIONS.items():
@@ -448,10 +449,10 @@ def regret_of_plans(
     out: Annotated[Path | None, typer.Option(help="The file of results, for the page.")] = None,
     note: Annotated[str, typer.Option(help="A sentence for the page: was the machine busy?")] = "",
 ) -> None:
-    """Measures how far plans are from the quickest backend, over requests of many kinds drawn at random.
+    """Measures how far plans are from the fastest backend, over requests of many kinds drawn at random.
 
-    Regret is the time of the chosen backend over that of the quickest. All backends that can run a request run it in
-    turns, after their results were compared. 1,000 requests take some 15 minutes on an idle core.
+    Regret is the time of the chosen backend over that of the fastest. All backends that can run a request run it,
+    interleaved, after their results were compared. 1,000 requests take some 15 minutes on an idle core.
     """
     torch.set_num_threads(threads)
     known = {(one.seed, one.index): one for one in regret.read(times)} if times and times.exists() else {}

@@ -1,4 +1,4 @@
-"""What is compared with what: entries that do the same work, and the bars that this library's entry has to clear."""
+"""Comparisons: entries that do the same work, and the bars that this library's entry has to clear."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Bar:
-    """What the first entry's time (or memory) is held to.
+    """A goal for the first entry's time (or memory).
 
     kind: "at most": time / (factor * time of `against`); "at least": factor * time of `against` / time;
     "seconds", "bytes": at most so much; "over": at most so many seconds more than `against`; "less memory": memory of

@@ -1,5 +1,5 @@
-"""A BERT of MiniLM's shape in place and as a model of this library, beside transformers, ONNX Runtime and OpenVINO; and
-what the machine allows.
+"""A BERT of MiniLM's shape in place and as a model of this library, against transformers, ONNX Runtime and OpenVINO;
+and what the machine allows.
 
 Weights are random. ONNX Runtime runs the exported model after its own optimizer's fusions, OpenVINO as it is exported;
 they need `pip install onnxruntime openvino onnx onnxscript`.
@@ -109,7 +109,7 @@ def peak() -> float:
 
 
 def memory(small: bool) -> list[dict[str, Any]]:
-    """How far a call raises the memory of this process, over what it must hold; the least of two calls.
+    """How far a call raises the memory of this process, over what it must hold; the minimum of two calls.
 
     forward: of the model, over its output. layer: of one layer, its input counted, over its input and its output. step:
     of a forward and a backward pass, over the output, the gradients of the weights, and all that the forward saves.
@@ -164,7 +164,7 @@ def _table_of_memory(rows: Sequence[dict[str, Any]]) -> list[str]:
         "",
         "Peak of memory over what a call must hold: a forward pass over its output; a layer with its input over its "
         "input and its output; a training step over its output, the gradients, and what the forward pass saves. A "
-        "layer holds queries, keys and values of 512 tokens beside (of a text, if it is longer), 3 MB here: much over "
+        "layer holds queries, keys and values of 512 tokens as well (of a text, if it is longer), 3 MB here: much over "
         "small batches, little over large ones. A forward pass of any program holds a layer's input and its output, so "
         "2.",
         "",

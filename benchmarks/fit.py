@@ -1,4 +1,4 @@
-"""What the operations of the backends cost, fitted to times that were measured.
+"""Prices of the operations of backends, fitted to measured times.
 
 Times of requests drawn at random (`python -m benchmarks regret --times FILE`) decide most prices. The cases below add
 the operations that these rarely or never use.
@@ -149,8 +149,8 @@ def of_drawn(times: Times) -> Sample:
 
 
 def fitted(samples: Iterable[Sample], shipped: Prices | None = None, shared: float = calibration.SHARED) -> Prices:
-    """Prices that explain the samples, from those that are shipped. Operations that no sample counts keep theirs, and
-    new ones start at `_NEW`."""
+    """Prices that explain the samples, from those that are shipped. Operations that no sample counts keep their
+    price, and new ones start at `_NEW`."""
     samples = list(samples)
     shipped = tuned.shipped()["nanoseconds"] if shipped is None else shipped
     prices = {name: dict(costs) for name, costs in shipped.items()}

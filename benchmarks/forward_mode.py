@@ -1,6 +1,6 @@
-"""Derivatives in forward mode (`torch.func.jvp`) beside the forward pass alone.
+"""Derivatives in forward mode (`torch.func.jvp`) compared with the forward pass.
 
-Times are the processor's, the least of rounds in which both take turns: other programs of a shared machine only add.
+Times are the processor's, the minimum of interleaved rounds: other programs of a shared machine only add.
 Tangents are checked against differences of forward passes in float64.
 """
 
@@ -132,9 +132,9 @@ def fill(page: str, results: dict[str, Any]) -> str:
 def section(results: dict[str, Any]) -> list[str]:
     """A line for each row, with the least times."""
     lines = [
-        f"Measured by `{results['command']}` on one thread, in float32. Times are the processor's, the least of rounds "
-        "in turns. Tangents of all inputs were compared with differences of forward passes in float64 before they were "
-        "timed." + (f" {results['note']}" if results.get("note") else ""),
+        f"Measured by `{results['command']}` on one thread, in float32. Times are the processor's, the minimum of "
+        "interleaved rounds. Tangents of all inputs were compared with differences of forward passes in float64 before "
+        "they were timed." + (f" {results['note']}" if results.get("note") else ""),
         "",
         *report._machine(results),
         "",

@@ -1,4 +1,4 @@
-"""On a GPU: what is exact, what it costs, and beside what; the cases of most worth first.
+"""On a GPU: what is exact, what it costs, and compared with what; the cases of most worth first.
 
 Kernels are compiled beforehand, by many processes at once (`prepare`): Triton keeps them on the disk. The cases of
 "exact" are not timed, so those processes check them as well.
@@ -519,7 +519,7 @@ def _captured(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
 
 
 def _replayed(make: Callable[[], Contest], direction: str) -> Contest:
-    """A contest's first entry as a CUDA graph beside itself as it is called."""
+    """A contest's first entry as a CUDA graph, compared with its ordinary call."""
     contest = make()
     ours = contest.entries[0]
     assert isinstance(ours, Entry)
@@ -584,7 +584,7 @@ def _large(sizes: Sizes, options: dict[str, Any]) -> list[Case]:
 
 
 def _peers(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
-    """Those that compile for long: flash-linear-attention, whose autotuner tries many kernels, and FlexAttention."""
+    """Peers that compile for long: flash-linear-attention, whose autotuner tries many kernels, and FlexAttention."""
     nodes, heads, width = sizes.recurrent
     for name, kind in list(_recurrent(width).items())[:3]:
         make = partial(_beside_fla, kind, nodes, heads, options)

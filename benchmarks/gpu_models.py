@@ -1,4 +1,4 @@
-"""Models of PyTorch Geometric and transformers in place, on a GPU, beside themselves as they were."""
+"""Models of PyTorch Geometric and transformers in place, on a GPU, compared with the same models before."""
 
 from __future__ import annotations
 

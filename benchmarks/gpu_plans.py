@@ -1,5 +1,5 @@
 """Every backend that can run a round, on a GPU: what prices are fitted to, and how far the plan's choice is from the
-quickest."""
+fastest."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def choose(rows: Iterable[dict[str, Any]], prices: Prices) -> None:
 
 
 def samples(rows: Iterable[dict[str, Any]]) -> list[Sample]:
-    """What prices are fitted to."""
+    """Returns the samples to which prices are fitted."""
     from mpnn.engine.calibration import Sample  # imports scipy
 
     found = []
@@ -239,7 +239,7 @@ def samples(rows: Iterable[dict[str, Any]]) -> list[Sample]:
 
 
 def of_torch(rows: Iterable[dict[str, Any]]) -> list[Sample]:
-    """Times of torch's attention over complete and causal graphs beside ours, of which `dense` is made."""
+    """Times of torch's attention over complete and causal graphs, compared with ours, of which `dense` is made."""
     from mpnn.engine.calibration import Sample
 
     found = []

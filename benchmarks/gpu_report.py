@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.contest import BOTH, FORWARD, OURS, STEP
-from benchmarks.report import behind, duration, memory, spreads, times_faster
+from benchmarks.report import duration, folded, memory, spreads, times_faster
 
 Row = dict[str, Any]
 Results = dict[str, Any]
@@ -133,7 +133,7 @@ def _exact(rows: Iterable[Row]) -> list[str]:
         shown = " | ".join(_largest(row for row in members if row["direction"] == d) for d in (FORWARD, BOTH))
         lines.append(f"| `{kernel}`, {KERNELS.get(kernel, '')} | {dtype} | {len(members)} | {shown} |")
     if failed:
-        lines += ["", *behind(f"{len(failed)} rows failed", failed)]
+        lines += ["", *folded(f"{len(failed)} rows failed", failed)]
     return [
         "Every output and gradient against the specification in float64, and the same bits twice.",
         "",
@@ -147,7 +147,7 @@ def _largest(rows: Iterable[Row]) -> str:
 
 
 def _plans(results: Results) -> list[str]:
-    """How far plans are from the quickest backend. `halves` of the results are regrets of half of the rounds, at prices
+    """How far plans are from the fastest backend. `halves` of the results are regrets of half of the rounds, at prices
     that were fitted to the other half."""
     rows = [row for row in results["rows"] if row["group"] == "plan"]
     halves = results.get("halves", ())
@@ -168,11 +168,11 @@ def _plans(results: Results) -> list[str]:
         lead = [f"At prices that were fitted to these rounds: {lead[0]}", ""]
         lead += ["Each half of the rounds, at prices that were fitted to the other half:", ""]
         lead += [*(f"- {half}" for half in halves), ""]
-    return [*lead, *behind(f"{len(ratios)} rounds", lines)]
+    return [*lead, *folded(f"{len(ratios)} rounds", lines)]
 
 
 def regret_of(rows: Iterable[Row]) -> str:
-    """A sentence on how far the choices are from the quickest."""
+    """A sentence on how far the choices are from the fastest."""
     ratios = [ratio for *_, ratio in regrets(rows)] or [1.0]
     within = sum(ratio <= LIMIT for ratio in ratios) / len(ratios)
     return (
@@ -182,7 +182,7 @@ def regret_of(rows: Iterable[Row]) -> str:
 
 
 def regrets(rows: Iterable[Row]) -> list[tuple[Row, str, str, float]]:
-    """Of rounds that several backends ran: the chosen backend, the quickest, and the ratio of their times."""
+    """Of rounds that several backends ran: the chosen backend, the fastest, and the ratio of their times."""
     found = []
     for row in rows:
         times = {name: entry["median"] for name, entry in row.get("entries", {}).items() if "median" in entry}
@@ -202,7 +202,7 @@ def _of_group(group: str) -> Callable[[Results], list[str]]:
             return ["Not measured yet."]
         ratios = times_faster(rows, "median")
         lead = ["How many times as fast as each peer, the median:", "", *spreads(ratios), ""] if ratios else []
-        return [*lead, *behind(f"{len(rows)} rows", table(rows))]
+        return [*lead, *folded(f"{len(rows)} rows", table(rows))]
 
     return block
 

@@ -77,7 +77,7 @@ def measure(
 
     def begin(case: Case) -> None:
         begun.write_text(case.title)
-        # ends the process, also where it waits for a kernel that does not end; --resume goes on after this case
+        # ends the process, also where it waits for a kernel that does not end; --resume continues after this case
         faulthandler.dump_traceback_later(gpu.LONGEST * (3 if case.group == gpu.PEERS else 1), exit=True)
 
     try:

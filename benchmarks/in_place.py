@@ -1,5 +1,5 @@
-"""Models of transformers after `mpnn.hf.use` beside the same models with torch's own attention (sdpa): whole texts,
-hooks, masks of pairs, own loops over layers, decoding, a training step; and the first call of a process.
+"""Models of transformers after `mpnn.hf.use` compared with the same models with torch's own attention (sdpa): whole
+texts, hooks, masks of pairs, own loops over layers, decoding, a training step; and the first call of a process.
 
 Weights are random and shared by both sides. `use` is meant to cost nothing, so the goal of each row is at most 1.02 of
 sdpa's time, also where this library does not compute the call.
@@ -222,7 +222,7 @@ def first_calls(small: bool = False, rounds: int = 3) -> list[dict[str, Any]]:
 
 
 def _first_call(name: str, small: bool) -> dict[str, float]:
-    """What one process measures: seconds of the first and of a later call, and bytes added by both."""
+    """Returns the measurements of one process: seconds of the first and of a later call, and bytes added by both."""
     torch.set_num_threads(1)
     model = build(("LlamaForCausalLM", {**LLAMA, "vocab_size": 32_000}), small)
     ids = _ids(1, 16)

@@ -1,7 +1,8 @@
 """Attention layers of Hugging Face's models for long texts against ours of the same shape, in training mode.
 
 Theirs are the self-attention modules: three linear maps and the attention. Ours has a fourth map, which is against us;
-so is dropout beside BigBird's, which drops no weights. Weights and random blocks differ, so ours alone is checked.
+so is dropout compared with BigBird's, which drops no weights. Weights and random blocks differ, so ours alone is
+checked.
 """
 
 from __future__ import annotations

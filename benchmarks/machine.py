@@ -24,7 +24,7 @@ PACKAGES = (
 
 
 def about(more: Sequence[str] = ()) -> dict[str, Any]:
-    """What leads a file of results. `more`: packages whose versions matter too."""
+    """Returns the head of a file of results. `more`: packages whose versions matter too."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit(),

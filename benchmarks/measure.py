@@ -62,7 +62,7 @@ def work(entry: Entry, direction: str) -> Callable[[], object]:
 
 
 def interleaved(works: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
-    """The times of each, in rounds in which all take turns, each for about `seconds` but for some rounds at least.
+    """The times of each, in interleaved rounds, each for about `seconds` but for some rounds at least.
 
     All must have run before. The first round only says how long each takes, except for what is slow: that is enough.
     """

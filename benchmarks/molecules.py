@@ -1,4 +1,4 @@
-"""Small graphs: a batch of molecules or proteins, four layers, and a graph that is made anew in each step, as in
+"""Small graphs: a batch of molecules or proteins, four layers, and a graph that is built again in each step, as in
 training with shuffled batches. What is paid besides arithmetic shows here."""
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _contest(model: str, data: str, count: int) -> Contest:
 
 
 def contest(model: str, peer: str, edges: Tensor, nodes: int) -> Contest:
-    """Layers over these edges, of which each call makes a graph, beside PyTorch Geometric's with the same weights."""
+    """Layers over these edges, of which each call makes a graph, compared with PyTorch Geometric's with the same
+    weights."""
     x = torch.randn(nodes, WIDTH).requires_grad_()
     layers = nn.ModuleList(_LAYERS[model]() for _ in range(LAYERS))
 

@@ -1,4 +1,5 @@
-"""Other libraries' attention over sequences, each in its own layout; what is not installed says so in a sentence."""
+"""Other libraries' attention over sequences, each in its own layout; what is not installed raises an error that says
+so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Layers with states or weights of edges, beside the same written in torch: one of GraphCast over its multi-mesh, and
-one of SchNet, forward and backward with their MLPs."""
+"""Layers with states or weights of edges, compared with the same written in torch: one of GraphCast over its
+multi-mesh, and one of SchNet, forward and backward with their MLPs."""
 
 from __future__ import annotations
 

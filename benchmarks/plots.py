@@ -23,7 +23,7 @@ def name_of(group: str) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Draws a picture for each group that has a series, forward beside forward+backward."""
+    """Draws a picture for each group that has a series, forward next to forward+backward."""
     import matplotlib
 
     matplotlib.use("Agg")

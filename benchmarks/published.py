@@ -119,7 +119,7 @@ def ratio(row: Row, peer: str) -> float | None:
 
 
 def machine(record: Record) -> str:
-    """What a table was measured on, in a line."""
+    """Returns a line that says what a table was measured on."""
     where = f"{report._processor(record)} ({record['instructions']})"
     threads = "one thread" if record["threads"] == 1 else f"{record['threads']} threads"
     measured = f"commit {record['commit']}, {record['date'][:10]}"
@@ -199,7 +199,7 @@ def _beside(row: Row, peer: str) -> str | None:
 
 
 def length(records: Records) -> list[str]:
-    """A sentence about a window beside torch's attention with its mask, and one about growth with the length."""
+    """A sentence about a window compared with torch's attention with its mask, and one about growth with the length."""
     record = records["cpu"]
     row = next(rows_of(record, "sparse", r"causal\(\) & window\(", FORWARD))
     beside = [
@@ -292,7 +292,7 @@ def weak_scaling(records: Records) -> list[str]:
 
 
 def of_samples(records: Records) -> list[str]:
-    """Batches a second beside PyTorch Geometric's."""
+    """Batches a second compared with PyTorch Geometric's."""
     record = records["sampling"]
     lines = ["| graph | work | `neighbor_batches` | `NeighborLoader` | ratio |", "|---|---|---|---|---|"]
     for row in record["rows"]:

@@ -1,7 +1,7 @@
-"""What people do with points and molecules: neighbors of points beside scipy and torch, and networks over batches of 32
-molecules, whose edges are new in each step, beside PyTorch Geometric.
+"""Work on points and molecules: neighbors of points compared with scipy and torch, and networks over batches of 32
+molecules, whose edges are new in each step, compared with PyTorch Geometric.
 
-Times are the processor's, the least of rounds in which all take turns: other programs of a shared machine only add.
+Times are the processor's, the minimum of interleaved rounds: other programs of a shared machine only add.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpnn.models import DimeNet, SchNet
 
 SCIPY, TORCH, PYG = "scipy", "plain torch", "PyG"
 GEOMETRY, MOLECULES = "geometry", "molecules"
-LIMITS = {GEOMETRY: 1.2, MOLECULES: 1.0}  # our time over that of the quickest peer
+LIMITS = {GEOMETRY: 1.2, MOLECULES: 1.0}  # our time over that of the fastest peer
 WIDTH, BATCH, ATOMS = 64, 32, 18
 
 
@@ -161,7 +161,7 @@ def _line_graph(batch: int) -> Contest:
     src, dst = edges.numpy()
 
     def of_matrix() -> Tensor:
-        """What PyTorch Geometric's DimeNet does with torch_sparse."""
+        """Computes what PyTorch Geometric's DimeNet computes by torch_sparse."""
         into = csr_array((np.arange(len(src)) + 1, (dst, src)), (count, count))[src]
         receiver = np.repeat(np.arange(len(src)), np.diff(into.indptr))
         forth = into.indices != dst[receiver]

@@ -1,10 +1,10 @@
-"""How far plans are from the quickest backend: regret is the time of the chosen backend over the least of all.
+"""How far plans are from the fastest backend: regret is the time of the chosen backend over the minimum of all.
 
-All backends that support a request run it in turns, after their results were compared. Times are minima. On one thread
-they are of the processor's time, so that other work on the machine disturbs them little. On several threads they are of
-the clock, because waiting threads use processor time too, and the machine must be idle. A request whose choice seems
-more than `DOUBTFUL` times as slow as the quickest is measured again, these two alone and for longer: noise only adds
-regret.
+All backends that support a request run it, interleaved, after their results were compared. Times are minima. On one
+thread they are of the processor's time, so that other work on the machine disturbs them little. On several threads they
+are of the clock, because waiting threads use processor time too, and the machine must be idle. A request whose choice
+seems more than `DOUBTFUL` times as slow as the fastest is measured again, these two alone and for longer: noise only
+adds regret.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mpnn.round import Round
 DOUBTFUL = 1.1
 LIMIT = 1.3
 _HOPELESS = 20.0  # times the least estimate: not run, because it would take most of the time of the benchmark
-_SLOW = 3.0  # times the quickest: run twice only
+_SLOW = 3.0  # times the fastest: run twice only
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Times:
 
 @dataclass(frozen=True)
 class Regret:
-    """What the plan chose for a request, and the time of the choice over the least time."""
+    """The choice of the plan for a request, and its time over the minimum time."""
 
     kind: str
     text: str
     chosen: str
-    quickest: str
+    fastest: str
     ratio: float
 
     def __str__(self) -> str:
-        return f"{self.ratio:.2f}  {self.chosen} instead of {self.quickest}: {self.kind}, {self.text}"
+        return f"{self.ratio:.2f}  {self.chosen} instead of {self.fastest}: {self.kind}, {self.text}"
 
 
 def measure(seed: int, index: int, seconds: float) -> Times:
@@ -65,9 +65,9 @@ def times(request: Round, seconds: float) -> dict[str, float]:
     check(request, able)
     works = {b.NAME: work(request, b.run) for b in able}
     found = least(works, seconds)
-    chosen, quickest = choice(request, found), min(found, key=found.__getitem__)
-    if found[chosen] > DOUBTFUL * found[quickest]:
-        again = least({name: works[name] for name in (chosen, quickest)}, 4 * seconds)
+    chosen, fastest = choice(request, found), min(found, key=found.__getitem__)
+    if found[chosen] > DOUBTFUL * found[fastest]:
+        again = least({name: works[name] for name in (chosen, fastest)}, 4 * seconds)
         found |= {name: min(found[name], again[name]) for name in again}
     return found
 
@@ -75,8 +75,8 @@ def times(request: Round, seconds: float) -> dict[str, float]:
 def regret(measured: Times) -> Regret:
     """The regret of what the plan chooses now, by times that were measured before."""
     drawn, seconds = draw(measured.seed, measured.index), measured.seconds
-    chosen, quickest = choice(drawn.request, seconds), min(seconds, key=seconds.__getitem__)
-    return Regret(drawn.kind, drawn.text, chosen, quickest, seconds[chosen] / seconds[quickest])
+    chosen, fastest = choice(drawn.request, seconds), min(seconds, key=seconds.__getitem__)
+    return Regret(drawn.kind, drawn.text, chosen, fastest, seconds[chosen] / seconds[fastest])
 
 
 def choice(request: Round, names: Iterable[str]) -> str:
@@ -112,7 +112,7 @@ def work(request: Round, run: Callable[[Round], tuple[torch.Tensor, ...]]) -> Ca
 
 
 def least(works: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
-    """The least time of each, in turns, for about `seconds` each. Slow ones drop out after two rounds."""
+    """The minimum time of each, interleaved, for about `seconds` each. Slow ones drop out after two rounds."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times = dict.fromkeys(works, float("inf"))
     ends, rounds = time.perf_counter() + seconds * len(works), 0

@@ -49,7 +49,7 @@ def page(
         lines += [*_bars(other["rows"]), *_tables(other["rows"])]
     lines += further
     if reasons:
-        lines += ["", "# Why goals are missed", "", *behind("Goal by goal, and on other processors", [reasons.strip()])]
+        lines += ["", "# Why goals are missed", "", *folded("Goal by goal, and on other processors", [reasons.strip()])]
     # A page has one title: those of the parts, and the headings under them, are one level lower.
     lower = [f"#{line}" if line.startswith("#") else line for line in "\n".join(lines).split("\n")]
     return "\n".join([*_page(results), *lower]).rstrip() + "\n"
@@ -146,7 +146,7 @@ def plans(results: dict[str, Any]) -> list[str]:
     for row in results["rows"]:
         numbers = f"{row['requests']:,} | {row['mean']:.3f} | {row['share']:.1%} | {row['largest']:.2f}"
         lines.append(f"| {row['kind']} | {numbers} |")
-    return [*lines, "", *behind("The largest", [f"- {line}" for line in results["worst"]])]
+    return [*lines, "", *folded("The largest", [f"- {line}" for line in results["worst"]])]
 
 
 def _spread(ratios: Sequence[float]) -> str:
@@ -163,11 +163,11 @@ def _tables(rows: Sequence[dict[str, Any]], with_pictures: bool = False) -> list
             lines += ["", f"## {title}", ""]
             if with_pictures and any(row["series"] and "entries" in row for row in members):
                 lines += [f"![{title}](img/{plots.name_of(group)})", ""]
-            lines += behind(f"{len(members)} rows", table(members))
+            lines += folded(f"{len(members)} rows", table(members))
     return lines
 
 
-def behind(summary: str, lines: Sequence[str]) -> list[str]:
+def folded(summary: str, lines: Sequence[str]) -> list[str]:
     """Lines that are shown when the summary is clicked."""
     return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"]
 
@@ -224,7 +224,7 @@ def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in refused:
         failed = f"**failed**: {row['error']}"
         rows_of_bars.append(f"| {row['group']}: {row['case']} | {row['direction']} | | - | {failed} |")
-    return [*lines, *behind("All goals", rows_of_bars)]
+    return [*lines, *folded("All goals", rows_of_bars)]
 
 
 def amount(measured: float, kind: str) -> str:

@@ -240,7 +240,7 @@ KINDS: dict[str, Callable[[random.Random], Graph]] = {
 
 
 def _work(random_: random.Random, graph: Graph) -> tuple[str, Round]:
-    """What is computed over a graph: dot products most often where edges form runs, any kind where they are a list."""
+    """Draws the work over a graph: dot products most often where edges form runs, any kind where they are a list."""
     what = random_.choice(("dot", "gat", "gatv2", "sum", "mean", "max") if graph.is_explicit else _ON_RUNS)
     if what in ("sum", "mean", "max"):
         width = random_.choice((8, 16, 32, 64, 128, 256))

@@ -1,4 +1,5 @@
-"""Runs cases one after the other: makes the inputs, checks, measures in turns, judges, and writes down what it has."""
+"""Runs cases one after the other: makes the inputs, checks, measures interleaved rounds, judges, and writes the
+results."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def run(
     known: Sequence[Row] = (),
     begin: Callable[[Case], None] = lambda case: None,
 ) -> dict[str, Any]:
-    """Every case in each of its directions; `out` is written anew after each, so that nothing is lost when it stops.
+    """Every case in each of its directions; `out` is written again after each, so that nothing is lost when it stops.
 
     Args:
         seconds: spent on each entry of each row. about: machine, versions and the like, which lead the results.

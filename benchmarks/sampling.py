@@ -2,7 +2,7 @@
 
 Both read one graph and one tensor of features, and sample for the same nodes, with the same numbers of in-neighbors.
 With all in-neighbors instead of some, their batches must hold the same nodes and edges and their networks must agree;
-then they are timed, pass by pass in turns: batches alone, and a training step of GraphSAGE on each.
+then they are timed, interleaved pass by pass: batches only, and a training step of GraphSAGE on each.
 """
 
 from __future__ import annotations

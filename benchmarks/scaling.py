@@ -1,6 +1,6 @@
 """Weak scaling: a layer over n nodes on one process, and over 2 n nodes on two, one thread each.
 
-The processes take turns in one run: first process 0 alone, while the other waits, then both. Times are those of the
+Both are measured in one run: first process 0, while the other waits, then both. Times are those of the
 processor, of process 0, the best of several, so that other work on the machine counts little. Efficiency is the time of
 one over the time of two; 1 means that dividing costs nothing. Beside the time of two stands a computed one: the time of
 one, and the bytes of the halo, there and back, at the rate of a large exchange.

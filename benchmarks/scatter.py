@@ -1,7 +1,7 @@
-"""torch_scatter's and torch_cluster's functions beside these libraries, where they are compiled, and beside torch's own
-`index_add` and `scatter_reduce`.
+"""torch_scatter's and torch_cluster's functions compared with these libraries, where they are compiled, and with
+torch's own `index_add` and `scatter_reduce`.
 
-Times are the processor's, the least of rounds in which all take turns: other programs of a shared machine only add.
+Times are the processor's, the minimum of interleaved rounds: other programs of a shared machine only add.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What is paid besides kernels: the operator's overhead for each call and each new graph, and binding a graph of a
-million nodes."""
+"""Overheads of the operator for each call and each new graph, and the binding of a graph of a million nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     for backend in ("auto", "tiles", "csr"):
         name = f"attend on 16 nodes, 1 x 8, backend {backend}"
         yield Case("overhead", name, partial(_overhead, backend), (FORWARD,))
-    yield Case("overhead", "a sum over 2 edges, 8 features, the graph made anew", _anew, (FORWARD,))
+    yield Case("overhead", "a sum over 2 edges, 8 features, the graph built again", _anew, (FORWARD,))
     name = f"bigbird() over {sizes.million:,} nodes"
     yield Case("binding", name, partial(_binding, sizes.million), (FORWARD,))
 
@@ -47,7 +46,8 @@ def _overhead(backend: str) -> Contest:
 
 
 def _anew() -> Contest:
-    """A layer over a graph made for this call, which is checked, planned and sorted, beside a graph made before."""
+    """A layer over a graph made for this call, which is checked, planned and sorted, compared with a graph made
+    before."""
     edges, x, layer = torch.tensor([[0, 1], [1, 0]]), torch.randn(2, 8), MessagePassing(None, "sum")
     graph = graphs.from_edges(edges, 2)
     entries = [

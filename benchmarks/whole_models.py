@@ -21,7 +21,7 @@ from mpnn.update import maps
 
 PEER, PYG = "transformers, sdpa", "PyG"
 LAYERS = 4
-NOT_SLOWER = 0.95  # to within what runs in turns differ by
+NOT_SLOWER = 0.95  # to within the differences of interleaved runs
 BARS = {
     "slow, AVX-512": {512: (2.1, 1.85), 2048: (2.2, 2.0)},
     "slow, AVX2": {512: (1.12, 1.08), 2048: (1.25, 1.2)},

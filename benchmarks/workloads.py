@@ -1,6 +1,6 @@
 """Whole workloads, from input to result, here and in the library that people use for them today.
 
-An entry does the whole work: graphs of a batch are built and planned anew, sentences are padded or packed, tokens are
+An entry does the whole work: graphs of a batch are built and planned again, sentences are padded or packed, tokens are
 generated one by one. Both sides share their weights: published ones of MiniLM and of the travelling salesman, random
 ones of the other models.
 """

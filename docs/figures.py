@@ -204,7 +204,7 @@ def arcs(ax: Axes, graph: Graph, title: str) -> None:
 
 
 def depth() -> Figure:
-    """What nodes know by the number of layers, over four graphs."""
+    """Draws the accuracy by the number of layers, over four graphs."""
     points = _demonstration("depth_and_diameter")
     figure, ax = _small("layers", "symbols known, %")
     for name, color in zip(("path: window(1)", "ring", "tree", "hub: global_nodes(1)"), SERIES, strict=False):
@@ -215,7 +215,7 @@ def depth() -> Figure:
 
 
 def length() -> Figure:
-    """The time of attention over a window by length, beside torch's with the same mask."""
+    """The time of attention over a window by length, compared with torch's with the same mask."""
     rows = json.loads((IMAGES.parent.parent / "benchmarks" / "results" / "cpu.json").read_text())["rows"]
     rows = [row for row in rows if row["series"] == "window(256)" and row["direction"] == "forward"]
     figure, ax = _small("tokens", "milliseconds")

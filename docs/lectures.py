@@ -93,7 +93,7 @@ def cell(text: str) -> str:
 
 
 def where(one: Statement) -> str:
-    """What serves the statement, and the note."""
+    """Returns what serves the statement, and the note."""
     return "; ".join(filter(None, [", ".join(map(link, one.served_by)), one.note]))
 
 

@@ -1,4 +1,4 @@
-"""What a training step of a layer takes on machines that are not here: bytes, memory and seconds of the busiest rank.
+"""Forecasts of a training step on machines that are not here: bytes, memory and seconds of the busiest rank.
 
 They follow from `partition(graph, ranks)`, from counts of operations, and from rates that manufacturers publish.
 Kernels do not reach these rates, so seconds are lower bounds. Bytes are exact. Nothing overlaps, as in this library.
@@ -45,7 +45,7 @@ A100_INFINIBAND = Machine("A100, InfiniBand 200 Gb/s", 312e12, 2.039e12, 25e9, 8
 
 @dataclass(frozen=True)
 class Work:
-    """What a layer computes in its forward pass and keeps for its backward pass.
+    """The work of a layer in its forward pass, and the memory that it keeps for its backward pass.
 
     Args:
         width: the numbers of a source that travel to a rank that attends to it.

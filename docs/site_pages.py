@@ -1,4 +1,4 @@
-"""What `conf.py` makes of files that were not written for the site: pages that are generated, links that lead out of
+"""Conversions by `conf.py` of files that were not written for the site: generated pages, links that lead out of
 this folder, and docstrings, whose formulas are indented blocks."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def gallery() -> str:
 
 
 def output(arguments: list[str]) -> str:
-    """What the command `mpnn` prints with these arguments.
+    """Returns the output of the command `mpnn` with these arguments.
 
     Raises:
         RuntimeError: if it fails.

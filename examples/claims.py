@@ -4,7 +4,8 @@
     python examples/claims.py --steps 2 --lengths 32 64 --passages 200  a quick test
 
 Each function below measures one claim, which its docstring states. Those that train take `--steps` steps. Times are
-processor times of one thread, the least of several turns. docs/results.md says where each claim does not hold.
+processor times of one thread, the minimum of several interleaved runs. docs/results.md says where each claim does not
+hold.
 """
 
 from __future__ import annotations

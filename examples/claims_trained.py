@@ -81,8 +81,9 @@ def scores(steps: int) -> Numbers:
 def positions(steps: int) -> Numbers:
     """A graph knows no order, so positions must be features, and not all features do at a length that was not trained.
     Each symbol is asked for the one before it, after training on 8 to 24 symbols; the share of right answers by length.
-    The position is no feature, its index, the index divided by the length, its binary digits, a one-hot vector, or
-    sines (Vaswani et al. 2017), concatenated with the symbol; or sines added to it. Two layers over complete()."""
+    The position is not given, or as a feature: its index, the index divided by the length, its binary digits, a one-hot
+    vector, or sines (Vaswani et al. 2017), concatenated with the symbol; or sines added to it. Two layers over
+    complete()."""
     numbers = {}
     for name in ("none", "index", "normalized", "binary", "one-hot", "sines", "sines, added"):
         torch.manual_seed(0)

@@ -147,7 +147,7 @@ def measure_models(name: str, options: Namespace) -> None:
     """Trains the chosen models on one data set."""
     words = DATA[name]()
     dense = replace(words, x=row_normalize(words.x))  # as most papers do
-    # 99% of x is zero. Rows that sum to one are too small beside Graph-BERT's encodings: it does not learn from them.
+    # 99% of x is zero. Rows that sum to one are too small next to Graph-BERT's encodings: it does not learn from them.
     nodes = {"dense": dense, "sparse": replace(dense, x=dense.x.to_sparse()), "words": words}
     citations = graphs.from_edges(words.edge_index, words.num_nodes)
     for model in options.models:

@@ -1,4 +1,4 @@
-"""What the demonstrations of docs/results.md share: options, a record that is written after each point, resume.
+"""Shared code of the demonstrations of docs/results.md: options, a record that is written after each point, resume.
 
 A demonstration measures independent points, such as one training for each graph and depth, and draws one figure of
 them. A killed script resumes: recorded points are not measured again, so a finished script only draws.

@@ -98,7 +98,7 @@ def train(graph: Graph, layers: int, steps: int) -> float:
 
 
 def answers(model: Network, batch: int) -> tuple[Tensor, Tensor]:
-    """What the nodes say about random symbols, and what they should say."""
+    """Returns the answers of the nodes for random symbols, and the right answers."""
     symbols = torch.randint(SYMBOLS, (batch, NODES))
     return model(symbols), symbols[:, None].expand(-1, NODES, -1)
 

@@ -1,4 +1,4 @@
-"""What the scripts of the tables share: options, seeds, records, checkpoints, a results line, learning curves.
+"""Shared code of the scripts of the tables: options, seeds, records, checkpoints, a results line, learning curves.
 
 A script trains each of its models with several seeds, and writes results/NAME.json after each seed. A killed script
 resumes: recorded seeds are skipped, and the seed that was running continues from its checkpoint, or from those of its
@@ -53,7 +53,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a seed gave: the measured value, or a value after each validation (`curve`), whose common best counts."""
+    """The result of a seed: the measured value, or a value after each validation (`curve`), whose common best
+    counts."""
 
     history: History
     value: float | None = None

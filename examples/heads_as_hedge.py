@@ -1,7 +1,7 @@
 """Do heads hedge bad initialization? One layer of attention, 1 to 16 heads of the same total width.
 
-Each of 16 nodes has a name, a symbol, and the name of another node, whose symbol it must say. Names and symbols are
-drawn anew for each sequence. One head is enough for this, so more heads are only more attempts, each in a narrower
+Each of 16 nodes has a name, a symbol, and the name of another node, whose symbol it must say. Each sequence has new
+names and symbols. One head is enough for this, so more heads are only more attempts, each in a narrower
 space. The initial maps of queries and keys are as usual, or 6 times as large ("bad"): a head then attends to one wrong
 node from the start, and hardly learns from others. The figure has the accuracy of four aggregators by the number of
 heads: the mean over seeds, and the best and the worst.

@@ -37,7 +37,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Task:
-    """What the models need for the images of a data set, whose edges have `side` pixels."""
+    """The options of the models for a data set of images of `side` x `side` pixels."""
 
     side: int
     vit: ViTConfig

@@ -5,7 +5,7 @@ The triples (head, relation, tail) are those of `pip install --no-deps pykeen`, 
 Each relation has an inverse, so that a query is always (entity, relation, ?), and an answer is a distribution over all
 entities. A training step asks for a fifth of the triples and sends messages along the others: with its own answer among
 the edges, a model would learn to look it up. The mean reciprocal rank (MRR) of the test is filtered: other known
-answers of the query do not count. Equal scores count as half before, half behind.
+answers of the query do not count. Equal scores count as half before, half after.
 
     python examples/knowledge_graph.py                           a quarter of an hour on one core
     python examples/knowledge_graph.py --seeds 1 --steps 2       a quick test

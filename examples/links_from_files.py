@@ -41,7 +41,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Task:
-    """Links and their measure. models: the first has the `published` number beside it, which stands in `source`."""
+    """Links and their measure. models: the first is compared with the `published` number, which is from `source`."""
 
     name: str
     models: tuple[str, ...]

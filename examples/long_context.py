@@ -92,7 +92,7 @@ def divided(model: nn.Module, parameters: str) -> nn.Module:
 
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Writes a checkpoint beside the last one, and names it in `latest` once it is whole."""
+    """Writes a checkpoint next to the last one, and names it in `latest` once it is whole."""
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / f"step-{step}")
     if dist.get_rank() == 0:
@@ -102,7 +102,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def load(folder: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Loads the latest checkpoint, if there is one, and returns the number of steps behind it."""
+    """Loads the latest checkpoint, if there is one, and returns the number of steps until it."""
     if folder is None or not (folder / "latest").exists():
         return 0
     step = int((folder / "latest").read_text())

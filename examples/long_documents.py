@@ -57,7 +57,7 @@ def train(name: str, length: int, steps: int, text: Tensor, seed: int, progress:
 
 
 def megabytes(name: str, length: int, text: Tensor) -> float:
-    """What a step saves for its backward pass, without parameters."""
+    """Returns the megabytes that a step saves for its backward pass, without parameters."""
     model, crop = build(name, length), text[None, : length + 1]
     return bytes_for_backward(model, lambda: model.loss(crop[:, :-1], crop[:, 1:])) / 1e6
 

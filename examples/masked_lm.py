@@ -2,7 +2,7 @@
 
 The task: from which of ten topics of the manual is a passage of 31 words? A small BERT is trained with 15 labeled
 passages of each topic: from scratch, and after pre-training on the words of the whole manual with the objective of
-RoBERTa (Liu et al. 2019): masked words, masked anew in each batch, and no prediction of the next sentence. The test
+RoBERTa (Liu et al. 2019): masked words, others in each batch, and no prediction of the next sentence. The test
 passages are part of the text for pre-training, their topics are not.
 
     python examples/masked_lm.py                           five minutes on one core

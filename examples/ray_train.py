@@ -25,7 +25,7 @@ from mpnn.models import GPT
 
 
 def work(options: dict[str, Any]) -> None:
-    """What each worker runs; Ray has initialized its process group."""
+    """Runs in each worker, after Ray has initialized its process group."""
     from ray import train
 
     text = pydoc_topics()

@@ -5,7 +5,7 @@
 2. MAML (Finn et al. 2017): the start from which one step of gradient descent fits a new signal over a ring best. The
    gradient of the loss after the step goes through the step.
 3. Influence (Koh and Liang 2017): how the loss at one node changes if another node counts for a tenth less in training,
-   by a product with the inverse Hessian, beside what training again gives.
+   by a product with the inverse Hessian, compared with what training again gives.
 
     python examples/second_derivatives.py                a minute
     python examples/second_derivatives.py --steps 2      a quick test

@@ -27,7 +27,7 @@ from mpnn import data, graphs
 from mpnn.models import from_hf
 
 QUESTIONS = (
-    "What happens when nobody handles an error?",
+    "What happens when an error is not handled?",
     "How is a module found and loaded?",
     "How do I leave a loop early?",
     "Which kinds of numbers are there?",

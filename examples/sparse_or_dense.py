@@ -8,8 +8,9 @@ the same number of edges, from all pairs down to one in 256:
     random edges      as many for each pair of nodes
     power law         random edges, most of them at few nodes: probabilities are proportional to 1 / rank
 
-Each backend that supports a graph runs it in turns with the others, after their results were compared, on one thread.
-The figure has the time of computing all pairs with a mask over that of the quickest backend, and what the plan chose.
+Each backend that supports a graph runs it, interleaved with the others, on one thread, after their results were
+compared. The figure has the time of computing all pairs with a mask over that of the fastest backend, and what the plan
+chose.
 
     python examples/sparse_or_dense.py                             seven minutes on a shared core
     python examples/sparse_or_dense.py --nodes 128 --seconds 0     a quick test
@@ -102,7 +103,7 @@ def race(kind: str, nodes: int, density: float, seconds: float) -> dict[str, Any
 
 
 def break_even(points: list[dict[str, Any]]) -> float | None:
-    """The density below which another backend is quicker than `dense`: the largest measured one from which on this is
+    """The density below which another backend is faster than `dense`: the largest measured one from which on this is
     so. None if there is none."""
     best = None
     for point in sorted(points, key=lambda point: point["density"]):
@@ -141,7 +142,7 @@ def draw(values: dict[tuple[int, str], list[dict[str, Any]]], sizes: list[int]) 
         ax.invert_xaxis()
         ax.grid(alpha=0.3)
     axes[0][0].set_ylabel("times as fast as all pairs with a mask")
-    axes[0][0].legend(title="line: quickest backend\npoint: the plan's choice", fontsize=9, title_fontsize=9)
+    axes[0][0].legend(title="line: fastest backend\npoint: the plan's choice", fontsize=9, title_fontsize=9)
     return figure
 
 
@@ -163,13 +164,13 @@ def main() -> None:
         sparse = "nowhere" if even is None else f"up to {even:.0%} of all pairs"
         last = points[-1]
         console.print(
-            f"{nodes} nodes, {kind}: quicker than dense {sparse}; {last['ms']['dense'] / min(last['ms'].values()):.1f} "
+            f"{nodes} nodes, {kind}: faster than dense {sparse}; {last['ms']['dense'] / min(last['ms'].values()):.1f} "
             f"times at {last['density']:.1%}, by {min(last['ms'], key=last['ms'].get)}",
             soft_wrap=True,
         )
     losses = [loss(point) for points in values.values() for point in points]
     console.print(
-        f"the plan chose the quickest in {sum(x == 0 for x in losses)} of {len(losses)}; it loses "
+        f"the plan chose the fastest in {sum(x == 0 for x in losses)} of {len(losses)}; it loses "
         f"{sum(losses) / len(losses):.1%} on average, {max(losses):.0%} at worst",
         soft_wrap=True,
     )

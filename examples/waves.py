@@ -133,7 +133,7 @@ class Stepper(nn.Module):
 
 
 def unknown(now: Tensor, then: Tensor) -> Tensor:
-    """What the network predicts, [N, 2], for states [N, 2] before and after a step."""
+    """Returns the target of the network, [N, 2], for states [N, 2] before and after a step."""
     change = then - now
     return torch.stack([change[:, 0] - STEP * (now[:, 1] + then[:, 1]) / 2, change[:, 1]], 1)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted((ROOT / "mpnn").rglob("*.py"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = "mpnn", "examples", "benchmarks", "docs"
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MEASURED = {"record.md", "gpu.md"}
 """Pages that `python -m benchmarks report` writes."""
 
@@ -25,14 +26,18 @@ WRONG = {
     r"goes on": "continues",
     r"stands? on": "is built on",
     r"in turns": "interleaved",
-    r"least of (\w+ ){1,4}(runs|rounds|turns)": "the minimum of",
+    r"(take|takes|taking) turns": "interleaved",
+    r"(least|lesser) of": "the minimum of",
     r"in (any |its )?company|on its company": "in a batch",
     r"of ours": "of mpnn",
     r"is no (model|graph|Graph|tensor|node|cut|feature|candidate|target|score|server)": "is not a",
-    r"with a sentence": "with an error message",
-    r"beside (other|PyTorch|ONNX|popularity|measured)": "compared with",
-    r"one behind the other": "one after the other",
-    r"(padding|tokens|texts) behind": "after",
+    r"(with|in|into|one|gives its) (a |one )?sentence on stderr|with a sentence": "with an error message",
+    r"beside": "compared with, next to, in addition to",
+    r"behind": "after, under",
+    r"whoever": "a noun",
+    r"tops": "exceeds",
+    r"doors?": "entry point",
+    r"of so many": "of this number",
 }
 """What is always wrong, and what to write. Words with a right use, such as `alone`, are left to readers."""
 

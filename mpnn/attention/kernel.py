@@ -67,7 +67,7 @@ class Kernel(KeyValue):
     def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
         # A factor per query cancels, and so does a factor shared by all keys of a head in a component. The factors
-        # keep exponentials from overflowing, and the keys of one document from underflowing beside those of another.
+        # keep exponentials from overflowing, and the keys of one document from underflowing next to those of another.
         queries, keys = self._features(query, _node_max), self._features(key, partial(_component_max, graph))
         return Round(graph, value, Dot(queries, keys, 1.0))
 

@@ -36,7 +36,7 @@ def as_seed(seed: int) -> int:
 
 @contextmanager
 def exit_on_invalid_input() -> Iterator[None]:
-    """Turns errors in the user's input into one sentence on stderr and exit code 2.
+    """Turns errors in the user's input into an error message on stderr and exit code 2.
 
     Use it only around the parsing of input, not around the computation: there, an error is a bug that needs its
     traceback.
@@ -79,7 +79,7 @@ def refuse(why: str) -> NoReturn:
 
 @contextmanager
 def exit_on_failure() -> Iterator[None]:
-    """Turns an OSError during the computation, such as a full disk, into one sentence on stderr and exit code 1."""
+    """Turns an OSError during the computation, such as a full disk, into an error message on stderr and exit code 1."""
     try:
         yield
     except OSError as error:

@@ -34,7 +34,7 @@ def convert(
         typer.Option(
             "--names",
             help="The ends are names: of one set of nodes, or of two, sources and destinations. They are numbered as "
-            "they first appear, and written beside the graph.",
+            "they first appear, and written next to the graph.",
         ),
     ] = None,
     encoding: Annotated[
@@ -51,7 +51,8 @@ def convert(
     with #, and a line of names may come first. An array in .npy has the shape [2, E] or [E, 2]. MatrixMarket and the
     edges of GraphML, GEXF, GML, DOT and JSON are recognized by their content.
 
-    Sorting needs 8 bytes of disk an edge (16 with --edge-ids) beside the result, which takes 4 an edge and 8 a node.
+    Sorting needs 8 bytes of disk an edge (16 with --edge-ids) in addition to the result, which takes 4 an edge and 8 a
+    node.
 
     Examples:
     \b

@@ -219,7 +219,9 @@ class LinkRun(Run):
         """Measures as a table, below what was measured."""
         split = self.tables.split
         kept = "drawn at random" if self.tables.form == "undirected" else "with another destination"
-        of = f"{split.test.shape[1]:,} test links, each beside an absent pair {kept}; ranks leave known links out"
+        of = (
+            f"{split.test.shape[1]:,} test links, each compared with an absent pair {kept}; ranks leave known links out"
+        )
         names = [*measured[POPULARITY]]
         rows = [["", *names], *([name, *(f"{row[m]:.4f}" for m in names)] for name, row in measured.items())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

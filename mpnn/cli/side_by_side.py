@@ -1,6 +1,6 @@
 """Small training runs side by side, one process each, so that a demo uses all cores.
 
-A run's checkpoint is all that a process leaves behind: the command then finishes each run from its checkpoint, and
+A run's checkpoint is all that a process leaves: the command then finishes each run from its checkpoint, and
 trains itself what a process did not. The weights are the same as without processes, as each trains on one thread.
 """
 

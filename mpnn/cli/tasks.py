@@ -325,7 +325,7 @@ class Run(ABC):
 
     @abstractmethod
     def evaluate(self, model: Model) -> str:
-        """Returns the result of `model` on the held-out data, as a sentence."""
+        """Returns the result of `model` on the held-out data, as text."""
 
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> "Run":
         """Trains the model and measures it."""
@@ -513,7 +513,7 @@ class NodeRun(Run):
 
 
 def said_of_test(values: Tensor, y: Tensor, outputs: Outputs, rows: str) -> str:
-    """How good the outputs of test nodes, or graphs, are, as a sentence."""
+    """How good the outputs of test nodes, or graphs, are, as text."""
     loss = node_loss(values, y).item()
     score = node_score(values, y)
     where = f"on {len(y):,} test {rows}"

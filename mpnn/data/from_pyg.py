@@ -36,7 +36,7 @@ def edges(data: Any) -> Tensor:
 
 
 def is_one_hot(data: Any) -> bool:
-    """Whether each row of `x` has a single 1 beside zeros, if it has several columns."""
+    """Whether each row of `x` has a single 1 and zeros, if it has several columns."""
     x: Tensor | None = getattr(data, "x", None)
     if x is None or x.dim() != 2 or x.shape[1] < 2:
         return True

@@ -257,7 +257,7 @@ def split_relation(
     """`split_links` of the links of one relation, which are directed, and all relations without the held-out links.
 
     Every other relation between the same two kinds of nodes loses the held-out pairs, in the same direction and in the
-    opposite one: ("item", "bought by", "user") beside ("user", "buys", "item"), also where it lacks some of the links
+    opposite one: ("item", "bought by", "user") and ("user", "buys", "item"), also where it lacks some of the links
     or has others. It loses the absent pairs as well, so that it does not tell them from links. `LinkSplit.stayed` holds
     the share of its edges that each of these relations keeps.
 

@@ -90,7 +90,7 @@ class _Sharding:
         if owners is not None and owners[0].ranks != self.ranks:
             raise ValueError(f"owners are for {owners[0].ranks} ranks; there are {self.ranks} processes")
         # Parts by graph and division. Processes bind the same graphs in the same order, so all build a part, or none.
-        # The graph is kept beside its part, so that an id stays its own.
+        # The graph is kept with its part, so that an id stays its own.
         self._parts: OrderedDict[tuple[object, ...], tuple[object, Partition]] = OrderedDict()
 
     def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: Layer | None = None) -> Graph:

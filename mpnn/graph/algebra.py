@@ -107,7 +107,8 @@ def common(symbol: str, one: BoundGraph, other: BoundGraph) -> dict[str, Any]:
 
 
 def _relation(symbol: str, one: BoundGraph, other: BoundGraph) -> Relation | None:
-    """None for two rules that differ: then whoever needs types asks for them, instead of getting those of one rule."""
+    """None for two rules that differ: then code that needs types asks for them, instead of getting those of one
+    rule."""
     if symbol == "-" or (isinstance(one, GraphData) and one._edge_type is not None):
         return one.relation
     rules = [rule for rule in (one.relation, other.relation) if rule is not None]

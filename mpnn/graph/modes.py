@@ -65,7 +65,7 @@ def is_transformed() -> bool:
 
 def is_forward_mode() -> bool:
     """Whether derivatives in forward mode are computed (jvp, dual numbers), and no transform differentiates in reverse
-    mode beside it (grad, vjp)."""
+    mode at the same time (grad, vjp)."""
     if forward_ad._current_level < 0:
         return False
     if not torch._C._are_functorch_transforms_active():

@@ -36,7 +36,7 @@ class Sharding(Protocol):
         ...
 
     def split(self, total: int) -> list[Tensor]:
-        """The numbers of each process's nodes, of so many in all: int64, ascending."""
+        """Returns the node numbers of each process: int64, ascending; `total` of them in all processes."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def write_csr(
 ) -> CompressedGraph:
     """Writes edges to a folder that `open_csr` maps, and opens it. Neither input nor output has to fit into memory.
 
-    Edges are sorted by an external sort: pieces are sorted in memory and written beside the result (8 bytes an edge,
+    Edges are sorted by an external sort: pieces are sorted in memory and written next to the result (8 bytes an edge,
     16 with ids), then cut at common keys and merged. The folder appears under its name when all of it is on the disk.
 
     Args:

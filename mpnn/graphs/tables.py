@@ -166,7 +166,7 @@ def edge_chunks(
     Args:
         path: text, Parquet, MatrixMarket, or `.npy` with integers [2, E], or [E, 2] for E other than 2.
         columns: the source's and the destination's column, by name or by number from 0. Needed if there are more than
-            two, beside the row numbers that pandas writes.
+            two, not counting the row numbers that pandas writes.
         first: the number of the first node. Default: 0, or what the format says; a file in which no edge has node 0 is
             then refused, because it may count from 1.
         encoding: of text. Default: UTF-8.

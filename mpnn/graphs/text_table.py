@@ -324,7 +324,7 @@ def _with_single_blanks(text: str) -> str:
 
 
 def _with_bare_quotes(text: str, separator: str) -> str:
-    """Text whose quotes stand beside separators: without the blanks around them, which pyarrow takes for text.
+    """Text whose quotes are next to separators: without the blanks around them, which pyarrow takes for text.
 
     Raises:
         ValueError: a quote stands elsewhere.

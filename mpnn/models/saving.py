@@ -96,7 +96,7 @@ class Model(nn.Module):
         weights = Path(folder) / WEIGHTS
         config = _config(path, cls.__name__)
         if not weights.is_file():
-            raise FileNotFoundError(f"there is no {weights}; save_pretrained writes it beside {CONFIG}")
+            raise FileNotFoundError(f"there is no {weights}; save_pretrained writes it next to {CONFIG}")
         if unknown := _unknown(cls, changes):
             raise TypeError(f"{cls.__name__} has no argument {', '.join(unknown)}")
         _refuse_unknown(cls, config["arguments"], path, "arguments")

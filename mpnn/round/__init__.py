@@ -292,7 +292,7 @@ class Round:
 
     def node_biases(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """dst_bias and src_bias for all entries of the batch and all heads, [..., N, H], in the dtype of the
-        arithmetic. One that is absent is zeros beside the other."""
+        arithmetic. One that is absent is zeros if the other is present."""
         if self.dst_bias is None and self.src_bias is None:
             return None, None
         zeros = self.value.new_zeros((), dtype=self.accumulate_dtype)

@@ -113,7 +113,7 @@ def missing(round: Any, serves: frozenset[str], reasons: dict[str, str]) -> str 
 
 
 def has_own(x: Any, method: str) -> bool:
-    """Whether an object has a method of its own, beside that of its class."""
+    """Whether an object has a method of its own, other than that of its class."""
     return method in getattr(x, "__dict__", ())
 
 

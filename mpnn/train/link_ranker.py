@@ -245,7 +245,7 @@ def link_measures(
     """How good the scores of held-out links are.
 
     Returns:
-        "AUC" and "average precision" of the links beside the absent pairs of the part, by scikit-learn; "MRR" and
+        "AUC" and "average precision" of the links against the absent pairs of the part, by scikit-learn; "MRR" and
         "Hits@1", "Hits@3", "Hits@10": the mean of 1 / rank, and the share of ranks up to k, of `filtered_ranks`.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score

@@ -100,14 +100,14 @@ def chosen(rows: int, depth: int, width: int, transposed: bool = False) -> bool:
 
 
 def _is_quicker(operations: dict[str, dict[str, float]], threads: int) -> bool:
-    """Whether oneDNN is expected to compute a product of so many operations in less time than torch."""
+    """Whether oneDNN is expected to compute a product of this number of operations in less time than torch."""
     ours, torchs = _nanoseconds(operations, threads)
     return ours * _GAIN < torchs
 
 
 def _nanoseconds(operations: dict[str, dict[str, float]], threads: int) -> tuple[float, float]:
-    """The time that a product of so many operations is expected to take by oneDNN, infinity where there is no price for
-    it, and by torch."""
+    """The time that a product of this number of operations is expected to take by oneDNN, infinity where there is no
+    price for it, and by torch."""
     from mpnn.backends import cost_model  # imports all backends
 
     if onednn.why_missing() is not None or (prices := cost_model.map_prices(threads)) is None:

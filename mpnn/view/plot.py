@@ -112,7 +112,7 @@ def curves(
     xlabel: str = "step",
     ylabel: str = "loss",
 ) -> "Axes":
-    """Learning curves: `history` maps each name to (steps, values). Names stand beside the axes in the colors of the
+    """Learning curves: `history` maps each name to (steps, values). Names are next to the axes in the colors of the
     lines, and in the order of their ends."""
     ax = ax or _new_axes((6.4, 4.0))
     ends: list[tuple[float, Any]] = []
@@ -133,7 +133,7 @@ def curves(
 
 
 def style_axes(ax: "Axes", xlabel: str, ylabel: str) -> None:
-    """Draws the axes of a chart at the left and below, with labels, and lines behind the curves."""
+    """Draws the axes of a chart at the left and below, with labels, and lines under the curves."""
     ax.tick_params(colors=MUTED, labelsize=8.5, length=3, width=0.6)
     ax.grid(axis="y", color="#e4e8ed", linewidth=0.8)
     ax.set_axisbelow(True)

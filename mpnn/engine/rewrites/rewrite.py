@@ -56,7 +56,7 @@ class Rewrite:
         return None
 
     def estimate(self, round: Round) -> Estimate:
-        """The time and memory of its own operations, beside its rounds."""
+        """The time and memory of its own operations, without its rounds."""
         return Estimate(0.0, 0.0)
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:

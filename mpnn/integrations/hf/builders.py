@@ -1,5 +1,6 @@
-"""Topologies that the masks of transformers consist of, beside those of `mpnn.graphs`, and a user's topology over the
-tokens of such a mask. Positions are those of the padded sequence. Arrays are arguments as bytes, which are hashable."""
+"""Topologies that the masks of transformers consist of, in addition to those of `mpnn.graphs`, and a user's topology
+over the tokens of such a mask. Positions are those of the padded sequence. Arrays are arguments as bytes, which are
+hashable."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial, wraps

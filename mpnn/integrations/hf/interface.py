@@ -629,7 +629,7 @@ def _check_slots(module: nn.Module, mask: Mask, positions: Tensor | None) -> Non
     if bool((real[:, slots] & (moved != 0)).any()) or bool((real.any(-1) & ~real[:, 0]).any()):
         raise ValueError(
             f"{type(module).__name__} chooses blocks that begin at slots, so a text that does not begin at slot 0 "
-            "(behind padding on the left, or packed) would get other blocks than alone; pad on the right"
+            "(after padding on the left, or packed) would get other blocks than alone; pad on the right"
         )
 
 

@@ -351,7 +351,7 @@ def divide(model: PreTrainedModel, reads_positions: bool, refusal: str, has_stat
 
 
 def replaced(model: nn.Module) -> Any:
-    """The forward pass that a model has instead of its class's, beside the one above; None if it has none."""
+    """The forward pass that a model has instead of its class's, other than the one above; None if it has none."""
     forward = vars(model).get("forward")
     return forward.inner if isinstance(forward, Divided) else forward
 

@@ -253,7 +253,7 @@ def _scaled_by_length(model: nn.Module) -> str | None:
 
 
 def _check_cached(model: Any, options: dict[str, Any], before: int, count: int) -> None:
-    """Raises ValueError if a pass with a cache of so many tokens is not served."""
+    """Raises ValueError if a forward pass with a cache of `before` tokens is not supported."""
     cache, mask, positions = (options.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
     keep = options.get("logits_to_keep")
     if any(map(recurrences.runs_here, model.modules())):

@@ -34,7 +34,7 @@ _MIXED = {
     "big_bird": "its pooler reads the first state of the batch, and its blocks begin at slots of the row",
     "clip_text_model": "it pools the state of the token with the largest number in the row",
     "longformer": "it pads rows to whole windows",
-    "mobilebert": "its embeddings contain those of the tokens before and behind",
+    "mobilebert": "its embeddings contain those of the tokens before and after",
     "tipsv2_text_model": "it pools the states of the whole row",
 }
 """Families with the form of an encoder that keep their padding, and why."""

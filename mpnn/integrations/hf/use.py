@@ -265,7 +265,7 @@ def _own_positions(model: PreTrainedModel) -> str:
 def _trigrams(model: PreTrainedModel) -> str:
     """Why embeddings of packed texts would contain tokens of others, or an empty string."""
     mixing = {type(module).__name__ for module in model.modules() if getattr(module, "trigram_input", False)}
-    return f"{min(mixing)} adds to each token those before and behind it in the row" if mixing else ""
+    return f"{min(mixing)} adds to each token those before and after it in the row" if mixing else ""
 
 
 def _has_recurrences_only(model: PreTrainedModel) -> bool:
@@ -391,7 +391,7 @@ def _set_graph(model: PreTrainedModel, graph: Graphs, causal: bool) -> None:
     assert isinstance(graph, Mapping)
     if others := set(graph) - named:
         raise ValueError(
-            f"the graph has the keys {sorted(map(str, named))}, towers of {type(model).__name__}, beside "
+            f"the graph has the keys {sorted(map(str, named))}, towers of {type(model).__name__}, and "
             f"{sorted(map(str, others))}; its towers are {', '.join(towers)}"
         )
     for name in sorted(named):

@@ -2,7 +2,7 @@
 
 Compiled kernels run on torch's own threads, those of its OpenMP runtime. torch's threads wait busily for milliseconds
 after each of its operations, and other threads would compete with them for the cores. Functions in Python, and
-compiled kernels in a forked process or beside a torch with another runtime, run on plain Python threads.
+compiled kernels in a forked process or with a torch that has another runtime, run on plain Python threads.
 """
 
 import ctypes

@@ -393,7 +393,7 @@ class _Recurrence(Fused):
         heads = p.groups
         d_out = like.new_zeros(p.batch, p.num_dst, heads, p.value_width) if d_out is None else _readable(d_out)
         d_last = None if d_last is None else d_last.contiguous().resolve_neg()
-        shared = gcd(query.shape[2], key.shape[2], value.shape[2])  # heads beside these share no gradient
+        shared = gcd(query.shape[2], key.shape[2], value.shape[2])  # other heads share no gradient with these
         parts = min(heads, max(shared, -(-_MIN_PARTS // p.batch)))
         parts = shared if shared * p.batch >= _MIN_PARTS else parts
         copies = [parts if x.shape[2] % parts else 1 for x in (query, key, value)]

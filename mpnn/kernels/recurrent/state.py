@@ -74,7 +74,8 @@ def state_update(
     ):
         check_shape(name, tensor, *shape, optional=name in ("z", "bias", "D"))
     check_device(state, "a token of Mamba-2")
-    # All but the state are a token's numbers, so that copies of them cost nothing beside the pass over the state.
+    # All but the state are a token's numbers, so that copies of them cost nothing compared with the pass over the
+    # state.
     tensors = [t if t is None else t.float().contiguous().resolve_neg() for t in (x, z, dt, A, bias, D, B, C)]
     out = state.new_empty(batch, heads, values)
     p = _Parameters(batch, heads, groups, values, keys, address(state), *map(address, tensors))

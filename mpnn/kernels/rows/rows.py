@@ -33,7 +33,7 @@ class EdgeTensor(Structure):
     _fields_ = (*fields(c_void_p, "data ids"), *fields(c_int64, "heads width batch_stride"))
 
 
-MIN_PIECE = 512  # edges: a row that chunks share is divided into pieces of so many or more
+MIN_PIECE = 512  # edges: a row that chunks share is divided into pieces of this size or larger
 
 
 class Chunks:

@@ -5,7 +5,7 @@
     d_v_j  = sum_i w_ij g_i             d_bias_ij = dx_ij         d_table[offset] = sum of dx_ij with i - j = offset
     d_q_i  = scale sum_j dx_ij (1 - tanh_ij^2) k_j                d_k_j  = scale sum_i dx_ij (1 - tanh_ij^2) q_i
 
-    deltas:         delta of each row, beside its log-sum-exp
+    deltas:         delta of each row, next to its log-sum-exp
     by_query:       d_q and d_bias; for each unit of a row of tiles, for each step of its tiles: STEP keys
     by_key:         d_k, d_v and d_src; for each unit of a column of tiles, for each head that shares the keys, for
                     each step of its tiles: STEP queries

@@ -50,7 +50,7 @@ def widest(dtype: torch.dtype) -> int:
 
 
 def choose(dtype: torch.dtype, width: int, tiles_of_row: float = 0.0) -> Config:
-    """The configuration for heads up to `width` wide and rows of so many tiles of 64 sources."""
+    """The configuration for heads up to `width` wide and rows of this number of tiles of 64 sources."""
     key = size(dtype, width)
     if tiles_of_row >= _MANY and key in _FORWARD_OF_MANY:
         return _CONFIGS[key]._replace(forward=_FORWARD_OF_MANY[key])

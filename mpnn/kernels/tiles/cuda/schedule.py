@@ -57,7 +57,7 @@ class Tiles:
         across = -(-runs.num_src // columns)
         shift = columns.bit_length() - 1
         row_of_run = runs.row
-        line = (row_of_run >> rows.bit_length() - 1) * (across + 1)  # of tiles, one row of tiles behind the other
+        line = (row_of_run >> rows.bit_length() - 1) * (across + 1)  # of tiles, one row of tiles after the other
         first = line + (runs.start >> shift)
         last = line + (runs.stop + columns - 1 >> shift)
         here = _union(first, last)

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 def rows(x: Tensor, heads: int) -> Rows:
-    """x as an argument of a kernel, for states of so many heads."""
+    """x as an argument of a kernel, for states of this number of heads."""
     batch, node, head = x.stride()[:3]
     return Rows(x, batch, node, head, heads // x.shape[2])
 
