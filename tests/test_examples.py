@@ -141,7 +141,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
     "sparse_or_dense.py": (
         "--nodes 128 --seconds 0",
-        ["128 nodes, window: quicker than dense ", "power law", "the plan chose the quickest in "],
+        ["128 nodes, window: faster than dense ", "power law", "the plan chose the fastest in "],
     ),
     "trained_attention.py": (
         "--passages 2",

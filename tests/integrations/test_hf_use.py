@@ -550,7 +550,7 @@ def test_each_tower_of_a_model_takes_a_graph_of_its_own() -> None:
     for one, alone, before in zip(found, states(), own, strict=True):
         torch.testing.assert_close(one, alone, **CLOSE)
         assert not torch.allclose(one, before, **CLOSE)
-    with pytest.raises(ValueError, match=r"keys \['vision'\], towers of CLIPModel, beside \['0'\]; its towers are"):
+    with pytest.raises(ValueError, match=r"keys \['vision'\], towers of CLIPModel, and \['0'\]; its towers are"):
         mpnn.hf.use(clip, {"vision": "window(2)", "0": "causal()"})
 
 
