@@ -200,7 +200,7 @@ ASK_FOR_DEVICES = {
     "mpnn.engine.rewrites.sets_in_one_row": "sums by torch have no fixed order elsewhere",
     "mpnn.engine.steps": "lists of edges share steps",
     "mpnn.graph.batches": "it pads what torch's loops on a CPU compute",
-    "mpnn.integrations.hf.direct": "torch's kernel or a plan",
+    "mpnn.integrations.hf.by_torch": "torch's kernel or a plan",
     "mpnn.integrations.hf.interface": "torch's kernel or a plan",
     "mpnn.integrations.hf.ranks": "generators are of a device",
 }

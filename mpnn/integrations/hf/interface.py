@@ -18,11 +18,11 @@ from torch.jit._trace import is_tracing
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from mpnn import Graph, graphs, ops
-from mpnn.backends import dense
+from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.stacked import StackedGraph
-from mpnn.integrations.hf import compat, direct, masks, packing, ranks, traced
+from mpnn.integrations.hf import by_torch, compat, masks, packing, ranks, traced
 from mpnn.integrations.hf.closures import IRREPLACEABLE, Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask, Pairs
 from mpnn.integrations.hf.offset_bias import OffsetBias, has_no_bias
@@ -47,9 +47,6 @@ _NEEDS_GRAPH = frozenset({
     "dropout", "softcap", "output_attentions", "s_aux", "sinks", "indices", "block_indices",
 })  # fmt: skip
 """Keywords of what torch's kernel for whole texts does not compute."""
-
-_SHORT = 1 << 15
-"""Pairs of a batch up to which their bias is written out: a graph takes longer to prepare than this saves."""
 
 _KNOWN = HARMLESS.union(_NEEDS_GRAPH, packing.NAMES, {"scaling", "is_causal", "position_bias"})
 
@@ -239,10 +236,10 @@ def texts_of(mask: Any, options: dict[str, Any], shape: tuple[int, int]) -> pack
 def _without_graph(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
 ) -> Tensor | None:
-    """Attention by torch's kernel only, [B, queries, H, D]; None if the layer needs a graph.
+    """Attention without the graph of the mask, [B, queries, H, D]; None if the layer needs it.
 
-    A short forward pass and a new token make no graph and no plan: the pairs of the mask say which keys the kernel
-    takes. For several queries, it is the kernel that the plan for such a graph has chosen.
+    A new token makes no graph and no plan: the pairs of the mask say which keys the kernel takes. Texts without padding
+    share the graph of their length.
     """
     if active() is not None or _needs_graph(module, options):
         return None
@@ -261,48 +258,32 @@ def _without_graph(
     if texts is not None:
         return None if isinstance(mask, Tensor) else _packed(module, query, key, value, mask, texts, options)
     if isinstance(mask, Tensor):
-        return _of_masked_pairs(query, key, value, mask, options) if by_offset is None else None
-    pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None
+        pairs = None if by_offset is not None else by_torch.pairs_of(mask, query, key.shape[2])
+    else:
+        pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None
     if pairs is None:
         return None
-    if by_offset is not None and query.shape[2] > 1:
-        return _of_short_text(query, key, value, pairs, options.get("scaling"), by_offset)
-    return direct.attend(query, key, value, pairs, options.get("scaling"), by_offset)
-
-
-def _of_masked_pairs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor | None:
-    """Attention of few tokens, [B, queries, H, D], with a mask of pairs, bool [B, 1, queries, keys]; None where a graph
-    is faster, where a token attends to nothing, and for other masks."""
-    batch, _, queries, width = query.shape
-    keys = key.shape[2]
     scale = options.get("scaling")
-    scale = width**-0.5 if scale is None else float(scale)
-    is_of_pairs = mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1] == 1
-    if not is_of_pairs or not query.is_cpu or scale <= 0 or batch * queries * keys > _SHORT:
-        return None
-    mask = mask[..., :keys]
-    if not bool(mask.any(-1).all()):
-        return None
-    return dense.sdpa(query, key, value, scale, mask, False).transpose(1, 2)
+    out = by_torch.attend(query, key, value, pairs, scale, by_offset)
+    if out is not None or by_offset is not None:
+        return out
+    return _of_text(query, key, value, pairs, scale)
 
 
-def _of_short_text(
-    query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None, by_offset: OffsetBias
-) -> Tensor | None:
-    """Attention of few tokens, [B, queries, H, D], with a bias by offset written out for all pairs; None where a graph
-    is faster, where a gradient is asked for, and where only some keys are attended to."""
-    batch, _, queries, width = query.shape
-    keys = key.shape[2]
-    is_whole = pairs.allowed is None and pairs.empty is None and pairs.start == 0 and pairs.stop in (None, keys)
-    if (
-        not is_whole
-        or torch.is_grad_enabled()
-        or batch * queries * keys > _SHORT
-        or (by_offset.queries, by_offset.keys) != (queries, keys)
-    ):
-        return None
-    scale = width**-0.5 if scale is None else float(scale)
-    return dense.sdpa(query, key, value, scale, by_offset.pairs(pairs.is_causal, query), False).transpose(1, 2)
+def _of_text(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None) -> Tensor:
+    """Attention over all tokens of a text or those before, [B, queries, H, D]. All texts of this length share the
+    graph."""
+    key = pairs.cut(key)
+    value = pairs.cut(value)
+    graph = _text_graph(pairs.is_causal, query.shape[2], key.shape[2], query.device)
+    return ops.attend(graph, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=scale)
+
+
+@cached_graph
+def _text_graph(is_causal: bool, queries: int, keys: int, device: torch.device) -> Graph:
+    """The complete or causal graph of a text, a document of its own: what it gets among others, it gets alone."""
+    topology = graphs.documents([queries]) if queries == keys else graphs.complete()
+    return (topology & graphs.causal() if is_causal else topology).bind(queries, keys).to(device)
 
 
 def _needs_graph(module: nn.Module, options: dict[str, Any]) -> bool:
@@ -323,7 +304,7 @@ def _in_program(
     if type(mask) is not Mask or options.get("position_bias") is not None:
         return None
     pairs = mask.pairs_in_program(key.shape[2], query.is_cuda and query.dtype.itemsize == 2)
-    return None if pairs is None else direct.attend(query, key, value, pairs, options.get("scaling"), None)
+    return None if pairs is None else by_torch.attend(query, key, value, pairs, options.get("scaling"), None)
 
 
 def _packed(
@@ -335,14 +316,17 @@ def _packed(
     texts: packing.Packing,
     options: dict[str, Any],
 ) -> Tensor | None:
-    """Attention within packed texts by torch's kernel. If the caller says which is the longest, nothing waits for the
-    device."""
+    """Attention within packed texts that are complete or causal. If the caller says which is the longest, nothing waits
+    for the device."""
     is_causal = mask.is_causal_or_complete() if type(mask) is Mask else None
     if is_causal is None or options.get("position_bias") is not None or refusal(module):
         return None
-    return direct.attend_packed(
-        query, key, value, is_causal, options.get("scaling"), texts, options.get("max_length_k")
-    )
+    scale = options.get("scaling")
+    out = by_torch.attend_packed(query, key, value, is_causal, scale, texts, options.get("max_length_k"))
+    if out is not None or not query.is_cpu:
+        return out
+    features = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    return ops.attend(texts.graph(is_causal), *features, scale=scale).unflatten(0, texts.shape)
 
 
 def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Graph, bool]:
@@ -395,9 +379,7 @@ def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[
         result = shares.attend(graph, *features, **terms)
     else:
         terms |= {"bias": biases, "dropout": options.get("dropout", 0.0), "return_weights": with_weights}
-        result = _by_documents(graph, features, terms)
-        if result is None:
-            result = ops.attend(graph, *features, **terms)
+        result = ops.attend(graph, *features, **terms)
     out, weights = result if with_weights else (result, None)
     if (sinks := options.get("sinks")) is not None:
         if sinks.shape != (*call.query.shape[:3], 1):
@@ -413,16 +395,6 @@ def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[
     if is_flat:
         out = out.unflatten(0, call.sizes[:2])
     return out, weights if returns_weights else None
-
-
-def _by_documents(graph: Graph, features: list[Tensor], terms: dict[str, Any]) -> Any:
-    """Attention within packed texts without further terms; None for any other."""
-    if torch.compiler.is_compiling() or any(terms[name] is not None for name in ("softcap", "sinks", "bias")):
-        return None
-    if terms["dropout"] or terms["return_weights"]:
-        return None
-    query, key, value = features
-    return direct.attend_documents(graph, query, key, value, terms["scale"])
 
 
 def _share_of_keys(graph: Graph, features: list[Tensor], sinks: Tensor, is_flat: bool, terms: dict[str, Any]) -> Tensor:

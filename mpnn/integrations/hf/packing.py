@@ -27,6 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from mpnn import Graph, graphs
 from mpnn.graph.runs import Ints
 from mpnn.integrations.callers import calling
 from mpnn.integrations.hf import compat
@@ -105,6 +106,16 @@ class Packing:
             self.divided[key] = Parts(self.lengths, is_causal)
         parts: Parts = self.divided[key]
         return parts
+
+    def graph(self, is_causal: bool) -> Graph:
+        """The graph over the tokens of all rows, in which each text is complete or causal."""
+        key = "graph", is_causal
+        if key not in self.divided:
+            topology = graphs.documents(self.lengths)
+            topology = topology & graphs.causal() if is_causal else topology
+            self.divided[key] = topology.bind(self.shape[0] * self.shape[1])
+        graph: Graph = self.divided[key]
+        return graph
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Packing):

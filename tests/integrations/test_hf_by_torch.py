@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mpnn.hf
 from mpnn import ops
 from mpnn.engine import dispatch
-from mpnn.integrations.hf import direct, interface, masks
+from mpnn.integrations.hf import by_torch, interface, masks
 
 CAUSAL = hf.masking_utils.causal_mask_function
 BANDS: dict[str, Any] = {
@@ -67,8 +67,9 @@ def test_pairs_are_the_edges_of_the_graph(name: str, size: str, padded: int, gro
         assert pairs is not None or (padded and size == "static cache" and name == "window")
     if pairs is None:
         return
-    out = direct.attend(query, key, value, pairs, 0.3, None)
-    assert out is not None
+    out = by_torch.attend(query, key, value, pairs, 0.3, None)
+    if out is None:
+        out = interface._of_text(query, key, value, pairs, 0.3)
     graph, is_flat = mask.graph(None, 2, keys, query.device)
     rows = [x.transpose(1, 2) for x in (query, key, value)]
     rows = [x.flatten(0, 1) for x in rows] if is_flat else rows
@@ -282,8 +283,8 @@ class Operations(TorchDispatchMode):
 
 def test_a_batch_without_its_padding_launches_no_more_than_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU: torch's kernel for packed texts is one operation, and stands here for one that returns its queries."""
-    monkeypatch.setattr(direct.varlen, "runs_here", lambda *_: True)
-    monkeypatch.setattr(direct.varlen, "packed", lambda query, *_: query.clone())
+    monkeypatch.setattr(by_torch.varlen, "runs_here", lambda *_: True)
+    monkeypatch.setattr(by_torch.varlen, "packed", lambda query, *_: query.clone())
     counts = []
     for in_place in (False, True):
         model = hf.BertModel(hf.BertConfig(**SMALL)).eval()
@@ -314,8 +315,8 @@ def test_packed_sequences_of_known_lengths_are_not_read(monkeypatch: pytest.Monk
             return arguments[0]
 
         with monkeypatch.context() as patch, Waits() as waits:
-            patch.setattr(direct.varlen, "runs_here", lambda *_: True)
-            patch.setattr(direct.varlen, "packed", unread)
+            patch.setattr(by_torch.varlen, "runs_here", lambda *_: True)
+            patch.setattr(by_torch.varlen, "packed", unread)
             interface.attend(layer, query, key, value, masks.mask(1, 9, 9, mask_function=BANDS[name]), **options)
         assert waits.seen == []
         torch.testing.assert_close(flash.packed(*given)[None], expected, rtol=0, atol=1e-12)
