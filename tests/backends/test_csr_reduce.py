@@ -12,8 +12,10 @@ import torch
 from capabilities import GRAPHS, supported
 from live_memory import LiveMemory
 from row_cases import (  # noqa: F401 - fixtures
+    BOTH,
     CPU,
     TRITON,
+    Kernels,
     check,
     halves,
     hubs,
@@ -333,6 +335,25 @@ def test_a_function_that_numba_cannot_compile_is_named() -> None:
 
     with pytest.raises(TypeError, match="combine must be a function of two numbers that numba can compile"):
         ops.aggregate(random_graph(4, 4, 9), torch.randn(4, 3), Odd(), backend="csr")
+
+
+@pytest.mark.parametrize("kernels", BOTH)
+def test_gradients_of_deviations_that_are_small_beside_their_mean(kernels: Kernels) -> None:
+    ends = torch.tensor([(j, i) for i in range(9) for j in range(2 + i % 4)]).t()
+    graph = graphs.from_edges(ends, 9)
+    # Exact numbers, and weights that are powers of 2, so that no message is rounded.
+    value = 1 + torch.rand(1, 1, 40) / 4 + torch.randint(-9, 10, (9, 1, 40)) * 2.0**-22
+    weight = torch.tensor([0.5, 2.0])[ends[1] % 2, None]
+    d_out = torch.randn(9, 1, 40)
+    gradients = []
+    for dtype, by in ((torch.float32, kernels), (torch.float64, CPU)):
+        round = Round(graph, value.to(dtype), bias=(weight.to(dtype),), normalize="none", reduce=Std())
+        there = moved(round, by.device)
+        there.value.requires_grad_()
+        out = run(by, there)[0]
+        gradients.append(torch.autograd.grad(out, there.value, d_out.to(out))[0].cpu().double())
+    # At most nine rows add terms of size 10 at most, each after 16 roundings: 9 * 10 * 16 * 6e-8
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-4)
 
 
 # ---------------------------------------------------------------------------------------- by Triton

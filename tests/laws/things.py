@@ -274,16 +274,15 @@ def whole_layers() -> Iterator[tuple[str, Callable[[], MessagePassing]]]:
                 )
 
 
-def _operator(build: Callable[[], nn.Module], depth: int = 2) -> Thing:
+def _operator(build: Callable[[], nn.Module]) -> Thing:
     def call(module: Any, x: Tensor) -> Any:
         out = module(x)
         return dict(zip(("nodes", "edges"), out, strict=True)) if isinstance(out, tuple) else out
 
-    return Thing(partial(_seeded, build), call, partial(by_specification, build), (X,), depth)
+    return Thing(partial(_seeded, build), call, partial(by_specification, build), (X,))
 
 
-# Pna rounds squares, their sums and a root, and derivatives of these divide by the root.
-OPERATORS = {name: _operator(build, 64 if "pna" in name else 2) for name, build in operators()}
+OPERATORS = {name: _operator(build) for name, build in operators()}
 LAYERS = {name: _operator(build) for name, build in whole_layers()}
 
 # ----------------------------------------------------------------------------------------------------- ready models

@@ -1,11 +1,12 @@
 // Sums, means, extremes and variances along the rows of a sparse graph, and their gradients, in one pass:
 //
 //     SUM       y_i = sum_j w_ij x_j                  dx_j = sum_i w_ij dy_i
-//     CENTERED  y_i = c_i + sum_j (w_ij x_j - c_i)    c_i is the first message: a mean of equal ones is not rounded
+//     CENTERED  y_i = sum_j (w_ij x_j - c_i)          c_i is the first message, and the mean is c_i + y_i
 //     SQUARES   y_i = sum_j (w_ij x_j - mean_i)^2     dx_j = sum_i w_ij dy_i (w_ij x_j - mean_i)
 //     EXTREME   y_i = max_j w_ij x_j                  dx_j = sum_i w_ij dy_i [w_ij x_j = y_i]
 //
-// With as many weights of an edge as features, a sum multiplies them one by one (CHANNELS), w_ij and x_j [D], and the
+// A mean is two numbers, c_i and the offset from it: their sum would be rounded by more than messages that are nearly
+// equal differ. With as many weights of an edge as features, a sum multiplies them one by one (CHANNELS), w_ij and x_j [D], and the
 // gradient of a weight is dw_ij = dy_i x_j. No E x D tensor but gradients of weights is written. The backward pass goes along the rows of the transposed graph. Rows that begin in a part
 // of the edges are written in place; a part's share of the row before goes to `partial`, and `join` adds it.
 //
@@ -26,13 +27,14 @@ template <class T> struct RowReduce {
   double sign;          // -1: the smallest instead of the largest
   int64_t mean;         // 1: divide by the number of edges
   const void *x;        // [batch, num_cols, size], of 16 bits or T: messages; in the backward pass dy
-  const T *compared;    // backward pass, [batch, num_cols, size]: means or extremes
+  const T *compared;    // backward pass, [batch, num_cols, size]: c or extremes
   const T *weight;      // [batch or 1, E, heads] in the caller's order; null: ones
   int64_t weight_stride;
-  const T *own;         // [batch, num_rows, size]: means; in the backward pass the features x_j
-  T *out, *count;       // [batch, num_rows, size]
+  const T *own;         // [batch, num_rows, size]: c; in the backward pass the features x_j
+  T *out, *count;       // [batch, num_rows, size]; CENTERED writes c into count
   T *d_weight;          // backward pass, [batch, E, heads]; null: not asked
   T *partial, *partial_count;  // [batch, parts, size]
+  const T *offset;      // SQUARES: what means exceed c by, as `own`; in the backward pass as `compared`
 };
 
 constexpr int64_t EDGES = 32;         // of a block: their features stay in the nearest cache
@@ -51,11 +53,12 @@ template <class T, class S> struct Fold {
   int64_t first, n;
   bool begins;              // the row's sums start here
   T factor;                 // multiplies the sums at the end
-  T lift;                   // of what CENTERED sums are distances from, which is added at the end
+  const T *offset;          // SQUARES: of this row; in the backward pass of this entry of the batch
 };
 
-// A product that is rounded before it is added to: fused, a message would differ from an equal one that was stored.
-template <class X> INLINE X rounded(X product) { return __arithmetic_fence(product); }
+// A number that is rounded before it is added to. Fused, a message would differ from an equal one that was stored, and
+// a difference of three numbers in another order loses what the first two have in common.
+template <class X> INLINE X rounded(X number) { return __arithmetic_fence(number); }
 
 // COUNT vectors from d on, in registers along the edges of the block. PARTLY: the last has only `left` < LANES numbers.
 template <class T, class S, int KIND, bool BACKWARD, int COUNT, bool PARTLY = false>
@@ -65,11 +68,12 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
   constexpr bool extreme = KIND == EXTREME || KIND == COUNTED, linear = KIND == SUM || KIND == CHANNELS;
   const T start = extreme && !BACKWARD ? -infinity<T>() : 0;
   auto first = [&](auto *from) { return PARTLY ? load_first_as<T, LANES>(from, left) : load_as<T, LANES>(from); };
-  X total[COUNT], equal[COUNT], mine[COUNT];
+  X total[COUNT], equal[COUNT], mine[COUNT], offset[COUNT];
   UNROLL for (int k = 0; k < COUNT; k++) {
     total[k] = f.begins ? splat<T, LANES>(start) : first(out + d + k * LANES);
     if (KIND == COUNTED) equal[k] = f.begins ? X{} : first(count + d + k * LANES);
     if (BACKWARD ? !linear || f.dot : KIND == SQUARES || KIND == CENTERED) mine[k] = first(own + d + k * LANES);
+    if (!BACKWARD && KIND == SQUARES) offset[k] = first(f.offset + d + k * LANES);
   }
   const int32_t *col = p.rows.col + f.first;
   const int64_t known = p.rows.num_edges - f.first - 1, size = p.size, heads = p.heads, n = f.n;
@@ -81,6 +85,7 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
       int64_t later = (int64_t)col[e + FEATURES_AHEAD < known ? e + FEATURES_AHEAD : known] * size;
       prefetch(x + later, size);
       if (BACKWARD && !linear) prefetch(compared + later, size);
+      if (BACKWARD && KIND == SQUARES) prefetch(f.offset + later, size);
       if (KIND == CHANNELS) prefetch(f.weight + p.rows.edge_of(f.first + (e + FEATURES_AHEAD < known ? e + FEATURES_AHEAD : known)) * size, size);
     }
     int64_t at = (int64_t)col[e] * size + d, own_weights = KIND == CHANNELS ? p.rows.edge_of(f.first + e) * size + d : 0;
@@ -93,9 +98,10 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
         if (BACKWARD && dot) store_first<T, LANES>(f.d_weight + own_weights + k * LANES, value * mine[k], PARTLY ? left : LANES);
       } else if (BACKWARD) {
         if (!linear) {
-          X other = first(compared + at + k * LANES), m = w * mine[k];
+          X other = first(compared + at + k * LANES), m = rounded(w * mine[k]);
           const X unequal = other == other ? X{} : other;  // an extreme of NaN has no gradient but NaN
-          value = KIND == SQUARES ? value * (m - other) : m == other ? value : unequal;
+          if (KIND == SQUARES) value *= rounded(m - other) - first(f.offset + at + k * LANES);
+          else value = m == other ? value : unequal;
         }
         total[k] += w * value;
         if (dot) {
@@ -106,7 +112,8 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
         if (KIND == COUNTED) equal[k] = m > total[k] ? splat<T, LANES>(1) : equal[k] + (m == total[k] ? splat<T, LANES>(1) : X{});
         total[k] = m != m ? m : larger(m, total[k]);
       } else if (KIND == SQUARES || KIND == CENTERED) {
-        X m = rounded(w * value) - mine[k];
+        X m = rounded(rounded(w * value) - mine[k]);
+        if (KIND == SQUARES) m -= offset[k];
         total[k] += KIND == SQUARES ? m * m : m;
       } else {
         total[k] += w * value;
@@ -115,9 +122,7 @@ INLINE void fold_vectors(const Fold<T, S> &f, int64_t h, int64_t d, int64_t left
     if (BACKWARD && dot && KIND != CHANNELS) dot[e * heads + h] += sum<T, LANES>(product);
   }
   UNROLL for (int k = 0; k < COUNT; k++) {
-    X result = total[k] * f.factor;
-    if (KIND == CENTERED) result += f.lift * mine[k];
-    store_first<T, LANES>(out + d + k * LANES, result, PARTLY ? left : LANES);
+    store_first<T, LANES>(out + d + k * LANES, total[k] * f.factor, PARTLY ? left : LANES);
     if (KIND == COUNTED) store_first<T, LANES>(count + d + k * LANES, equal[k], PARTLY ? left : LANES);
   }
 }
@@ -148,17 +153,18 @@ template <class T> static void stage(const RowReduce<T> &p, const T *weight, int
 
 // Folds the edges begin to end of a row into out [size].
 template <class T, class S, int KIND, bool BACKWARD>
-static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t end, T factor, T lift, T *staged, T *dot, const T *own, T *out, T *count) {
+static void fold_row(const RowReduce<T> &p, int64_t b, int64_t begin, int64_t end, T factor, T *staged, T *dot, const T *own, T *out, T *count) {
   if (begin == end)
     for (int64_t d = 0; d < p.size; d++) out[d] = 0;
   const T *weight = p.weight ? p.weight + b * p.weight_stride : nullptr;
   T *d_weight = p.d_weight ? p.d_weight + b * p.rows.num_edges * p.heads : nullptr;
   int64_t features = p.num_cols * p.size;
+  const T *offset = KIND == SQUARES ? p.offset + (BACKWARD ? b * features : own - p.own) : nullptr;
   for (int64_t at = begin; at < end; at += EDGES) {
     int64_t n = end - at < EDGES ? end - at : EDGES;
     if (weight && KIND != CHANNELS) stage(p, weight, at, n, staged);
     if (dot && KIND != CHANNELS) __builtin_memset(dot, 0, n * p.heads * sizeof(T));
-    Fold<T, S> f{p, (const S *)p.x + b * features, p.compared + (p.compared ? b * features : 0), weight, d_weight, staged, dot, at, n, at == begin, at + n == end ? factor : (T)1, at + n == end ? lift : (T)0};
+    Fold<T, S> f{p, (const S *)p.x + b * features, p.compared + (p.compared ? b * features : 0), weight, d_weight, staged, dot, at, n, at == begin, at + n == end ? factor : (T)1, offset};
     fold_block<T, S, KIND, BACKWARD>(f, own, out, count);
     if (dot && KIND != CHANNELS)
       for (int64_t e = 0; e < n; e++)
@@ -194,30 +200,29 @@ template <class T, class S, int KIND, bool BACKWARD> static bool reduce_part(con
   int64_t first = rows.cuts[part], last = rows.cuts[part + 1], size = p.size, entry = b * rows.num_rows * size;
   int64_t row = part ? first_row_from(rows, first) : 0, stop = part + 1 < rows.num_parts ? first_row_from(rows, last) : rows.num_rows;
   Workspace memory;
-  T *staged, *dot, *center;
+  T *staged, *dot;
   for (int round = 0; round < 2; round++) {
     if (round && !memory.allocate()) return false;
     staged = memory.take<T>(EDGES * p.heads);
     dot = memory.take<T>(p.d_weight ? EDGES * p.heads : 0);
-    center = memory.take<T>(KIND == CENTERED ? size : 0);
   }
   if (!p.d_weight) dot = nullptr;
   for (int64_t c = 0; c < EDGES * p.heads; c++) staged[c] = (T)p.sign;
-  auto fold = [&](int64_t r, int64_t begin, int64_t end, T lift, T *out, T *count) {
+  auto fold = [&](int64_t r, int64_t begin, int64_t end, T *out, T *count) {
     int64_t degree = rows.ptr[r + 1] - rows.ptr[r];
     T factor = p.mean && degree ? 1 / (T)degree : (T)p.sign;
-    const T *own = p.own ? p.own + entry + rows.node_of(r) * size : center;
-    if (KIND == CENTERED && degree) first_message<T, S>(p, b, r, center);
-    fold_row<T, S, KIND, BACKWARD>(p, b, begin, end, factor, lift, staged, dot, own, out, count);
+    const T *own = KIND == CENTERED ? count : p.own ? p.own + entry + rows.node_of(r) * size : nullptr;
+    if (KIND == CENTERED && degree) first_message<T, S>(p, b, r, count);
+    fold_row<T, S, KIND, BACKWARD>(p, b, begin, end, factor, staged, dot, own, out, count);
   };
   if (first < last && first < rows.ptr[row]) {
     int64_t at = (b * rows.num_parts + part) * size, end = rows.ptr[row] < last ? rows.ptr[row] : last;
-    fold(row - 1, first, end, 0, p.partial + at, p.count ? p.partial_count + at : nullptr);
+    fold(row - 1, first, end, p.partial + at, p.count ? p.partial_count + at : nullptr);
   }
   for (; row < stop; row++) {
     int64_t at = entry + rows.node_of(row) * size, end = rows.ptr[row + 1] < last ? rows.ptr[row + 1] : last;
     if (rows.node && row + 4 < stop) prefetch(p.out + entry + rows.node[row + 4] * size, size);
-    fold(row, rows.ptr[row], end, 1, p.out + at, p.count ? p.count + at : nullptr);
+    fold(row, rows.ptr[row], end, p.out + at, p.count ? p.count + at : nullptr);
   }
   return true;
 }
@@ -232,7 +237,7 @@ template <class T> static void join_reduced(const RowReduce<T> &p, int64_t b) {
     for (int64_t d = 0; d < p.size; d++) {
       T more = p.partial[piece + d], so_far = p.out[at + d];
       bool beats = more * (T)p.sign > so_far * (T)p.sign;
-      if (p.count) {
+      if (p.kind == COUNTED) {
         if (beats) p.count[at + d] = p.partial_count[piece + d];
         else if (more == so_far) p.count[at + d] += p.partial_count[piece + d];
       }

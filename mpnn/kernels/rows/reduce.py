@@ -26,7 +26,8 @@ _CENTERED = 2
 _EXTREME = 3
 _COUNTED = 4
 _LINEAR = ("sum", "mean")
-_FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES, "centered mean": _CENTERED}
+_CENTERED_MEAN = "centered mean"
+_FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES, _CENTERED_MEAN: _CENTERED}
 _FIRST_CALLS = 64  # of a graph, before its edges are sorted
 _MAX_PARTS = 16
 _MIN_COMPONENTS = 1 << 18  # of a part's edges
@@ -42,7 +43,7 @@ class RowReduceStruct(Structure):
         ("mean", c_int64),
         *fields(c_void_p, "x compared weight"),
         ("weight_stride", c_int64),
-        *fields(c_void_p, "own out count d_weight partial partial_count"),
+        *fields(c_void_p, "own out count d_weight partial partial_count offset"),
     )
 
 
@@ -76,22 +77,24 @@ class RowReduce(Fused):
         ctx.columns = columns
         ctx.kind = kind
         ctx.reference = reference
-        compared = _fold(value, weight, rows, "centered mean")[0] if kind == "var" else None
-        out, count = _fold(value, weight, rows, kind, compared, counted=True)
-        ctx.save_for_backward(value, weight, out if compared is None else compared, count)
+        mean = _mean(value, weight, rows, kind)
+        out, count = _fold(value, weight, rows, kind, mean, counted=True)
+        ctx.save_for_backward(value, weight, *(mean or (out, count)))
         return out if out.dtype is value.dtype else out.to(value.dtype)
 
     @staticmethod
     def gradients(ctx, d_out: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[no-untyped-def]
         value, weight, compared, count = ctx.saved_tensors
         dtype = value.dtype
+        offset = None
         if ctx.kind == "var":
+            offset = count
             count = ctx.rows.degree.to(_wide(d_out.dtype)) / 2
         if count is not None:
             d_out = _elementwise(torch.div, d_out, count)
         with_weight = weight is not None and ctx.needs_input_grad[1]
         value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
-        d_value, d_weight = _fold_backward(d_out, compared, value, weight, ctx.columns, ctx.kind, with_weight)
+        d_value, d_weight = _fold_backward(d_out, compared, offset, value, weight, ctx.columns, ctx.kind, with_weight)
         return d_value.to(dtype), d_weight
 
 
@@ -164,7 +167,7 @@ class Adjoint(Function, Fused):
     ) -> tuple[Tensor, Tensor | None]:
         if value is None:
             return _fold(d_out, weight, columns, "sum")[0], None
-        return _fold_backward(plain(d_out), None, value, weight, columns, "sum", True)
+        return _fold_backward(plain(d_out), None, None, value, weight, columns, "sum", True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
@@ -216,8 +219,7 @@ class Adjoint(Function, Fused):
 
 def reduced(value: Tensor, weight: Tensor | None, rows: Rows, kind: str | Associative) -> Tensor:
     """`RowReduce` where nothing is recorded for derivatives; a value of any strides."""
-    mean = _fold(value, weight, rows, "centered mean")[0] if kind == "var" else None
-    out = _fold(value, weight, rows, kind, mean)[0]
+    out = _fold(value, weight, rows, kind, _mean(value, weight, rows, kind))[0]
     return out if out.dtype is value.dtype else out.to(value.dtype)
 
 
@@ -405,33 +407,44 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype is torch.float32 or dtype is torch.float64 else torch.promote_types(dtype, torch.float32)
 
 
+def _mean(value: Tensor, weight: Tensor | None, rows: Rows, kind: str | Associative) -> tuple[Tensor, Tensor] | None:
+    """The means that variances are taken from, each [B, rows, size]: the first message of each row, and the mean
+    distance from it. A sum of the two would be rounded by more than messages that are nearly equal differ."""
+    if kind != "var":
+        return None
+    offset, center = _fold(value, weight, rows, _CENTERED_MEAN, counted=True)
+    return cast(Tensor, center), offset
+
+
 def _fold(
     value: Tensor,
     weight: Tensor | None,
     rows: Rows,
     kind: str | Associative,
-    own: Tensor | None = None,
+    mean: tuple[Tensor, Tensor] | None = None,
     counted: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The results of rows [B, rows, size], and the number of messages equal to each extreme if `counted`."""
     value = plain(value)
     weight = None if weight is None else plain(weight)
     shape = len(value), rows.num_rows, value.shape[2]
-    is_repeated = own is None and (kind in _LINEAR if counted else type(kind) is str) and shape[0] == 1
+    is_repeated = mean is None and (kind in _LINEAR if counted else type(kind) is str) and shape[0] == 1
     if is_repeated and (found := _again(value, weight, rows, cast(str, kind), shape)) is not None:
         return found, None
     out = empty(value, *shape, dtype=_wide(value.dtype))
-    count = empty(out, *out.shape) if counted and kind in ("max", "min") else None
+    count = empty(out, *out.shape) if counted and kind in ("max", "min", _CENTERED_MEAN) else None
     if not out.numel():
         return out, count
     chunks = chunks_of(rows, value.shape[2])
     if isinstance(kind, Associative):
         combine.forward(kind, value, weight, chunks, out)
         return out, combine.ties(kind, value, weight, chunks, out) if counted and kind.shares_ties else None
-    p = _parameters(value, weight, chunks, own, out)
+    center, offset = mean or (None, None)
+    p = _parameters(value, weight, chunks, center, out)
+    p.offset = address(offset)
     p.kind = _FOLDS.get(kind, _EXTREME if count is None else _COUNTED)
     p.sign = -1.0 if kind == "min" else 1.0
-    p.mean = int(kind in ("mean", "var", "centered mean"))
+    p.mean = int(kind in ("mean", "var", _CENTERED_MEAN))
     p.count = address(count)
     _run("row_reduce_forward", p, value, len(chunks))
     if is_repeated and len(chunks) == 1 and out.dtype is value.dtype and out.nbytes < LARGE:
@@ -442,6 +455,7 @@ def _fold(
 def _fold_backward(
     d_out: Tensor,
     compared: Tensor | None,
+    offset: Tensor | None,
     value: Tensor,
     weight: Tensor | None,
     columns: Rows,
@@ -463,7 +477,7 @@ def _fold_backward(
             p = _parameters(d_out, weight, chunks, value, d_value)
             p.kind = _FOLDS.get(kind, _EXTREME)
             p.sign = 1.0
-            p.compared, p.d_weight = address(compared), address(d_weight)
+            p.compared, p.offset, p.d_weight = address(compared), address(offset), address(d_weight)
             _run("row_reduce_backward", p, value, len(chunks))
     if d_weight is not None and weight is not None and len(weight) < len(d_weight):
         d_weight = d_weight.sum(0, keepdim=True)

@@ -33,14 +33,14 @@ SUM, SQUARES, CENTERED, LARGEST, SMALLEST = (tl.constexpr(kind) for kind in rang
 
 @triton.jit
 def segment_reduce(
-    units, col, edge, x, weight, own, out, equal, part, part_equal, x_at, weight_at, out_at, part_at, count, blocks,
-    heads, KIND: tl.constexpr, MEAN: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
+    units, col, edge, x, weight, own, offset, out, equal, part, part_equal, x_at, weight_at, out_at, part_at, count,
+    blocks, heads, KIND: tl.constexpr, MEAN: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
     WIDTH: tl.constexpr, REAL: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Reduces the messages `weight_e * x_j` of each row by `KIND` into out [B, rows, H, D], and counts those that equal
-    an extreme into `equal`, if not None. CENTERED are the distances from `own` [B, rows, H, D], SQUARES their squares.
-    `MEAN`: divided by the number of edges. Parts of divided rows go to their slots of part and part_equal
-    [B, slots, H, D].
+    an extreme into `equal`, if not None. CENTERED are the distances from `own` [B, rows, H, D], SQUARES the squares of
+    those from `own + offset`, whose sum would be rounded by more than messages that are nearly equal differ. `MEAN`:
+    divided by the number of edges. Parts of divided rows go to their slots of part and part_equal [B, slots, H, D].
     """
     row, first, last, slot, h, exists, b = rows_of_program(units, count, blocks, heads, R, BH, INDEX)
     result = tl.zeros([R, E, BH, WIDTH], REAL)  # of each entry of the tile, joined after the loop
@@ -50,6 +50,8 @@ def segment_reduce(
     counted = tl.zeros([R, E, BH, WIDTH], REAL)
     if KIND != SUM and KIND < LARGEST:
         middle = load_vectors(own, out_at, b, row, h, exists, WIDTH, REAL)
+    if KIND == SQUARES:
+        beyond = load_vectors(offset, out_at, b, row, h, exists, WIDTH, REAL)
     longest = tl.max(tl.max(last - first, 1), 0)
     next_j, next_id, next_mask = other_ends(col, edge, first, last, exists, E)
     for t in range(0, longest, E):
@@ -63,8 +65,10 @@ def segment_reduce(
         if KIND == SUM:
             result += messages
         elif KIND < LARGEST:
-            apart = tl.where(mask[:, :, :, None], messages - middle, 0.0)
-            result += apart * apart if KIND == SQUARES else apart
+            apart = messages - middle
+            if KIND == SQUARES:
+                apart = (apart - beyond) * (apart - beyond)
+            result += tl.where(mask[:, :, :, None], apart, 0.0)
         else:
             if KIND == SMALLEST:
                 messages = -messages
@@ -144,16 +148,16 @@ def join(
 
 @triton.jit
 def segment_reduce_backward(
-    units, col, edge, x, weight, d_out, compared, d_x, d_weight, part, x_at, weight_at, d_out_at, d_x_at, d_weight_at,
-    part_at, count, blocks, heads, KIND: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
+    units, col, edge, x, weight, d_out, compared, offset, d_x, d_weight, part, x_at, weight_at, d_out_at, d_x_at,
+    d_weight_at, part_at, count, blocks, heads, KIND: tl.constexpr, R: tl.constexpr, E: tl.constexpr, BH: tl.constexpr,
     WIDTH: tl.constexpr, REAL: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Gradients by source: d_x [B, N_src, H, D] of whole rows, parts of others into part [B, slots, H, D], and d_weight
     [B, E, H], if not None.
 
     The caller has divided d_out [B, N_dst, H, D] by the number of edges (over 2, for SQUARES), or by the number of
-    messages that equal an extreme. `compared` [B, N_dst, H, D] holds the extremes, or the means that SQUARES are taken
-    from.
+    messages that equal an extreme. `compared` [B, N_dst, H, D] holds the extremes. SQUARES are taken from the means
+    `compared + offset`.
     """
     row, first, last, slot, h, exists, b = rows_of_program(units, count, blocks, heads, R, BH, INDEX)
     own = load_vectors(x, x_at, b, row, h, exists, WIDTH, REAL)
@@ -170,7 +174,8 @@ def segment_reduce_backward(
         if weight is not None:
             w = load_numbers(weight, weight_at, b, edge_id, h, mask, REAL)[:, :, :, None]
         if KIND == SQUARES:
-            d_message = d_message * (w * own - load_vectors(compared, d_out_at, b, i, h, mask, WIDTH, REAL))
+            apart = w * own - load_vectors(compared, d_out_at, b, i, h, mask, WIDTH, REAL)
+            d_message = d_message * (apart - load_vectors(offset, d_out_at, b, i, h, mask, WIDTH, REAL))
         elif KIND >= LARGEST:
             extreme = load_vectors(compared, d_out_at, b, i, h, mask, WIDTH, REAL)
             unequal = tl.where(extreme == extreme, 0.0, extreme)  # an extreme of NaN has no gradient but NaN

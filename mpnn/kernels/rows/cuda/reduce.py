@@ -51,33 +51,31 @@ class RowReduce(Fused):
         reference: Callable[..., Tensor] | None = None,
     ) -> Tensor:
         given = value
-        compared = None
+        center = offset = None
         value = with_contiguous_rows(value)
         extreme = kind in ("max", "min")
         with on_device(value):
             if kind == "var":
-                compared = _centered_mean(value, weight, rows)
+                center, offset = _centered_mean(value, weight, rows)
             counted = extreme and any(ctx.needs_input_grad)
             dtype = real(value.dtype)[0] if extreme and weight is not None else dtype
-            out, equal = segment_reduce(value, weight, rows, rows.edges, kind, compared, counted, dtype)
-            if kind == "var" and weight is not None:
+            out, equal = segment_reduce(value, weight, rows, rows.edges, kind, center, offset, counted, dtype)
+            if center is not None and weight is not None:
                 # A product is not rounded before the mean is subtracted from it, so equal messages differ by as much.
-                out.masked_fill_(out <= (compared * (torch.finfo(compared.dtype).eps / 2)).square(), 0.0)
+                out.masked_fill_(out <= (center * (torch.finfo(center.dtype).eps / 2)).square(), 0.0)
         ctx.rows = rows
         ctx.columns = columns
         ctx.kind = kind
         ctx.form = value.shape, value.dtype
         ctx.reference = reference
-        if extreme:
-            compared = out
-        elif kind != "var" and not ctx.needs_input_grad[1]:
+        if not extreme and kind != "var" and not ctx.needs_input_grad[1]:
             given = None  # the backward pass does not read it
-        ctx.save_for_backward(given, weight, compared, equal)
+        ctx.save_for_backward(given, weight, out if extreme else center, offset, equal)
         return out
 
     @staticmethod
     def gradients(ctx: Any, d_out: Tensor) -> Any:
-        value, weight, compared, equal = ctx.saved_tensors
+        value, weight, compared, offset, equal = ctx.saved_tensors
         value = None if value is None else with_contiguous_rows(value)
         columns = ctx.columns()
         kind = ctx.kind
@@ -91,7 +89,7 @@ class RowReduce(Fused):
             if kind in ("sum", "mean") and not needed[1]:
                 d_value, _ = segment_reduce(d_out, weight, columns, columns.edges, "sum", dtype=ctx.form[1])
                 return d_value, None
-            d_value, d_weight = _segment_reduce_backward(d_out, compared, value, weight, columns, kind, needed)
+            d_value, d_weight = _segment_reduce_backward(d_out, compared, offset, value, weight, columns, kind, needed)
         return d_value, d_weight
 
 
@@ -127,6 +125,7 @@ def segment_reduce(
     edges: Edges,
     kind: str,
     own: Tensor | None = None,
+    offset: Tensor | None = None,
     counted: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -149,29 +148,31 @@ def segment_reduce(
         return Arguments(rows.programs(shape, batch), (*at, *numbers), constants, shape.warps)
 
     key = "reduce", kind, counted, out.dtype, edges is rows.edges, layout(value), weight is not None and layout(weight)
-    tensors = rows.units, edges.col, edges.edge, value, weight, own, out, equal, part, part_equal
+    tensors = rows.units, edges.col, edges.edge, value, weight, own, offset, out, equal, part, part_equal
     rows.launches.start(key, reduce.segment_reduce, tensors, arguments)
     _join(rows, kind, (part, part_equal), (out, equal), key)
     return out, equal
 
 
-def _centered_mean(value: Tensor, weight: Tensor | None, rows: Sorted) -> Tensor:
-    """The mean of each row [B, rows, H, D], as the first message and the mean distance from it: a mean of equal
-    messages is one of them, without rounding."""
+def _centered_mean(value: Tensor, weight: Tensor | None, rows: Sorted) -> tuple[Tensor, Tensor]:
+    """The means of the rows, as the first message and the mean distance from it, each [B, rows, H, D]. A sum of the
+    two would be rounded by more than messages that are nearly equal differ."""
     if not rows.num_edges:
-        return segment_reduce(value, weight, rows, rows.edges, "mean")[0]
+        means = segment_reduce(value, weight, rows, rows.edges, "mean")[0]
+        return means, means
     first = rows.ptr[:-1].clamp(max=rows.num_edges - 1)
     center = value.index_select(1, rows.edges.col.index_select(0, first)).to(real(value.dtype)[0])
     if weight is not None:
         edge = first if rows.edges.edge is None else rows.edges.edge.index_select(0, first)
         center = weight.index_select(1, edge)[..., None] * center
     center = center.contiguous()
-    return segment_reduce(value, weight, rows, rows.edges, "centered mean", center)[0].add_(center)
+    return center, segment_reduce(value, weight, rows, rows.edges, "centered mean", center)[0]
 
 
 def _segment_reduce_backward(
     d_out: Tensor,
     compared: Tensor | None,
+    offset: Tensor | None,
     value: Tensor,
     weight: Tensor | None,
     columns: Sorted,
@@ -197,10 +198,11 @@ def _segment_reduce_backward(
         numbers = len(columns.units), shape.blocks, heads
         return Arguments(columns.programs(shape, batch), (*at, *numbers), constants, shape.warps)
 
-    given = value, weight, d_out, compared
+    given = value, weight, d_out, compared, offset
     key = "back", kind, needed[:2], *[None if x is None else layout(x) for x in given]
     tensors = (
-        columns.units, columns.edges.col, columns.edges.edge, value, weight, d_out, compared, d_value, d_weight, part
+        columns.units, columns.edges.col, columns.edges.edge, value, weight, d_out, compared, offset, d_value, d_weight,
+        part,
     )  # fmt: skip
     columns.launches.start(key, reduce.segment_reduce_backward, tensors, arguments)
     join_parts(columns, part, d_value)
