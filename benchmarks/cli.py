@@ -63,6 +63,7 @@ SECTIONS = {
     "encoders": encoders.section,
     "in_place": in_place.section,
     "real": real_graphs.section,
+    "forward_mode": of_forward_mode.section,
 }
 """The parts of the page that have a form of their own, by the name of their record."""
 PAGE = HERE.parent / "docs" / "record.md"

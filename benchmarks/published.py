@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import encoders, in_place, report, scatter
+from benchmarks import encoders, forward_mode, in_place, report, scatter
 from benchmarks.contest import BOTH, FORWARD, OURS, STEP
 
 Record = dict[str, Any]
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "results"
-NAMES = "cpu", "workloads", "encoders", "in_place", "real", "scatter", "plans", "scaling", "sampling"
+NAMES = "cpu", "workloads", "encoders", "in_place", "real", "forward_mode", "scatter", "plans", "scaling", "sampling"
 """The records that `python -m benchmarks all` writes."""
 COMPUTES = "mpnn/kernels", "mpnn/backends", "mpnn/engine"
 """The folders whose commits make a record older."""
@@ -305,6 +305,12 @@ def of_samples(records: Records) -> list[str]:
     return [*lines, "", f"{machine(record)}."]
 
 
+def of_forward_mode(records: Records) -> list[str]:
+    """Derivatives in forward mode beside forward passes."""
+    record = records["forward_mode"]
+    return [*forward_mode.table(record), "", f"{machine(record)}."]
+
+
 BLOCKS: dict[str, Callable[[Records], list[str]]] = {
     "short": short,
     "peers": peers,
@@ -317,4 +323,5 @@ BLOCKS: dict[str, Callable[[Records], list[str]]] = {
     "scaling": weak_scaling,
     "sampling": of_samples,
     "scatter": lambda records: scatter.section(records["scatter"]),
+    "forward mode": of_forward_mode,
 }

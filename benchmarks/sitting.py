@@ -55,6 +55,7 @@ PARTS = (
     Part("encoders", "encoders", ("--seconds", "1")),
     Part("in_place", "in-place", ("--seconds", "0.7")),
     Part("real", "real", ("--seconds", "0.5")),
+    Part("forward_mode", "forward-mode", ("--seconds", "0.5")),
     Part("scatter", "scatter", ("--seconds", "0.3")),
     Part("plans", "regret", ("--seed", "4711", "--requests", "200"), ("--seed", "4711", "--requests", "2")),
     Part("scaling", "scaling", ("--repeats", "10"), ("--small", "--repeats", "1")),
