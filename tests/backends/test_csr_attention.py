@@ -372,6 +372,8 @@ def test_later_launches_pass_addresses_and_what_was_kept() -> None:
             return lambda *arguments: passed.append((grid, arguments))
 
     class Kernel:
+        arg_names: ClassVar = ["x", "none", "n", "p", "E"]
+
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Compiled]:
             def first(*arguments: Any, **constants: Any) -> Compiled:
                 passed.append((grid, arguments, constants))
@@ -381,13 +383,14 @@ def test_later_launches_pass_addresses_and_what_was_kept() -> None:
 
     launches, x, y = Launches(), torch.zeros(3), torch.zeros(3)
     arguments = Arguments(5, (7, 0.5), {"E": 8}, warps=2)
+    kernel = Kernel()
     for tensor in (x, y):
-        START(launches, "key", Kernel(), (tensor, None), lambda: arguments)
+        START(launches, "key", kernel, (tensor, None), lambda: arguments)
     options = {"num_warps": 2, "num_stages": 3, "maxnreg": None}
     later = (5, 1, 1), (y.data_ptr(), None, 7, 0.5, 8)
     assert passed == [((5,), (x, None, 7, 0.5), {"E": 8, **options}), later]
     for key in range(1000):
-        START(launches, key, Kernel(), (x,), lambda: arguments)
+        START(launches, key, kernel, (x, None), lambda: arguments)
     assert len(launches._kept) < 1000
 
 

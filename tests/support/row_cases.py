@@ -23,6 +23,7 @@ from mpnn.engine import choice
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
 from mpnn.graph.relations import Offset
+from mpnn.kernels.cuda import launch
 from mpnn.kernels.cuda.launch import Arguments, Launches
 from mpnn.kernels.rows import attention as row_attention
 from mpnn.round import Result, Round
@@ -48,14 +49,16 @@ START = Launches.start
 
 
 def check_key(
-    self: Launches, key: Hashable, kernel: Any, tensors: Sequence[Tensor | None], arguments: Callable[[], Arguments]
+    self: Launches, key: Hashable, kernel: Any, operands: Sequence[Any], arguments: Callable[[], Arguments]
 ) -> None:
-    """`Launches.start` by the interpreter, which keeps no kernels: whatever has the same key must have the same
-    arguments besides addresses, and tensors that a compiled kernel does not tell apart."""
+    """`Launches.start` by the interpreter, which keeps no kernels: whatever has the same form must have the same
+    arguments besides addresses."""
     given = arguments()
-    told = kernel.fn.__name__, str(given), [x if x is None else (x.dtype, x.data_ptr() % 16) for x in tensors]
-    assert self._kept.setdefault(key, told) == told  # type: ignore[arg-type, comparison-overlap]
-    kernel[(given.programs,)](*tensors, *given.numbers, **given.constants, num_warps=given.warps)
+    form = [id(kernel), key]
+    launch._read(operands, form)
+    told = str(given)
+    assert self._kept.setdefault(tuple(form), told) == told  # type: ignore[arg-type, comparison-overlap]
+    kernel[(given.programs,)](*operands, *given.numbers, **given.constants, num_warps=given.warps)
 
 
 ATTENTION, AGGREGATION = csr.ATTENTION["cuda"], csr.AGGREGATION["cuda"]

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mpnn.kernels.cuda.launch import start
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real, with_contiguous_rows
 from mpnn.kernels.derivatives import Fused
@@ -256,12 +257,16 @@ def _launch(kernel: Any, ctx: Any, state: Tensor, nodes: int, log_gate: Tensor |
     batch, heads, width, deep = state.shape
     blocks, columns = _blocks(width, deep)
     documents = len(ctx.ends)
+    sizes = documents, blocks, heads, nodes, ctx.scale, width, deep
+    constants = {
+        "BY_FEATURE": log_gate is not None and log_gate.dim() == 4,
+        "WIDTH": power_of_two(width),
+        "DEEP": columns,
+        "REAL": real(state.dtype)[1],
+    }
     with on_device(state):
-        kernel[(batch * documents * heads * blocks,)](
-            _ends_on(ctx.ends, state.device)[0], documents, blocks, heads, nodes, ctx.scale, width, deep, *tensors,
-            BY_FEATURE=log_gate is not None and log_gate.dim() == 4, WIDTH=power_of_two(width), DEEP=columns,
-            REAL=real(state.dtype)[1],
-        )  # fmt: skip
+        operands = _ends_on(ctx.ends, state.device)[0], *sizes, *tensors
+        start(kernel, batch * documents * heads * blocks, operands, constants)
 
 
 def _crossing(edges: Tensor, entering: Tensor | None, ends: tuple[int, ...]) -> Tensor:

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mpnn.kernels.cuda.launch import start
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real
 from mpnn.kernels.derivatives import are_differentiated, gradients_again
@@ -230,8 +231,8 @@ class _Pass:
         self.launch(kernel, self.batch * self.chunks, *self.tables[:2], *sizes, *arguments, **options)
 
     def launch(self, kernel: Any, parts: int, *arguments: Any, **options: int) -> None:
-        grid = (parts * self.blocks,)
-        kernel[grid](*arguments, CHANNELS=_CHANNELS, REAL=self.real, **options, num_warps=1, num_stages=1)
+        constants = {"CHANNELS": _CHANNELS, "REAL": self.real, **options}
+        start(kernel, parts * self.blocks, arguments, constants, warps=1, stages=1)
 
     def walked(
         self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, entering: Tensor | None, leaving: Tensor | None, back: bool

@@ -195,7 +195,7 @@ def _forward(spec: Spec, inputs: Tensors, key: Hashable) -> tuple[Tensor, Tensor
     tensors = (
         *_tensors(spec, rows, inputs), out, lse, weights, part, part_max, part_sum
     )  # fmt: skip
-    rows.launches.start(("attend", key), forward.attend, tensors, arguments)
+    rows.launches.start(key, forward.attend, tensors, arguments)
     if slots:
         _join(spec, (part, part_max, part_sum), out, lse, key)
     if weights is not None and lse is not None:
@@ -218,7 +218,7 @@ def _join(spec: Spec, parts: Sequence[Tensor | None], out: Tensor, lse: Tensor |
         return Arguments(programs, (*at, divided.count, shape.blocks, heads), constants, shape.warps)
 
     tensors = divided.row, divided.ptr, *parts, out, lse
-    spec.rows.launches.start(("join", key), forward.join, tensors, arguments)
+    spec.rows.launches.start(key, forward.join, tensors, arguments)
 
 
 def _deltas(
@@ -235,12 +235,15 @@ def _deltas(
         return None
     kind, language = real(out.dtype)
     delta = out.new_empty(out.shape[:-1], dtype=kind)
-    width = power_of_two(out.shape[-1])
-    rows = max(1, 512 // width)
-    if delta.numel():
-        backward.deltas[(triton.cdiv(delta.numel(), rows),)](
-            out, d_out, delta, delta.numel(), out.shape[-1], ROWS=rows, WIDTH=width, REAL=language, num_warps=1
-        )
+    width = out.shape[-1]
+    room = power_of_two(width)
+    rows = max(1, 512 // room)
+    count = delta.numel()
+    if count:
+        constants = {"ROWS": rows, "WIDTH": room, "REAL": language}
+        spec.rows.launches.start((count, width), backward.deltas, (out, d_out, delta), lambda: (
+            Arguments(triton.cdiv(count, rows), (count, width), constants, warps=1)
+        ))  # fmt: skip
     if d_weights is not None and weights is not None:
         per_edge = (weights * d_weights).unsqueeze(-2)  # as if edges were nodes, with heads for features
         delta += row_reduce.segment_reduce(per_edge, None, spec.rows, spec.rows.numbered, "sum")[0].squeeze(-2)
@@ -330,9 +333,7 @@ def _along(
         units, col, edge, *(ends or (None, None)), *tensors, out if computes else None, lse, delta, d_out, d_weights,
         d_rows, d_values, part, part_values, d_vector, d_edge_key, d_edge_value, d_bias,
     )  # fmt: skip
-    presence = tuple([x is not None for x in tensors])
-    d_weights_layout = None if d_weights is None else layout(d_weights)
-    name = which.value, d_out.data_ptr() % 16, d_weights_layout, presence
+    name = which.value, None if d_weights is None else layout(d_weights)
     rows.launches.start((name, key), backward.gradients, tensors, arguments)
     row_reduce.join_parts(rows, part, d_rows)
     row_reduce.join_parts(rows, part_values, d_values)

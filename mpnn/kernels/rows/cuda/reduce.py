@@ -147,7 +147,7 @@ def segment_reduce(
         numbers = len(rows.units), shape.blocks, heads
         return Arguments(rows.programs(shape, batch), (*at, *numbers), constants, shape.warps)
 
-    key = "reduce", kind, counted, out.dtype, edges is rows.edges, layout(value), weight is not None and layout(weight)
+    key = kind, counted, out.dtype, edges is rows.edges, layout(value), weight is not None and layout(weight)
     tensors = rows.units, edges.col, edges.edge, value, weight, own, offset, out, equal, part, part_equal
     rows.launches.start(key, reduce.segment_reduce, tensors, arguments)
     _join(rows, kind, (part, part_equal), (out, equal), key)
@@ -199,7 +199,7 @@ def _segment_reduce_backward(
         return Arguments(columns.programs(shape, batch), (*at, *numbers), constants, shape.warps)
 
     given = value, weight, d_out, compared, offset
-    key = "back", kind, needed[:2], *[None if x is None else layout(x) for x in given]
+    key = kind, needed[:2], *[None if x is None else layout(x) for x in given]
     tensors = (
         columns.units, columns.edges.col, columns.edges.edge, value, weight, d_out, compared, offset, d_value, d_weight,
         part,
@@ -239,7 +239,7 @@ def _join(
         return Arguments(divided.count * shape.blocks * batch, at, constants, shape.warps)
 
     tensors = divided.row, divided.ptr, rows.ptr, *parts, *outs
-    rows.launches.start(("join", kind, key), reduce.join, tensors, arguments)
+    rows.launches.start((kind, key), reduce.join, tensors, arguments)
 
 
 def _tile(value: Tensor, kind: str) -> Tile:

@@ -146,7 +146,7 @@ def _start(
         programs, numbers, constants = arguments()
         return Arguments(programs, numbers, constants, launch.warps, launch.stages, launch.registers)
 
-    graphs.launches.start((kernel.__name__, key), kernel, tensors, prepare)
+    graphs.launches.start(key, kernel, tensors, prepare)
 
 
 def _words(inputs: _Inputs, dropout: Dropout | None, graphs: TileGraphs, key: Hashable) -> _Words:
@@ -179,7 +179,7 @@ def _forward(inputs: _Inputs, options: Options, words: _Words, key: Hashable) ->
     visits = graph.by_row(copies)
     shape = visits.slots, copies, graph.rows
     part, part_norm = lse.new_empty(*shape, _room(width)), lse.new_empty(shape)
-    features = _features(inputs)
+    features = _features(options.graphs, inputs)
     tensors = (
         *features.tensors, out, lse, norm, part, part_norm,
         visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, words, graph),
@@ -223,7 +223,7 @@ def _backward(
         (copies, heads, num_dst, *d_out.stride()[:3]),
         {"D": width, "WIDTH": _room(width), "ROWS": _ROWS},
     ))  # fmt: skip
-    features = _features(inputs, d_out)
+    features = _features(options.graphs, inputs, d_out)
     call = _Call(inputs, options, features, stats, words, key)
     if grads.query is not None or grads.bias is not None:
         d_bias = _by_query(call, grads)
@@ -374,12 +374,12 @@ def _numbers(options: Options) -> tuple[Any, ...]:
     return threshold(p), 1 / (1 - p), options.scale, options.softcap
 
 
-def _features(inputs: _Inputs, *more: Tensor) -> _Features:
+def _features(graphs: TileGraphs, inputs: _Inputs, *more: Tensor) -> _Features:
     tensors = []
     strides = []
     for x in (*inputs[:3], *more):
         if x.dtype == torch.float32:
-            planes = _split(x)
+            planes = _split(graphs, x)
             tensors.append(planes)
             strides += [*planes.stride()[1:4], planes.stride(0)]
         else:
@@ -388,16 +388,19 @@ def _features(inputs: _Inputs, *more: Tensor) -> _Features:
     return _Features(tensors, strides)
 
 
-def _split(x: Tensor) -> Tensor:
+def _split(graphs: TileGraphs, x: Tensor) -> Tensor:
     """The three bfloat16 planes of float32 x [B, N, H, D]."""
     batch, nodes, heads, width = x.shape
     planes = x.new_empty(3, *x.shape, dtype=torch.bfloat16)
     items = batch * nodes * heads
-    rows = max(1, 1024 // power_of_two(width))
+    room = power_of_two(width)
+    rows = max(1, 1024 // room)
     if planes.numel():
-        tile_forward.split[(triton.cdiv(items, rows),)](
-            x, planes, items, nodes, heads, *x.stride()[:3], D=width, WIDTH=power_of_two(width), ROWS=rows
-        )
+        _start(graphs, layout(x), tile_forward.split, (x, planes), _SMALL, lambda: (
+            triton.cdiv(items, rows),
+            (items, nodes, heads, *x.stride()[:3]),
+            {"D": width, "WIDTH": room, "ROWS": rows},
+        ))  # fmt: skip
     return planes
 
 

@@ -21,6 +21,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from mpnn.kernels.cuda.launch import start
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
 from mpnn.kernels.derivatives import are_differentiated, gradients_again
@@ -168,8 +169,8 @@ class _Pass:
         if not self.launches:
             return
         chunks = chunks_of(self.ends, self.config.chunk, self.device)
-        options = {**self.precision, **sizes, "num_warps": launch.warps, "num_stages": launch.stages}
-        kernel[(programs,)](*chunks[:tables], *arguments, **options)
+        operands = *chunks[:tables], *arguments
+        start(kernel, programs, operands, {**self.precision, **sizes}, launch.warps, launch.stages)
 
 
 def run(
