@@ -62,12 +62,12 @@ class Index(Tensor):
 @runtime_checkable
 class Aggregator(Protocol):
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
-        """Messages [E, batch..., H, D] -> [N, batch..., H, D]."""
+        """Reduces messages [E, batch..., H, D] to [N, batch..., H, D]."""
         ...
 
 
 def segment_sum(messages: Tensor, index: Index) -> Tensor:
-    """Sum of the messages of each destination, accumulated in at least float32: [E, ...] -> [N, ...]."""
+    """Returns the sum of the messages of each destination, accumulated in at least float32: [E, ...] -> [N, ...]."""
     upcast = messages.float() if messages.dtype in (torch.float16, torch.bfloat16) else messages
     out = upcast.new_zeros(index.num_dst, *messages.shape[1:])
     out.index_add_(0, index.plain, upcast)
@@ -158,8 +158,8 @@ class Std(Composed):
 
 
 def root(x: Tensor) -> Tensor:
-    """`sqrt(x)` of x >= 0. All its derivatives are 0 where x is 0, so that equal messages get gradients of 0; torch's
-    root has an infinite derivative there, which times 0 is NaN."""
+    """Returns `sqrt(x)` of x >= 0. All its derivatives are 0 where x is 0, so that equal messages get gradients of 0;
+    `torch.sqrt` has an infinite derivative there, which times 0 is NaN."""
     is_zero = x == 0
     return x.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
 
@@ -456,22 +456,23 @@ def _check_function(name: str, function: Any) -> None:
 
 
 def segment_logsumexp(scores: Tensor, index: Index) -> Tensor:
-    """The logarithm of the sum of exp(s) over the edges of each destination, over dim 0: [num_dst, ...], -inf without
-    edges; computed in at least float32."""
+    """Returns the logarithm of the sum of exp(s) over the edges of each destination, over dim 0: [num_dst, ...], -inf
+    without edges; computed in at least float32."""
     _, sums, row_max = _exponentials(scores, index)
     some = sums > 0
     return torch.where(some, row_max + torch.where(some, sums, torch.ones_like(sums)).log(), -torch.inf)
 
 
 def segment_softmax(scores: Tensor, index: Index) -> Tensor:
-    """`exp(s_e) / sum of exp(s) over the edges of the same destination`, over dim 0; computed in at least float32."""
+    """Returns `exp(s_e) / sum of exp(s) over the edges of the same destination`, over dim 0; computed in at least
+    float32."""
     exp, sums, _ = _exponentials(scores, index)
     sums = sums.masked_fill(sums == 0, 1.0)
     return (exp / sums.index_select(0, index.plain)).to(scores.dtype)
 
 
 def segment_sparsemax(scores: Tensor, index: Index) -> Tensor:
-    """The projection of the scores of each destination on the simplex, over dim 0 (Martins and Astudillo 2016,
+    """Returns the projection of the scores of each destination on the simplex, over dim 0 (Martins and Astudillo 2016,
     arXiv:1602.02068): `max(s_e - t, 0)`, where t makes the sum 1."""
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
     inside = _support(wide, index, _sparsemax_support)
@@ -482,7 +483,7 @@ def segment_sparsemax(scores: Tensor, index: Index) -> Tensor:
 
 
 def segment_entmax15(scores: Tensor, index: Index) -> Tensor:
-    """1.5-entmax of the scores of each destination, over dim 0 (Peters et al. 2019, arXiv:1905.05702):
+    """Returns the 1.5-entmax of the scores of each destination, over dim 0 (Peters et al. 2019, arXiv:1905.05702):
     `max(s_e / 2 - t, 0)^2`, where t makes the sum 1. Between softmax and sparsemax."""
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
     wide = wide / 2

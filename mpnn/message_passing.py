@@ -202,8 +202,8 @@ class MessagePassing(nn.Module):
         return self._exchanged(x, self.rounds(x, graph, source, states))[0], states
 
     def refusal_of_whole_layer(self, x: Tensor, graph: Any, *others: Any) -> str | None:
-        """The reason why no compiled call computes a call with these arguments as a whole, a clause; "" for operators
-        of other kinds, None if one does. `mpnn.explain` shows it."""
+        """Returns a clause that says why no single compiled call computes a call with these arguments; "" for
+        operators of other kinds, None if one does. `mpnn.explain` shows it."""
         if type(self) is not MessagePassing or type(self.attention) is not DotProduct:
             return ""
         if others != _NO_MORE:
@@ -224,8 +224,8 @@ class MessagePassing(nn.Module):
         return_weights: bool = False,
         cache: KVCache | None = None,
     ) -> tuple[Round, ...]:
-        """The rounds that a call with these arguments runs: one, unless an exchange between processes needs more.
-        `mpnn.explain` shows the plan of the first."""
+        """Returns the rounds that a call with these arguments runs: one, unless an exchange between processes needs
+        more. `mpnn.explain` shows the plan of the first."""
         modules: Any = self._modules
         dst = _prepared(modules["update"], x)
         src = dst if source is None else self._source(dst, source)

@@ -136,7 +136,7 @@ def attend(
     mix_weights: Tensor | None = None,
     edge_value: PerEdge | None = None,
 ) -> Any:
-    """Dot-product attention along the edges of a graph (Vaswani et al. 2017, eq. 1, over any graph).
+    """Computes dot-product attention along the edges of a graph (Vaswani et al. 2017, eq. 1, over any graph).
 
         w_ij = softmax_j( cap(scale * <query_i, key_j>) + bias_ij )   over the in-neighbors j of i
         out_i = sum_j w_ij * value_j                                  or another aggregate of w_ij * value_j
@@ -173,7 +173,7 @@ def attend(
         mix_logits, mix_weights: [H, H], maps of the heads of each edge: of its logits, biases included, before they are
             normalized, and of its weights (talking heads, Shazeer et al. 2020, arXiv:2003.02436).
         edge_value: [E, H, D_v] in the caller's edge order, or an `EmbeddingTable`: added to the value of an edge's
-            source. With values of zeros it is the value of the edge alone.
+            source. With values of zeros, the value depends on the edge only.
 
     Within `mpnn.distributed.sharded`, the graph is the whole graph, and query, key and value are those of this
     process's nodes; or the graph is a part, `partition(graph).shard()`.
@@ -290,11 +290,11 @@ _NO_OPTIONS = tuple(
 
 
 def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The attention over all sources, from that over disjoint sets of them.
+    """Merges attention over disjoint sets of sources to the attention over all of them.
 
         lse = log sum_k exp(lse_k)        out = sum_k exp(lse_k - lse) out_k
 
-    So a long context can be attended to in pieces, or a shared prefix once (Milakov & Gimelshein 2018,
+    A long context can thus be computed in pieces, and a shared prefix once (Milakov & Gimelshein 2018,
     arXiv:1805.02867; Dao et al. 2022).
 
         merge([ops.attend(part, query, key[first:last], value[first:last], return_lse=True) for ...])
@@ -434,14 +434,14 @@ def _refuse_divided_nodes() -> None:
 
 
 def standard_operators(program: "torch.export.ExportedProgram") -> "torch.export.ExportedProgram":
-    """A program of `torch.export` with matrix products, masks, gathers and scatters in place of this library's
+    """Returns a program of `torch.export` with matrix products, masks, gathers and scatters in place of this library's
     operator, so that it runs without Python: in an AOTInductor package, or after another conversion.
-    `torch.onnx.export` does it by itself.
+    `torch.onnx.export` applies it automatically.
 
     It computes all pairs of a topology, and each edge of edges that are an input; it is not differentiated.
 
     Raises:
-        NotImplementedError: a layer has what standard operators do not serve. The message names it.
+        NotImplementedError: a layer has an option that standard operators do not support. The message names it.
     """
     from mpnn.engine.compile import standard  # imports torch's compiler
 

@@ -24,15 +24,16 @@ class Position(nn.Module):
         return query, key
 
     def bias(self, graph: Graph, edge_attr: Tensor | None = None) -> PerEdge | None:
-        """A number per edge type and head, [edge types, H], or per edge and head, [E, H] in the caller's order."""
+        """Returns a number per edge type and head, [edge types, H], or per edge and head, [E, H] in the caller's
+        order."""
         return None
 
     def key(self) -> EmbeddingTable | None:
-        """A vector per edge type that is added to keys, [edge types, 1 or H, D]."""
+        """Returns a vector per edge type that is added to keys, [edge types, 1 or H, D]."""
         return None
 
     def value(self) -> EmbeddingTable | None:
-        """A vector per edge type that is added to values, [edge types, 1 or H, D]."""
+        """Returns a vector per edge type that is added to values, [edge types, 1 or H, D]."""
         return None
 
 
@@ -64,8 +65,8 @@ class Rotary(Position):
         return _rotate(query, of_dst), _rotate(key, of_src)
 
     def angles(self, graph: Graph) -> list[tuple[Tensor, Tensor]]:
-        """Cosine and sine for destinations and for sources, [N, 1, D / 2]. In float64, because rounded frequencies give
-        wrong angles at large positions."""
+        """Returns cosine and sine for destinations and for sources, [N, 1, D / 2]. In float64, because rounded
+        frequencies give wrong angles at large positions."""
         frequency = torch.tensor(self.frequencies, dtype=torch.float64, device=graph.device)
         angles = [(positions[:, None] * frequency)[:, None] for positions in graph.node_positions()]
         return [(angle.cos(), angle.sin()) for angle in angles]
@@ -184,7 +185,7 @@ class T5(Position):
         return _by_offset(graph, lambda offset: self.table.to(accumulate_dtype).index_select(0, self.bucket(offset)))
 
     def bucket(self, offset: Tensor) -> Tensor:
-        """The bucket of each offset j - i, int64."""
+        """Returns the bucket of each offset j - i, int64."""
         buckets = len(self.table)
         if self.bidirectional:
             buckets //= 2

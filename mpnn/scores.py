@@ -63,7 +63,7 @@ class Score(Protocol):
 
 @dataclass(eq=False)
 class Dot:
-    """`scale * <query_i, key_j + edge_key_ij>`, where `softcap` makes of a logit l `softcap * tanh(l / softcap)`.
+    """`scale * <query_i, key_j + edge_key_ij>`, where `softcap` replaces a logit l by `softcap * tanh(l / softcap)`.
 
     query [..., N_dst, H, D]; key [..., N_src, H_kv, D] with H a multiple of H_kv (grouped heads share a key);
     edge_key [E, H, D] in the caller's edge order, or a table [edge types, H, D].
@@ -157,7 +157,7 @@ BUILT_IN: tuple[type, ...] = (Dot, AdditiveScore, AdditiveV2Score)
 
 
 def lowered(score: Any) -> Any:
-    """The built-in score that a score lowers to, or the score itself if there is none.
+    """Returns the built-in score that a score lowers to, or the score itself if there is none.
 
     Raises:
         TypeError: if its `lower` returns anything else.
@@ -174,7 +174,7 @@ def lowered(score: Any) -> Any:
 
 
 def slope_of(activation: Activation | None) -> float | str | None:
-    """The slope of a LeakyReLU, "tanh", or None for any other activation."""
+    """Returns the slope of a LeakyReLU, "tanh", or None for any other activation."""
     if type(activation) is LeakyReLU:
         return activation.slope
     if activation is F.leaky_relu:

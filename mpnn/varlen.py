@@ -45,7 +45,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention over sequences of one length, as `flash_attn.flash_attn_func`.
+    """Computes attention over sequences of one length, as `flash_attn.flash_attn_func`.
 
         logits_ij = softcap * tanh(scale * <q_i, k_j> / softcap) - slope * |i + N - M - j|
 
@@ -97,7 +97,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Any:
-    """Attention over sequences of different lengths in one row, as `flash_attn.flash_attn_varlen_func`.
+    """Computes attention over sequences of different lengths in one row, as `flash_attn.flash_attn_varlen_func`.
 
     Args:
         q: [T_q, H, D]. k: [T_k, H_kv, D]. v: [T_k, H_kv, D_v].
@@ -153,8 +153,8 @@ def _flash(
 
 
 def _packed(function: Callable[..., Any], name: str, first: int, *, shares_lengths: bool = False) -> Any:
-    """The variant of a function whose arguments from number `first` on, of q, k and v, lie in one tensor, `name`. With
-    `shares_lengths`, queries and keys have the same cu_seqlens and max_seqlen."""
+    """Returns the variant of a function whose arguments from number `first` on (of q, k, v) are one tensor, `name`.
+    With `shares_lengths`, queries and keys have the same cu_seqlens and max_seqlen."""
     count = 3 - first
     parameters = list(inspect.signature(function).parameters.values())
     one = inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
@@ -176,7 +176,7 @@ def _packed(function: Callable[..., Any], name: str, first: int, *, shares_lengt
         return function(*before, *joined.unbind(-3), **given)
 
     packed.__name__ = packed.__qualname__ = function.__name__.replace("func", f"{name}packed_func")
-    packed.__doc__ = f"`{function.__name__}` with {name} in one tensor, [..., {count}, H, D]."
+    packed.__doc__ = f"Computes `{function.__name__}` with {name} in one tensor, [..., {count}, H, D]."
     packed.__signature__ = signature  # type: ignore[attr-defined]
     return packed
 
@@ -208,7 +208,7 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """Attention of new tokens over a cache, which it fills, as `flash_attn.flash_attn_with_kvcache`.
+    """Computes attention of new tokens over a cache, which it fills, as `flash_attn.flash_attn_with_kvcache`.
 
     Args:
         q: [B, M, H, D]. k_cache: [B_cache, S, H_kv, D]. v_cache: [B_cache, S, H_kv, D_v].
@@ -292,7 +292,7 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Any:
-    """Attention over sequences of different lengths, as `torch.nn.attention.varlen.varlen_attn`.
+    """Computes attention over sequences of different lengths, as `torch.nn.attention.varlen.varlen_attn`.
 
     Args:
         query: [T_q, H, D]. key: [T_k, H_kv, D]. value: [T_k, H_kv, D_v].
@@ -354,7 +354,8 @@ def spans(
     right: int = -1,
     src_starts: Sequence[int] | None = None,
 ) -> Topology:
-    """Documents in which query i attends to the keys from i + shift - left to i + shift + right of its document.
+    """Returns a topology of documents in which query i attends to the keys from i + shift - left to i + shift + right
+    of its document.
 
     Args:
         lengths, src_lengths: the numbers of queries and of keys of each document.

@@ -59,7 +59,8 @@ class Additive(KeyValue):
                 nn.init.xavier_uniform_(weight)
 
     def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-        """a_dst . W h_i, [..., N_dst, H, 1]; a_src . W h_j, [..., N_src, H, 1]; W h_j."""
+        """Returns a_dst . W h_i, [..., N_dst, H, 1], a_src . W h_j, [..., N_src, H, 1], and W h_j, [..., N_src, H,
+        D]."""
         value = self.to_value(src).unflatten(-1, (self.heads, -1))
         if dst is src:
             by_dst, by_src = _by_head(value, self.by_dst, self.by_src)

@@ -54,7 +54,7 @@ class Degree(Attention):
 
 
 def degree_weights(graph: Graph, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """`a_ij / sqrt(d_i d_j)` for each edge, [E] in the caller's order; 0 if an end has degree 0. d sums |a_ij|.
+    """Returns `a_ij / sqrt(d_i d_j)` for each edge, [E] in the caller's order; 0 if an end has degree 0. d sums |a_ij|.
 
     `dtype` is the dtype of the result. Default: that of `weight`, or float32 without `weight`. Degrees are summed in
     float32 or wider, because bfloat16 counts no further than 256.

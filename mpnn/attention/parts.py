@@ -29,7 +29,7 @@ def check_divisible(layer: Layer, exchange: Exchange) -> None:
     if attention is not None and attention.depends_on == "graph":
         raise ValueError(
             f"{type(attention).__name__} does not state what its features depend on, so its nodes are not divided over "
-            'processes; if those of a node depend on that node alone, write depends_on = "node" in the class'
+            'processes; if those of a node depend on that node only, write depends_on = "node" in the class'
         )
     validation.transport(exchange, layer)
     if isinstance(aggregate, PNA) and aggregate.average_log_degree is None:

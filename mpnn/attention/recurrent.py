@@ -21,18 +21,19 @@ from mpnn.update.maps import Linear
 
 
 class Recurrent(Attention):
-    """The base of the specs below, over `causal()` or `causal() & documents(lengths)`:
+    """Base class of attention that is a recurrence, over `causal()` or `causal() & documents(lengths)`:
 
         w_ij = <q_i, k_j> prod_{t = j+1..i} gate_t          m_i = W_O || _h sum_{j <= i} w_ij u_j
 
-    `mpnn.decoding.cache` keeps the state of the nodes so far, so a new node costs as much at any length.
+    `mpnn.decoding.cache` keeps the state of the nodes so far, so the cost of a new node does not depend on the length.
 
     Args:
         dim: width of the features.
-        parts: widths of what a linear map makes of each node; `terms` gets these parts.
+        parts: widths of the tensors that a linear map computes for each node, the arguments of `terms`.
         message: width of all heads together.
         bias: whether the maps have biases.
-        mapped: the features are the parts already, as after a short convolution, and the message is not mapped either.
+        mapped: whether the features already are these tensors, as after a short convolution. Then neither features nor
+        message are mapped.
     """
 
     normalize = "none"
@@ -54,7 +55,7 @@ class Recurrent(Attention):
 
     @abstractmethod
     def terms(self, graph: Graph, *parts: Tensor) -> Round:
-        """The round for the parts [..., N, width] of each node."""
+        """Returns the round for the tensors `parts`, each [..., N, width]."""
 
     def merge(self, out: Tensor) -> Tensor:
         message = out.flatten(-2)

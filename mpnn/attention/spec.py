@@ -45,11 +45,12 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        """The round for destinations [..., N_dst, d] and sources [..., N_src, d]; edge_attr [E, ...] in the caller's
-        order. It leaves `normalize`, `dropout`, `reduce` and `return_weights` to the operator."""
+        """Returns the round for destinations [..., N_dst, d] and sources [..., N_src, d]; edge_attr [E, ...] in the
+        caller's order. It leaves `normalize`, `dropout`, `reduce` and `return_weights` to the operator."""
 
     def takes(self) -> tuple[validation.Takes, validation.Takes]:
-        """Required width and dtype of the destinations' and of the sources' features, see `validation.takes`."""
+        """Returns the required width and dtype of the destinations' and of the sources' features, see
+        `validation.takes`."""
         of_dst, of_src = (validation.takes(getattr(self, name, None)) for name in self.reads)
         return of_dst, of_src
 
@@ -75,12 +76,12 @@ class KeyValue(Attention):
 
     @abstractmethod
     def project(self, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D], with rotary positions applied. Each
-        depends on one node only, not on edges."""
+        """Returns queries [..., N_dst, H, D], keys and values [..., N_src, H_kv, D], with rotary positions applied.
+        Each depends on one node only, not on edges."""
 
     @abstractmethod
     def round(self, query: Tensor, key: Tensor, value: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
-        """The round for the queries, keys and values that `project` returned."""
+        """Returns the round for the queries, keys and values that `project` returned."""
 
 
 def check_integers(**sizes: int | None) -> None:

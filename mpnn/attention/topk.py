@@ -30,8 +30,9 @@ class TopK(DotProduct):
         I_ij = sum_h (W_w h_i)_h ReLU( <(W_IQ h_i)_h, W_IK h_j> )       over the in-neighbors j of i
         m_i  = DotProduct of i over the k in-neighbors of largest I_ij
 
-    The choice costs O(N^2) products of the indexer, some rows at a time; attention reads k sources per destination.
-    The indexer learns by `index_loss` only. A `KVCache` keeps its keys, too: a new node scores all nodes and reads k.
+    The indexer computes O(N^2) scores, in blocks of rows; attention reads k sources per destination.
+    Only `index_loss` has gradients for the indexer. A `KVCache` keeps its keys, too: a new node scores all nodes and
+    reads k.
 
     Args:
         k: sources of each destination. index_heads, index_dim: heads of the indexer and their width.
@@ -58,13 +59,13 @@ class TopK(DotProduct):
         return super().forward(dst, src, self.chosen(dst, src, graph))
 
     def chosen(self, dst: Tensor, src: Tensor, graph: Graph, index_key: Tensor | None = None) -> Graph:
-        """The graph of the chosen edges; see `choose`."""
+        """Returns the graph of the chosen edges; see `choose`."""
         _check(self, dst, graph, None)
         return graphs.chosen(self.choose(dst, src, graph, index_key), graph.num_src) & graph
 
     @torch.no_grad()
     def choose(self, dst: Tensor, src: Tensor, graph: Graph, index_key: Tensor | None = None) -> Tensor:
-        """The chosen sources, int64 [N_dst, k] or [B, N_dst, k], -1 where a destination has fewer in-neighbors.
+        """Returns the chosen sources, int64 [N_dst, k] or [B, N_dst, k], -1 where a destination has fewer in-neighbors.
         `index_key`: the indexer's keys of all sources, [..., N_src, index_dim], if they are known; else of `src`."""
         index_key = self.to_index_key(src) if index_key is None else index_key
         parts = []
@@ -75,8 +76,9 @@ class TopK(DotProduct):
         return torch.cat(parts, -2) if parts else torch.zeros(*dst.shape[:-1], 0, dtype=torch.int64)
 
     def index_loss(self, dst: Tensor, src: Tensor, graph: Graph) -> Tensor:
-        """How far the indexer's distribution over chosen sources is from that of the attention, as a mean over
-        destinations with in-neighbors. Only the indexer gets gradients (section 2.1, sparse training stage).
+        """Returns the Kullback-Leibler divergence of the attention's distribution over chosen sources from the
+        indexer's, as a mean over destinations with in-neighbors. Only the indexer gets gradients (section 2.1, sparse
+        training stage).
 
             sum_j p_ij log(p_ij / q_ij)     p_ij = mean over heads of w_ij,  q_ij = softmax_j I_ij
 
@@ -115,8 +117,9 @@ class BlockTopK(DotProduct):
 
         s_ib = <q_i, mean of k_j in block b>       m_i = DotProduct of i over the own block and top - 1 others by s_ib
 
-    Blocks of which a destination has no in-neighbor are not chosen, and those of which it has some but not all always:
-    their mean would know the others. Over `causal()`, these are later blocks and the own one, as in the paper.
+    A block without in-neighbors of the destination is never chosen. A block of which only some nodes are in-neighbors
+    is always chosen, because its mean includes the others. Over `causal()`, these are later blocks and the own one, as
+    in the paper.
 
     With a `KVCache` a new node reads the means of earlier blocks, and keys and values of the blocks that it chooses
     (Quest, Tang et al. 2024, arXiv:2406.10774): O(N / size + top size).
@@ -176,8 +179,8 @@ class BlockTopK(DotProduct):
 
     @torch.no_grad()
     def choose(self, query: Tensor, key: Tensor, graph: Graph, means: Tensor | None = None) -> Tensor:
-        """The chosen blocks, bool [B or 1, H, N_dst, blocks], for queries and keys [..., N, H, D]. `means`: those of
-        keys of complete blocks, [..., blocks, H_kv, D], if they are known."""
+        """Returns the chosen blocks, bool [B or 1, H, N_dst, blocks], for queries and keys [..., N, H, D]. `means`:
+        those of keys of complete blocks, [..., blocks, H_kv, D], if they are known."""
         if graph.positions is not None:
             raise ValueError("BlockTopK counts blocks from the first node, and this graph has other positions")
         visible, whole = (

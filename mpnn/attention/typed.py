@@ -46,11 +46,11 @@ class Typed(Attention):
         return join_heads((self.concat_types(out) @ self.maps().flatten(0, 1)).unsqueeze(-2), True, self.bias)
 
     def concat_types(self, out: Tensor) -> Tensor:
-        """The aggregated messages of each node, concatenated over edge types, [..., N, relations * in_dim]."""
+        """Returns the aggregated messages of each node, concatenated over edge types, [..., N, relations * in_dim]."""
         return out.squeeze(-2).unflatten(-2, (-1, self.relations)).flatten(-2)
 
     def maps(self) -> Tensor:
-        """W, [relations, in_dim, out_dim]."""
+        """Returns the maps W_r, [relations, in_dim, out_dim]."""
         return self.weight
 
 

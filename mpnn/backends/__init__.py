@@ -19,16 +19,16 @@ class Backend(Protocol):
     once, and only if all needs are served; `run` is called each time. None of them modifies the round.
 
     Optional members:
-        bind(round): returns the function, of a round and to a `Result`, that the engine calls in place of `run` for all
-            rounds of this form over graphs of this kind, so that what the form decides is computed once: classes,
-            dtypes, widths, strides, texts, flags. Numbers, tensors and the graph are read from the round of each call,
-            and neither the round nor a list of edges is kept.
+        bind(round): returns a function from a round to a `Result`, which the engine calls in place of `run` for all
+            rounds of this form over graphs of this kind. It computes once what the form decides: classes, dtypes,
+            widths, strides, texts, flags. It reads numbers, tensors and the graph from the round of each call, and
+            keeps neither the round nor a list of edges.
         serves(round): returns (SERVES, REASONS), for a backend that serves other needs on other devices. It depends on
             the round's signature only; conditions on graphs belong in `refusal`.
-        ANY_EDGES: True for one that depends on nothing of a list of edges but its kind, so that a layer whose graph is
-            new in each call plans once.
-        TRACED: True for one of torch's operations only, which transforms of torch.func (grad, jvp, vmap, hessian)
-            trace. Within them, "auto" chooses among these.
+        ANY_EDGES: True if `refusal` and `estimate` depend on the kind of a list of edges only, so that a layer whose
+            graph is new in each call plans once.
+        TRACED: True if it consists of torch's operations only, which transforms of torch.func (grad, jvp, vmap,
+            hessian) trace. Within them, "auto" chooses among these.
         has_tangents(round): whether its kernels have forward-mode derivatives (jvp) of a round that it serves. In
             forward mode, "auto" chooses among these first. `run` runs then, and not what `bind` returns.
     """
@@ -37,16 +37,16 @@ class Backend(Protocol):
     SERVES: frozenset[str]
 
     def refusal(self, round: Round) -> str | None:
-        """None if `run` computes rounds of these shapes, else the reason why not: a clause such as "there is no head
-        to compute". Users read it in `explain` and in the error if they name this backend."""
+        """Returns None if `run` computes rounds of these shapes, else the reason why not: a clause such as "there is no
+        head to compute". Users read it in `explain` and in the error if they name this backend."""
 
     def estimate(self, round: Round) -> Estimate:
-        """The expected time and memory of a round that this backend runs. The lowest time is chosen."""
+        """Returns the expected time and memory of a round that this backend runs. The lowest time is chosen."""
 
     def run(self, round: Round) -> Result:
-        """The results of the round by name, see `Result`. Other results than out are needs: a backend that serves none
-        of them returns `Result(out)`, and (out, weights) is taken for `Result(out, weights)`. `edge_list` defines the
-        numbers."""
+        """Returns the results of the round by name, see `Result`. Results besides `out` are needs: a backend that
+        serves none of them returns `Result(out)`. A tuple (out, weights) is converted to `Result(out, weights)`.
+        `edge_list` defines the values."""
 
 
 __all__ = ["BACKENDS", "Backend", "Estimate", "Result", "register", "registered"]
@@ -58,7 +58,7 @@ _registered = BACKENDS
 
 
 def registered() -> tuple[Backend, ...]:
-    """All backends: BACKENDS, and those added by `register`."""
+    """Returns all backends: BACKENDS, and those added by `register`."""
     return _registered
 
 

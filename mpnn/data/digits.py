@@ -32,7 +32,7 @@ class PointClassification:
 
 
 def digits() -> PointClassification:
-    """1,797 images of 8 x 8 pixels from 0 to 1, split 200 / 400 / 1,197.
+    """Loads 1,797 images of 8 x 8 pixels from 0 to 1, split 200 / 400 / 1,197.
 
     The split is fixed. As in Planetoid, only 20 images per class are labeled for training, so that messages from
     neighbors improve the accuracy.

@@ -91,7 +91,7 @@ def graph_tables(
             number from 0 in the order of its rows. Without it, names are unique in the file, and numbers count all
             rows of `nodes`.
         labels, split: as for `node_tables`, by the `id` of graphs. seed, target, problem: as for `node_tables`.
-        ignore: columns of `graphs` and `nodes` that are no features.
+        ignore: columns of `graphs` and `nodes` that are not features.
         categories: features of `graphs`, `nodes` or edges that are categories, as for `node_tables`.
         missing, scale, encoding: as for `node_tables`. Rows for training are those of graphs for training.
 

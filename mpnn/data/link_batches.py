@@ -58,8 +58,8 @@ def link_batches(
     shuffle: bool = True,
     prefetch: int = 2,
 ) -> Iterator[LinkBatch]:
-    """One epoch over links in batches, each with `negatives` absent pairs for a link, and the sampled in-neighbors of
-    all ends. Pass another `seed` in each epoch.
+    """Yields one epoch over links in batches, each with `negatives` absent pairs for a link, and the sampled
+    in-neighbors of all ends. Pass another `seed` in each epoch.
 
     ::
 

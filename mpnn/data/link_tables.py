@@ -52,15 +52,16 @@ class LinkTables:
 
     Args:
         split: see `mpnn.data.split_links`. Its graph is of two sets of nodes if `dst_ids` is not None. Absent pairs of
-            directed links and of two sets keep source and type of the held-out link at their place.
+            directed links and of two sets keep the source and the type of the held-out link with the same index.
         form: "undirected", "directed" or "two sets".
         ids: the names of the nodes, or of the sources. dst_ids: those of the destinations, of two sets.
         relations: the names of the types of links; empty without.
         ends: the names of the two columns. relation: that of the column of relations.
-        x: features of the nodes, float32 [N, F], or None. inputs: their columns. Of two sets, the destinations follow
-            the sources, and their features those of the sources: each has 0 in place of the others'.
+        x: features of the nodes, float32 [N, F], or None. inputs: their columns. With two sets, the destinations
+            follow the sources, and their columns follow those of the sources; each set has zeros in the columns of the
+            other.
         times: the time of each link of training, validation and test, float64 [L], or None.
-        understood: for each file how it was read, for people.
+        understood: for each file, a text that says how it was read.
     """
 
     split: LinkSplit
@@ -105,10 +106,10 @@ def link_tables(
         relation: the column of the types of links, as in a knowledge graph. Links then are directed.
         time: the column of times: numbers, or dates such as 2026-11-28 or 2026-11-28 14:05:00.
         sets: whether the two columns name nodes of "one" set or of "two", such as users and items. Default: two, if no
-            name is in both columns, or if names are numbers and the columns are called otherwise (user_id, item_id).
+            name is in both columns, or if names are numbers and the columns have different names (user_id, item_id).
         directed: whether a link and its reverse are two links.
-        nodes: a table of features of the nodes, by `id`, of two sets of the sources; it may have nodes without links.
-        dst_nodes: a table of features of the destinations of two sets.
+        nodes: a table of features of the nodes by `id`; with two sets, of the sources. It may have nodes without links.
+        dst_nodes: a table of features of the destinations, for two sets.
         ignore, categories, missing, scale, encoding: as of `node_tables`, for both tables.
         seed: of the random split and of the absent pairs.
 

@@ -29,18 +29,18 @@ def both_directions(links: Iterable[tuple[int, int]]) -> Tensor:
 class LinkSplit:
     """The links of a graph, divided for link prediction.
 
-    Nothing but the links themselves tells links and absent pairs apart: both have the same orientation, no link is in
-    two of these tensors or twice in one, and no absent pair is a link of any part.
+    Links and absent pairs do not differ in form: both have the same orientation, each link occurs once in one of
+    these tensors, and no absent pair is a link of any part.
 
     Args:
         graph: the links for training, with their attributes and types.
         train, val, test: int64 [2, L], each link once; of undirected graphs from the lower number to the higher.
-        val_absent, test_absent: int64 [2, L], as many pairs that are no links of the whole graph, of any type.
+        val_absent, test_absent: int64 [2, L], as many pairs that are not links of the whole graph, of any type.
         directed: whether a link and its reverse are two links.
         one_set: whether sources and destinations are the same nodes.
         train_type, val_type, test_type: int64 [L], the type of each link of a graph with edge types, else None. An
-            absent pair stands for a link of the type that the held-out link at its place has.
-        stayed: of `split_relation`, the share of its edges that each other relation kept, if it lost some.
+            absent pair has the type of the held-out link with the same index.
+        stayed: set by `split_relation`: the share of its edges that each other relation kept, if it lost some.
     """
 
     graph: Graph
@@ -57,8 +57,8 @@ class LinkSplit:
     one_set: bool = True
 
     def draw_absent(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Pairs without a link in the training graph, int64 [2, count], oriented as the links, for a training step.
-        Links of validation and test may be among them, as training does not know them."""
+        """Returns pairs without a link in the training graph, int64 [2, count], oriented as the links, for a training
+        step. Links of validation and test may be among them, as training does not know them."""
         return absent_edges(self.graph, count, generator, undirected=not self.directed, one_set=self.one_set)
 
 
@@ -75,7 +75,7 @@ def split_links(
     """Holds out shares of the links of a graph, at random or the last ones.
 
     A link and its reverse are in the same part, also in a directed graph, so that training never sees the reverse of a
-    link that it has to predict. Repeated edges are one link. Self-loops are no links; they stay in the training graph.
+    link that it has to predict. Repeated edges are one link. Self-loops are not links; they stay in the training graph.
 
     In a graph with edge types a link is a triple (source, type, destination): two nodes have a link of each of the
     types between them. All links between two nodes are in the same part, unless `times` divide them.
@@ -254,12 +254,13 @@ def split_relation(
     times: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[HeteroGraph, LinkSplit]:
-    """`split_links` of the links of one relation, which are directed, and all relations without the held-out links.
+    """Splits the links of one relation, as `split_links` does directed ones, and removes the held-out links from all
+    relations.
 
     Every other relation between the same two kinds of nodes loses the held-out pairs, in the same direction and in the
     opposite one: ("item", "bought by", "user") and ("user", "buys", "item"), also where it lacks some of the links
-    or has others. It loses the absent pairs as well, so that it does not tell them from links. `LinkSplit.stayed` holds
-    the share of its edges that each of these relations keeps.
+    or has others. It loses the absent pairs as well, so that it does not distinguish them from links.
+    `LinkSplit.stayed` holds the share of its edges that each of these relations keeps.
 
     Args:
         graph: its other relations keep all other edges.

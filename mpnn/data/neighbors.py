@@ -75,7 +75,7 @@ def neighbor_batches(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[NeighborBatch]:
-    """One epoch over `nodes` in batches, each with sampled in-neighbors. Pass another `seed` in each epoch.
+    """Yields one epoch over `nodes` in batches, each with sampled in-neighbors. Pass another `seed` in each epoch.
 
     ::
 
@@ -89,9 +89,9 @@ def neighbor_batches(
     graph and the features are in memory or on disk.
 
     Args:
-        graph: its sources and destinations must be one set of nodes. A `Graph` is compressed first, once. `whole` of a
-            `mpnn.distributed.Part` asks other processes for the rows and features of their nodes, so all must take each
-            batch together, and none is prepared in advance.
+        graph: its sources and destinations must be one set of nodes. A `Graph` is compressed first, once. With `whole`
+            of a `mpnn.distributed.Part`, rows and features of other processes' nodes are fetched from these: all
+            processes must take each batch together, and no batch is prepared in advance.
         nodes: int64 [n], distinct; with `before`, they may repeat.
         fanouts: the number of in-neighbors that the first, second, ... layer receives from; -1 for all of them.
         features: [num_nodes, ...], a tensor or an array; of a memory map, rows are read in ascending order. Those of
@@ -101,8 +101,8 @@ def neighbor_batches(
             degrees count these.
         shuffle: whether to visit the nodes in an order drawn from the seed.
         prefetch: the number of batches that a thread prepares in advance; 0 prepares each when it is asked for.
-        rank, world: this process and the number of processes, which pass the same other arguments. Each gets its share
-            of the nodes, in equally many batches of at most `batch_size`.
+        rank, world: the number of this process, and how many there are. All pass the same other arguments, and each
+            gets its share of the nodes, in the same number of batches.
 
     Raises:
         ValueError: an argument does not fit; before the first batch. Errors of the thread are raised at its batch.
@@ -156,7 +156,8 @@ class HeteroBatch(HeteroSample):
     batch_size: int
 
     def to_pyg(self) -> Any:
-        """A `HeteroData` as PyTorch Geometric's `NeighborLoader` yields: with x, n_id, and `batch_size` of the kind."""
+        """Returns a `HeteroData` as PyTorch Geometric's `NeighborLoader` yields: with x, n_id, and `batch_size` of the
+        kind."""
         data = to_pyg(self.graph, n_id=self.nodes, **({"x": self.x} if self.x else {}))
         for relation, ids in self.edge_ids.items():
             data[relation].e_id = ids
@@ -177,8 +178,8 @@ def hetero_batches(
     shuffle: bool = True,
     prefetch: int = 2,
 ) -> Iterator[HeteroBatch]:
-    """One epoch over nodes of one kind in batches, each with the sample that `graphs.sample` draws. Pass another `seed`
-    in each epoch.
+    """Yields one epoch over nodes of one kind in batches, each with the sample that `graphs.sample` draws. Pass another
+    `seed` in each epoch.
 
     Args:
         graph, seeds, fanouts, time, latest, seed: as of `graphs.sample`. What a node receives does not depend on the

@@ -38,7 +38,7 @@ class NodeClassification(PointClassification):
 
     @classmethod
     def from_pyg(cls, source: Any, split: int = 0) -> "NodeClassification":
-        """From PyTorch Geometric: a `Data`, or a dataset of one graph. Edges stay as they are there.
+        """Creates a dataset from PyTorch Geometric: a `Data`, or a dataset of one graph. Edges stay as they are there.
 
         Args:
             source: with `x`, `y`, `edge_index` (or `adj_t`) and the masks `train_mask`, `val_mask`, `test_mask`.
@@ -61,7 +61,7 @@ class NodeClassification(PointClassification):
 
 
 def cora() -> NodeClassification:
-    """Cora: 2,708 papers, 1,433 words (0 or 1 each), 7 topics, 5,278 links, split 140 / 500 / 1000.
+    """Loads Cora: 2,708 papers, 1,433 words (0 or 1 each), 7 topics, 5,278 links, split 140 / 500 / 1000.
 
     The file lists 10,858 neighbors: every link in both directions, and 151 links twice. Duplicates and self-loops
     (Cora has none) are dropped, which leaves 10,556 directed edges.
@@ -73,7 +73,7 @@ def cora() -> NodeClassification:
 
 
 def citeseer() -> NodeClassification:
-    """Citeseer: 3,327 papers, 3,703 words (0 or 1 each), 6 topics, 4,552 links, split 120 / 500 / 1000.
+    """Loads Citeseer: 3,327 papers, 3,703 words (0 or 1 each), 6 topics, 4,552 links, split 120 / 500 / 1000.
 
     15 papers have neither words nor a topic nor links: they have features of zeros and class -1, and are in no part of
     the split. Duplicates and 124 self-loops are dropped, which leaves 9,104 directed edges.

@@ -14,7 +14,7 @@ _CHANGE_NOTE = re.compile(r"(Changed in|Added in|New in|Deprecated since) versio
 
 
 def sentences(limit: int = 400) -> list[str]:
-    """At most `limit` different sentences of 5 to 40 words, spread evenly over the manual's topics.
+    """Returns at most `limit` different sentences of 5 to 40 words, spread evenly over the manual's topics.
 
     Code blocks, headings, tables and sentences with code are excluded. The result depends on the Python version
     only.

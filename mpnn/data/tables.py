@@ -171,7 +171,7 @@ def node_tables(
             columns of numbers.
         split: a table with a column `split` (train, val, test or empty), or with `train_mask`, `val_mask` and
             `test_mask` (0 or 1). These columns may also be in `nodes`. A row without a target is in no part.
-        ignore: columns of `nodes` that are no features.
+        ignore: columns of `nodes` that are not features.
         categories: features, of `nodes` or of edges, that are categories: words, or whole numbers that only name
             something. Each of their values in rows for training becomes a column of ones and zeros, so that the first
             linear map of a model looks up a vector for each value, and adds those of several columns.
@@ -290,7 +290,7 @@ def feature_names(table: Table, drop: Sequence[str], besides: Iterable[str] = ()
 
 
 def refuse_unused(asked: Iterable[str], used: Sequence[str]) -> None:
-    """Refuses columns of categories that are no features of a table."""
+    """Refuses columns of categories that are not features of a table."""
     if unused := [name for name in asked if name not in used]:
         raise ValueError(
             f"no column of features is named {unused[0]!r}, which --categories names; there are {listed(used)}"

@@ -15,7 +15,7 @@ SPLITS = ("train", "val", "test_2016_flickr")
 
 
 def tinyshakespeare() -> str:
-    """1.1 MB of Shakespeare's plays, 65 different characters.
+    """Loads 1.1 MB of Shakespeare's plays, 65 different characters.
 
     Raises:
         DatasetNotFound, DamagedFile: see `mpnn.data.errors`.
@@ -40,7 +40,7 @@ def topics() -> dict[str, str]:
 
 
 def pydoc_topics() -> str:
-    """The text of `topics()`: about 370 kB of English, without a download.
+    """Returns the text of `topics()`: about 370 kB of English, without a download.
 
     The manual repeats sections under several topics (a fifth of the text). Only the first occurrence of a paragraph is
     kept, because otherwise training text would appear in the validation part, and the validation loss would reward
@@ -51,7 +51,7 @@ def pydoc_topics() -> str:
 
 
 def multi30k(split: str) -> list[tuple[str, str]]:
-    """Captions of photographs as (English, German) pairs: 29,000 in "train", 1,014 in "val", 1,000 in
+    """Returns captions of photographs as (English, German) pairs: 29,000 in "train", 1,014 in "val", 1,000 in
     "test_2016_flickr".
 
     Raises:
@@ -80,7 +80,7 @@ class Characters:
         return len(self.symbols)
 
     def encode(self, text: str) -> Tensor:
-        """The numbers of the characters of `text`, int64 `[len(text)]`.
+        """Returns the numbers of the characters of `text`, int64 `[len(text)]`.
 
         Raises:
             ValueError: if a character (named with its position) is not in the vocabulary.
@@ -95,7 +95,7 @@ class Characters:
             ) from None
 
     def decode(self, indices: Tensor) -> str:
-        """The text with these character numbers, int64 `[length]`.
+        """Returns the text with these character numbers, int64 `[length]`.
 
         Raises:
             ValueError: if `indices` is not one-dimensional, or a number (named with its position) is out of range.

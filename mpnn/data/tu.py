@@ -62,8 +62,8 @@ class GraphClassification:
         return torch.stack([torch.as_tensor(label) for label in labels])
 
     def one_hot(self, tags: Tensor) -> Tensor:
-        """Types of nodes as ones and zeros, float32 `[N, F]`; those of several columns stand next to one another, so
-        that a linear map adds a vector for each."""
+        """Returns one-hot encoded types of nodes, float32 `[N, F]`. Those of several columns are concatenated,
+        so that a linear map adds a vector for each."""
         sizes = (self.num_tags,) if isinstance(self.num_tags, int) else self.num_tags
         columns = tags.reshape(len(tags), -1).unbind(1)
         parts = [functional.one_hot(column, size) for column, size in zip(columns, sizes, strict=True)]
@@ -71,8 +71,8 @@ class GraphClassification:
 
     @classmethod
     def from_pyg(cls, dataset: Any) -> "GraphClassification":
-        """From PyTorch Geometric: a dataset or list of `Data`, each with one class `y`, or with numbers. Edges stay as
-        they are there.
+        """Creates a dataset from PyTorch Geometric: a dataset or list of `Data`, each with one class `y`, or with
+        numbers. Edges stay as they are there.
 
         The tags are the columns of ones in one-hot `x` (TUDataset), the integers in `x` [N, 1] (ZINC) or in all columns
         of `x` [N, F] (OGB), or 0 if there is no `x`.
@@ -98,11 +98,11 @@ class GraphClassification:
 
 
 def tu(name: str) -> GraphClassification:
-    """MUTAG (188 molecules, mutagenic or not) or PROTEINS (1,113 proteins, enzymes or not).
+    """Loads MUTAG (188 molecules, mutagenic or not) or PROTEINS (1,113 proteins, enzymes or not).
 
-    A link that is listed for one of its nodes only counts in both directions, as in the reader of the GIN paper. MUTAG
-    has 7 tags and PROTEINS 3. In the file of the GIN paper's authors the first graph of MUTAG is damaged: its first
-    nine nodes are numbered in place of their tags, which makes nine.
+    A link that the file lists for only one of its nodes counts in both directions, as in the reader of the GIN paper.
+    MUTAG has 7 tags and PROTEINS 3. In the file of the GIN paper's authors, the first nine nodes of MUTAG's first graph
+    have their numbers in place of their tags, which makes nine tags.
 
     Raises:
         ValueError: if there is no such collection.

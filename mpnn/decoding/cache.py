@@ -81,8 +81,8 @@ class KVCache:
         """Truncates the cache to the first `count` nodes. Other nodes may then follow.
 
         Raises:
-            ValueError: if the cache has fewer than `count` nodes, or a recurrence or a short convolution that has seen
-                more: it keeps a state, or the last nodes, alone.
+            ValueError: if the cache has fewer than `count` nodes, or if a recurrence or a short convolution has
+                processed more: it keeps only a state, or the last nodes.
         """
         cached = max([self.count, *(entry.seen for entry in self._entries.values())])
         if not 0 <= integer("count", count) <= cached:
@@ -191,7 +191,7 @@ class KVCache:
         return round
 
     def keep_state(self, layer: Any, state: Tensor, nodes: int) -> None:
-        """Stores the state of a recurrence after so many more nodes."""
+        """Stores the state of a recurrence after `nodes` more nodes."""
         if state.requires_grad:
             raise ValueError("a cache does not store gradients; decode under torch.no_grad()")
         entry = self._states.setdefault(layer, _State())
@@ -203,7 +203,7 @@ class KVCache:
         return self._states[layer].value if layer in self._states else None
 
     def seen(self, layer: Any) -> int:
-        """The number of nodes that the layer has processed."""
+        """Returns the number of nodes that the layer has processed."""
         return self._entries[layer].seen if layer in self._entries else 0
 
     def append(self, layer: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

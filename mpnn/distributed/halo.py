@@ -41,8 +41,8 @@ class Part:
             permutation.
         own: which of the sources are the rank's own nodes.
         fetched: the number of sources that it fetches from each rank; 0 from itself.
-        data: of a part that was opened: rows of its own nodes, by name, mapped from the disk.
-        whole: of a part that was opened by its process: the graph of all, which `mpnn.data.neighbor_batches` samples.
+        data: for a part of `Part.open`, rows of its own nodes by name, mapped from the disk.
+        whole: for a part that its own process opened, the graph of all processes, for `mpnn.data.neighbor_batches`.
     """
 
     graph: Graph
@@ -59,7 +59,7 @@ class Part:
 
     @staticmethod
     def open(folder: str | os.PathLike[str], rank: int | None = None, mesh: Mesh = None) -> "Part":
-        """A part that `mpnn graph cut` wrote, mapped from the disk: edges are neither copied nor sent.
+        """Opens a part that `mpnn graph cut` wrote, mapped from the disk: edges are neither copied nor sent.
 
             part = Part.open("cut")                      # of this process
             y = model(part.data["features"], part.graph)
@@ -116,7 +116,7 @@ class Part:
 
     @staticmethod
     def of(graph: Graph, rank: int, dst: Owners, src: Owners) -> "Part":
-        """The part of `rank`, whose destinations and sources have these owners."""
+        """Returns the part of `rank` of a graph whose destinations and sources have these owners."""
         rows = rows_of(graph, rank, dst)
         nodes = dst.nodes(rank).to(graph.device)
         mine = src.nodes(rank).to(graph.device)

@@ -27,20 +27,20 @@ class Owners:
 
     @staticmethod
     def of_sizes(sizes: Sequence[int]) -> "Owners":
-        """Rank r owns the `sizes[r]` nodes after those of the ranks before it."""
+        """Assigns consecutive nodes: rank r owns the `sizes[r]` nodes after those of the ranks before it."""
         bounds = torch.tensor([0, *sizes]).cumsum(0)
         return Owners(bounds, torch.arange(len(sizes)), len(sizes))
 
     @staticmethod
     def of_nodes(owner: Tensor, ranks: int) -> "Owners":
-        """Any assignment: the owner of each node, int64 [num_nodes]."""
+        """Creates owners from the owner of each node, int64 [num_nodes]."""
         change = (owner.diff() != 0).nonzero().squeeze(1) + 1
         first = torch.cat([change.new_zeros(min(1, len(owner))), change])
         return Owners(torch.cat([first, first.new_tensor([len(owner)])]), owner[first], ranks)
 
     @staticmethod
     def of_cost(cost: Tensor, ranks: int) -> "Owners":
-        """Consecutive nodes of about equal cost for each rank. cost: [num_nodes], at least 0."""
+        """Assigns each rank consecutive nodes of about the same total cost. cost: [num_nodes], not negative."""
         total = cost.double().cumsum(0)
         share = (total[-1] if len(total) else total.new_zeros(())) * torch.arange(1, ranks, dtype=torch.float64) / ranks
         cuts = torch.searchsorted(total - cost.double() / 2, share)
@@ -48,13 +48,13 @@ class Owners:
 
     @staticmethod
     def equal(num_nodes: int, ranks: int) -> "Owners":
-        """The same number of consecutive nodes for each rank, up to one."""
+        """Assigns each rank the same number of consecutive nodes; numbers differ by at most one."""
         return Owners.of_sizes([num_nodes * (r + 1) // ranks - num_nodes * r // ranks for r in range(ranks)])
 
     @staticmethod
     def zigzag(num_nodes: int, ranks: int) -> "Owners":
-        """Rank r owns the r-th block from the front and the r-th from the back of 2 * ranks equal blocks, so that each
-        has its share of the long rows of a causal graph (Llama 3: Grattafiori et al. 2024, section 3.3.2)."""
+        """Assigns rank r the r-th block from the front and the r-th from the back of 2 * ranks equal blocks, so that
+        each has its share of the long rows of a causal graph (Llama 3: Grattafiori et al. 2024, section 3.3.2)."""
         bounds = torch.tensor([num_nodes * b // (2 * ranks) for b in range(2 * ranks + 1)])
         return Owners(bounds, torch.tensor([*range(ranks), *reversed(range(ranks))]), ranks)
 
@@ -68,7 +68,7 @@ class Owners:
         return torch.zeros(self.ranks, dtype=torch.int64).index_add(0, self.owner, self.bounds.diff()).tolist()
 
     def nodes(self, rank: int) -> Tensor:
-        """The nodes of a rank, int64 ascending."""
+        """Returns the nodes of a rank, int64 ascending."""
         mine = (self.owner == rank).nonzero().squeeze(1)
         first = self.bounds[mine]
         size = self.bounds.diff()[mine]
@@ -76,30 +76,31 @@ class Owners:
         return torch.arange(int(size.sum())) + torch.repeat_interleave(first - before, size)
 
     def block(self, rank: int) -> tuple[int, int] | None:
-        """The first and last + 1 node of a rank that owns one block; None if it owns several."""
+        """Returns the first and last + 1 node of a rank that owns one block; None if it owns several."""
         mine = ((self.owner == rank) & (self.bounds.diff() > 0)).nonzero().squeeze(1).tolist()
         if not mine:
             return 0, 0
         return (int(self.bounds[mine[0]]), int(self.bounds[mine[0] + 1])) if len(mine) == 1 else None
 
     def of(self, nodes: Tensor) -> Tensor:
-        """The owner of each of these nodes, int64."""
+        """Returns the owner of each of these nodes, int64."""
         return self.owner[torch.searchsorted(self.bounds, nodes, right=True) - 1]
 
     def gather(self, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-        """The rows along `dim` of all processes in the order of nodes, of those of this process. It has no gradient."""
+        """Gathers the rows along `dim` of all processes, in the order of nodes, from this process's. It has no
+        gradient."""
         rows = x.movedim(dim, 0)
         padded = torch.cat([rows, rows.new_zeros(max(self.sizes) - len(rows), *rows.shape[1:])])
         parts = [part[:size] for part, size in zip(all_gather(padded, group), self.sizes, strict=True)]
         return self.in_order(torch.cat(parts)).movedim(0, dim)
 
     def by_owner(self, x: Tensor) -> Tensor:
-        """The rows of all nodes, [num_nodes, ...], those of rank 0 first."""
+        """Reorders the rows of all nodes, [num_nodes, ...], by owner, those of rank 0 first."""
         orders = self._orders(x.device)
         return x if orders is None else x.index_select(0, orders[0])
 
     def in_order(self, x: Tensor) -> Tensor:
-        """The rows of all nodes in their order; those of rank 0 come first in x."""
+        """Reorders rows by owner, those of rank 0 first, to the order of nodes; the inverse of `by_owner`."""
         orders = self._orders(x.device)
         return x if orders is None else x.index_select(0, orders[1])
 

@@ -54,8 +54,8 @@ def partition(
             divide; what travels does not depend on the graph. "stream": keys and values of one rank after the other, in
             bounded memory, for softmax attention such as `DotProduct`; the backward pass fetches them again. "queries":
             a halo, but destinations that attend to most of the graph send their queries instead, for such attention.
-            "auto" takes the halo, the heads or the queries, whichever brings least to the busiest rank.
-        node_cost: how many edges cost as much as a node, or the model, from which it follows: 2 operations for each
+            "auto" takes the halo, the heads or the queries, by which the busiest rank receives the fewest bytes.
+        node_cost: the cost of a node in edges, or the model, from which it follows: 2 operations for each
             number of a map and node, 4 for each number of a head and edge. 16 is for GAT of some 64 features; a
             transformer layer of width d has about 6 d.
 
@@ -184,7 +184,8 @@ class Partition:
         return dist.get_rank(self.group)
 
     def shard(self, rank: int | None = None, layer: Layer | None = None) -> Graph:
-        """The part of a rank: its destinations over the sources it needs. Default: this process's, which fetches them.
+        """Returns the part of a rank: its destinations over the sources it needs. Default: this process's, which
+        fetches them.
 
         Operators take it in place of the whole graph, with the features of this process's nodes. The first call
         exchanges the lists of nodes, so all processes must make it. Under transport="heads" it is the whole graph, of
@@ -212,8 +213,9 @@ class Partition:
         return self._shards[transport]
 
     def transport_of(self, layer: Layer | None = None) -> str:
-        """The transport of a layer: the partition's own, or with "auto" that by which the busiest rank receives least
-        in the forward pass of a dot-product attention. Each process plans its own part, so all must call it."""
+        """Returns the transport of a layer: the partition's own, or with "auto" the one by which the busiest rank
+        receives the fewest bytes in the forward pass of a dot-product attention. Each process plans its own part, so
+        all must call it."""
         if self.transport != "auto":
             return self.transport
         if layer is None or pieces.not_by_node(layer.attention) is not None or not hasattr(layer.attention, "head_dim"):
@@ -235,7 +237,7 @@ class Partition:
         return min(most, key=lambda name: most[name])
 
     def scatter(self, x: Tensor, dim: int = -2, *, rank: int | None = None) -> Tensor:
-        """This process's rows of x, which holds those of all destinations along `dim`. Nothing is sent."""
+        """Returns this process's rows of x, which has a row for each destination along `dim`. Nothing is sent."""
         rank = self.rank if rank is None else rank
         self._check(x, dim, self.dst.num_nodes, "all destinations")
         block = self.dst.block(rank)
@@ -244,14 +246,14 @@ class Partition:
         return x.index_select(dim, self.dst.nodes(rank).to(x.device))
 
     def gather(self, x: Tensor, dim: int = -2) -> Tensor:
-        """The rows of all processes in the order of the whole graph, on every process. For results; it has no
+        """Returns the rows of all processes in the order of the whole graph, on every process. For results; it has no
         gradient."""
         self._check(x, dim, self.dst.sizes[self.rank], "this process's destinations")
         assert self.group is not None
         return self.dst.gather(x, dim, self.group)
 
     def plans(self) -> list[RankPlan]:
-        """The work of each rank."""
+        """Returns the work of each rank."""
         return list(self._plans)
 
     @cached_property
@@ -262,8 +264,8 @@ class Partition:
         return [RankPlan(*of_rank) for of_rank in zip(self.dst.sizes, edges, fetches, sends, strict=True)]
 
     def fetched_bytes(self, width: int, dtype: torch.dtype = torch.float32, batch: int = 1) -> list[int]:
-        """The bytes that arrive at each rank in the forward pass of a layer: fetched sources * width * batch * size of
-        a number. As many leave it in the backward pass."""
+        """Returns the bytes that arrive at each rank in the forward pass of a layer: fetched sources * width * batch *
+        size of a number. As many leave it in the backward pass."""
         return [plan.fetches * width * batch * dtype.itemsize for plan in self.plans()]
 
     def head_bytes(
@@ -274,7 +276,7 @@ class Partition:
         dtype: torch.dtype = torch.float32,
         batch: int = 1,
     ) -> list[int]:
-        """The bytes that arrive at each rank in the forward pass of a layer under transport="heads".
+        """Returns the bytes that arrive at each rank in the forward pass of a layer under transport="heads".
 
         Raises:
             ValueError: if the ranks do not divide the heads.
@@ -292,8 +294,8 @@ class Partition:
         return [n * head_dim * batch * dtype.itemsize for n in numbers]
 
     def query_bytes(self, width: int, num_heads: int, head_dim: int) -> list[int]:
-        """The bytes that arrive at each rank in the forward pass of a layer of float32 under transport="queries", where
-        `width` is that of the sources' features."""
+        """Returns the bytes that arrive at each rank in the forward pass of a layer of float32 under
+        transport="queries", where `width` is that of the sources' features."""
         return [self._query_bytes(rank, width, num_heads, head_dim) for rank in range(self.ranks)]
 
     def _query_bytes(self, rank: int, width: int, num_heads: int, head_dim: int) -> int:
@@ -320,8 +322,8 @@ class Partition:
     def explain(
         self, width: int = 64, dtype: torch.dtype = torch.float32, batch: int = 1, *, num_heads: int | None = None
     ) -> str:
-        """A table of nodes, edges and bytes of each rank, for features of `width` numbers in a layer. With `num_heads`
-        of width / num_heads also the bytes of transport="heads"."""
+        """Returns a table of nodes, edges and bytes of each rank, for features of `width` numbers in a layer. With
+        `num_heads` of width / num_heads also the bytes of transport="heads"."""
         plans = self.plans()
         nbytes = self.fetched_bytes(width, dtype, batch)
         whole = max(1, self.src.num_nodes - self.src.num_nodes // self.ranks)

@@ -10,7 +10,7 @@ from mpnn.distributed.groups import Mesh, group_of
 
 
 def node_mean(losses: Tensor, mesh: Mesh = None, *, averaged: bool = True) -> Tensor:
-    """The mean of losses over the nodes of all processes, as a loss for this one.
+    """Returns this process's loss, such that its mean over processes is the mean over the nodes of all processes.
 
         L = world / n * sum_i losses_i          over the own losses; n counts those of all processes
 
@@ -19,7 +19,7 @@ def node_mean(losses: Tensor, mesh: Mesh = None, *, averaged: bool = True) -> Te
     The mean of L over the processes is the mean over all nodes.
 
     Args:
-        losses: any shape; those of nodes that count. It may be empty on some processes.
+        losses: the losses of this process's nodes, of any shape; they may be empty on some processes.
         mesh: the processes, as in `partition`.
         averaged: whether gradients will be averaged over processes, as DDP and FSDP2 do. False: they will be added up,
             as `sum_gradients` does; then world is 1 in the formula, and the sum of L over the processes is the mean.

@@ -21,7 +21,8 @@ _MAX_PARTS = 64
 
 @contextmanager
 def sharded(mesh: Mesh | Partition = None, owners: Owners | None = None, transport: str = "auto") -> Iterator[None]:
-    """Within this context, operators take features of this process's nodes, and compute its part of their graphs.
+    """Divides nodes over processes: within this context, operators take the features of this process's nodes, and
+    compute its part of their graphs.
 
         with mpnn.distributed.sharded():
             logits = gpt(tokens[:, rank * n : (rank + 1) * n])       # a topology binds to the tokens of all processes

@@ -33,17 +33,17 @@ def listening(listener: Callable[[Round, str], None]) -> Iterator[None]:
 def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """Validates, plans and runs a round.
 
-    The dtype of the features decides the arithmetic. Autocast, which acts on the linear maps around, ends here.
+    The dtype of the features decides the arithmetic. Autocast acts on linear maps, and not on rounds.
 
     Args:
         backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
 
     Returns:
-        out [..., N_dst, H, D], and what else the round returns: the weights [..., E, H], the lse [..., N_dst, H], the
-        state [..., H, D, D_v], or None.
+        out [..., N_dst, H, D], and the other results that the round asks for: the weights [..., E, H], the lse [...,
+        N_dst, H], the state [..., H, D, D_v], or None.
 
     Raises:
-        ValueError, TypeError: the parts of the round do not fit together, or no backend, or not the named one, serves
+        ValueError, TypeError: the parts of the round do not fit together, or no backend (or not the named one) serves
             all its needs.
     """
     if torch.compiler.is_compiling():
@@ -60,14 +60,14 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
 
 
 def traced_graph(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
-    """A stand-in for a graph of this size in a program that `torch.compile` traces."""
+    """Returns a stand-in for a graph of this size in a program that `torch.compile` traces."""
     from mpnn.engine.compile.traced_graph import traced_graph
 
     return traced_graph(graph, num_dst, num_src, device)
 
 
 def listed(edges: Tensor, num_dst: int, num_src: int, edge_attr: Tensor | None) -> Any:
-    """A stand-in for a graph whose edges are an input of a program that `torch.export` traces."""
+    """Returns a stand-in for a graph whose edges are an input of a program that `torch.export` traces."""
     from mpnn.engine.compile.traced_graph import EdgeListGraph
 
     return EdgeListGraph(edges, num_dst, num_src, edge_attr)
@@ -77,7 +77,7 @@ FUNCTIONS["listed"] = listed
 
 
 def build_once(build: Callable[..., T], *arguments: Any) -> T:
-    """`build(*arguments)`, as a constant of the program that `torch.compile` traces. A model uses this to build
+    """Returns `build(*arguments)`, as a constant of the program that `torch.compile` traces. A model uses this to build
     topologies that depend on the size of its input."""
     if torch.compiler.is_compiling():
         from mpnn.engine.compile.traced_graph import build_once

@@ -38,10 +38,18 @@ class Candidate:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The chosen backend and all candidates, the fastest first. `rewrites`: those that the chosen one runs. `maps`:
-    which products compute the linear maps of the operator, if there is one. `slow`: why the round is slow, and what
-    would make it fast. `is_whole_layer`: one compiled call computes the layer, and no backend runs. `layer`: this, or
-    why none does, for layers of dot products."""
+    """The choice of a backend for a round, as `explain` prints it.
+
+    Attributes:
+        backend: the name of the chosen backend.
+        candidates: all backends, the fastest first.
+        graph, work: the graph and the work in words.
+        maps: which products compute the linear maps of the operator, if there is one.
+        rewrites: the rewrites that the chosen backend runs.
+        slow: why the round is slow, and what would make it fast.
+        is_whole_layer: whether one compiled call computes the layer, so that no backend runs.
+        layer: for layers of dot-product attention, the compiled call, or why there is none.
+    """
 
     backend: str
     candidates: tuple[Candidate, ...]

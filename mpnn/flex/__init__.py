@@ -49,7 +49,7 @@ def flex_attention(
     *,
     return_aux: Any = None,
 ) -> Any:
-    """Attention with a score_mod and a block mask, as `torch.nn.attention.flex_attention.flex_attention`.
+    """Computes attention with a score_mod and a block mask, as `torch.nn.attention.flex_attention.flex_attention`.
 
         out_i = sum_j softmax_j( score_mod(scale * <query_i, key_j>, b, h, i, j) ) value_j      over the j of the mask
 
@@ -59,13 +59,11 @@ def flex_attention(
         score_mod: a function of (score, b, h, q_idx, kv_idx). It may add functions of the last four, multiply by
             functions of (b, h, q_idx) or of (b, h, kv_idx), apply `c * tanh(score / c)` before it adds, and return -inf
             by `torch.where`. It is read in each call, as a mask_mod is: tensors that they capture may have changed.
-        block_mask: of `create_block_mask`, here or of torch; of `create_nested_block_mask` for jagged tensors. Of
-            torch's, the blocks that it lists stay, as in torch's kernel.
-        scale: default 1 / sqrt(D), and 1 for a width of 0.
-        enable_gqa: allows H to be a multiple of H_kv.
-        return_lse: also return the log-sum-exp of the scores, [B, H, N]; -inf for a row without edges.
-        kernel_options: of GPU kernels; no effect.
-        return_aux: torch's `AuxRequest`, of `lse` alone: return its `AuxOutput`, too.
+        block_mask: of `create_block_mask`, here or of torch; of `create_nested_block_mask` for jagged tensors. For a
+        block mask of torch, the blocks that it lists are used, as by torch's kernel. scale: default 1 / sqrt(D), and 1
+        for a width of 0. enable_gqa: allows H to be a multiple of H_kv. return_lse: also return the log-sum-exp of the
+        scores, [B, H, N]; -inf for a row without edges. kernel_options: of GPU kernels; no effect. return_aux: an
+        `AuxRequest` of torch, of `lse` only: also return its `AuxOutput`.
 
     Returns:
         out [B, H, N, D_v], (out, lse) or (out, AuxOutput). A row without edges gets zeros.

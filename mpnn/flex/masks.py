@@ -87,7 +87,7 @@ def create_block_mask(
     BLOCK_SIZE: int | tuple[int, int] = 128,
     _compile: bool = False,
 ) -> BlockMask:
-    """The graph of a mask_mod, as `torch.nn.attention.flex_attention.create_block_mask`.
+    """Returns the graph of a mask_mod, as `torch.nn.attention.flex_attention.create_block_mask`.
 
     Blocks of pairs are decided by bounds of the mask_mod: of `document_id[q_idx] == document_id[kv_idx]`,
     `q_idx >= kv_idx`, `q_idx - kv_idx < w`, tables of blocks, and what `&`, `|`, `~` and `where` make of them, few
@@ -117,7 +117,8 @@ def check_device(device: Any) -> None:
 
 
 def graphs_of(program: Program, batch: int, heads: int, num_dst: int, num_src: int) -> list[list[Graph]]:
-    """The graph of a condition for each entry of the batch and each head, or for one if it does not depend on it.
+    """Returns the graph of a condition for each entry of the batch and each head, or for one if it does not depend on
+    it.
 
     Raises:
         ValueError: the program returns no condition.
@@ -139,7 +140,7 @@ def graphs_of(program: Program, batch: int, heads: int, num_dst: int, num_src: i
 
 
 def of_mask(mask: Any, batch: int, heads: int, num_dst: int, num_src: int) -> list[list[Graph]]:
-    """The graphs of a block mask, this module's or torch's, as it is now."""
+    """Returns the graphs of a block mask, of this module or of torch, with its present values."""
     if mask is None:
         return [[graphs.complete().bind(num_dst, num_src)]]
     if isinstance(mask, BlockMask):

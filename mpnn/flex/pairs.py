@@ -72,7 +72,7 @@ _BOTH = (torch.ops.aten.bitwise_and.Tensor, torch.ops.aten.logical_and.default)
 
 
 def conjunction(x: Node, y: Node) -> Node:
-    """The node of a condition that holds where two do."""
+    """Returns the node of the condition that holds where both conditions hold."""
     return call(torch.ops.aten.bitwise_and.Tensor, x, y, result=torch.ones((), dtype=torch.bool))
 
 

@@ -161,8 +161,8 @@ def mapped(function: Mod, *levels: tuple[int, ...]) -> Mod:
 
 
 def record(mod: Mod, score: torch.dtype | None = None, at: Sequence[int] = (0, 0, 0, 0)) -> Program:
-    """The program of a mask_mod, a function of b, h, q_idx and kv_idx, run at these indices; or of a score_mod, whose
-    first argument is a score of this type.
+    """Returns the program of a mask_mod, a function of b, h, q_idx and kv_idx, run at these indices; or of a score_mod,
+    whose first argument is a score of this type.
 
     Raises:
         ValueError: it does not take these arguments, reads their numbers, writes to tensors or draws random numbers.

@@ -53,7 +53,7 @@ class Form:
 
 
 def form_of(program: Program) -> Form:
-    """The form of a score_mod."""
+    """Returns the form of a score_mod."""
     forms: dict[Any, Form] = {program.inputs[0]: Form(program)}
     needed = ancestors(program.node)  # not what autograd stores
     for node in program.nodes:
@@ -107,7 +107,8 @@ def _operation(target: Any, x: Any, y: Any = None, z: Any = None, **options: Any
 def attend(
     query: Tensor, key: Tensor, value: Tensor, form: Form, scale: float, lse: bool, graph: Graph, b: Tensor, h: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Out [B, H, N, D_v] of some entries of the batch and some heads, and lse [B, H, N], or nothing in its place."""
+    """Returns out [B, H, N, D_v] for some entries of the batch and some heads, and lse [B, H, N], or a tensor
+    without values in its place."""
     q, k, v = (x if len(b) == len(x) else x[b] for x in (query, key, value))
     if len(h) < query.shape[1]:
         shared = h // (query.shape[1] // key.shape[1])

@@ -28,7 +28,8 @@ def create_nested_block_mask(
     BLOCK_SIZE: int | tuple[int, int] = 128,
     _compile: bool = False,
 ) -> NestedBlockMask:
-    """The graphs of a mask_mod over jagged queries and keys [B, H, j, D], as torch's function of this name up to 2.9.
+    """Returns the graphs of a mask_mod over jagged queries and keys [B, H, j, D], as torch's function of this name up
+    to 2.9.
 
     Args:
         mask_mod: as of `create_block_mask`; q_idx and kv_idx count from the beginning of a sequence, and b is its
@@ -66,7 +67,7 @@ def over_sequences(
     block_mask: Any,
     options: dict[str, Any],
 ) -> Any:
-    """`flex_attention` of each sequence; the result and the log-sum-exp are jagged."""
+    """Returns `flex_attention` of each sequence; the result and the log-sum-exp are jagged."""
     parts = [_sequences(name, x) for name, x in zip(("query", "key", "value"), qkv, strict=True)]
     if len({len(part) for part in parts}) > 1:
         raise ValueError(f"query, key and value must be of as many sequences; got {[len(part) for part in parts]}")

@@ -37,7 +37,8 @@ STATE = _State()
 
 
 class deterministic_batches:
-    """From here on, or in a `with` block, an item has the same bits whatever it is batched with.
+    """Makes the results of an item independent, bit for bit, of the items that it is batched with: from this call on,
+    or within a `with` block.
 
     This holds for eager calls on a CPU in this thread: for layers and models of this library, and for those of others
     whose layers treat each item by itself. `docs/limits.md` says what keeps its bits without the switch, and what does
@@ -50,7 +51,7 @@ class deterministic_batches:
         mode: False switches it off.
 
     Raises:
-        RuntimeError: if it ends inside of another of torch's function modes that began later.
+        RuntimeError: if it ends inside of a function mode of torch that began later.
     """
 
     def __init__(self, mode: bool = True) -> None:

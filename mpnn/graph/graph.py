@@ -34,7 +34,7 @@ class Graph(Algebra, Subgraphs, Transforms):
     """
 
     def reach(self, layers: int) -> float:
-        """The fraction of (destination, source) pairs that `layers` rounds of message passing connect.
+        """Returns the fraction of (destination, source) pairs that `layers` rounds of message passing connect.
 
         1.0 means that every node has received from every node. Each node reaches itself in zero rounds, so `reach(1)`
         counts the diagonal even if the graph has no self-loops. Above 1,024 nodes, the result is an estimate from 256
@@ -44,7 +44,8 @@ class Graph(Algebra, Subgraphs, Transforms):
         return reachability.fraction(self.runs, not_negative("layers", layers))
 
     def diameter(self) -> int | None:
-        """The number of layers after which every node has received from every other; None if this never happens.
+        """Returns the number of layers after which every node has received from every other; None if this never
+        happens.
 
         Of a graph without edges from later nodes, such as `causal()`: from every earlier node.
         Above 1,024 nodes, estimated from a sample of sources, like `reach`.
@@ -53,7 +54,7 @@ class Graph(Algebra, Subgraphs, Transforms):
         return reachability.diameter(self.runs)
 
     def components(self) -> Tensor:
-        """The component of each source, int64 [num_src], numbered from 0.
+        """Returns the component of each source, int64 [num_src], numbered from 0.
 
         Two sources are in the same component if a destination receives from both, or if a chain of such pairs connects
         them.

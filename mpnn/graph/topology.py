@@ -65,7 +65,7 @@ class Topology(HasToken, ABC):
 
         Args:
             args: hashable arguments of the rule, tuples instead of tensors. Two topologies are equal if their rules and
-                arguments are equal, and their graphs are kept: so a rule closes over nothing that changes.
+                arguments are equal, and their graphs are cached: a rule must not capture values that change.
             memory: the number of memory nodes. They are the first sources, followed by the destinations themselves.
             relation: gives each edge its type, see `mpnn.graph.relations`.
             alike: the block size of rows: all rows of a block have the same sources, and `i` holds the first row of
@@ -107,7 +107,8 @@ class Topology(HasToken, ABC):
         return CACHE.keep((_bind, self, num_dst, num_src), partial(_bind, self, num_dst, num_src))
 
     def take(self, rows: Ints, num_nodes: int) -> Runs:
-        """The runs of these ascending rows of `bind(num_nodes)`; a rule that compares positions computes no others."""
+        """Returns the runs of the ascending rows `rows` of `bind(num_nodes)`. A rule that compares positions is
+        evaluated for these rows only."""
         return self.bind(num_nodes).runs.take(rows)
 
     def _repr_html_(self) -> str:
@@ -131,7 +132,8 @@ class Topology(HasToken, ABC):
         """`bind` without the cache, so that the operands of an expression are not cached."""
 
     def with_relation(self, relation: Relation | Tensor) -> "Topology":
-        """The same edges with edge types from a `Relation` or an integer matrix [num_dst, num_src]."""
+        """Returns a topology of the same edges, with edge types from a `Relation` or an integer matrix [num_dst,
+        num_src]."""
         return _WithRelation(self, as_relation(relation))
 
     @overload

@@ -94,26 +94,27 @@ class CompressedGraph:
         return f"CompressedGraph(num_dst={self.num_dst}, num_src={self.num_src}, num_edges={self.num_edges})"
 
     def in_neighbors(self, node: int) -> Tensor:
-        """The sources of a node, int64 ascending; repeated edges repeat."""
+        """Returns the sources of a node, int64, ascending, once for each edge."""
         if not 0 <= as_integer("node", node) < self.num_dst:
             raise IndexError(f"node {node} is not among the {self.num_dst} destinations, counted from 0")
         row = self.columns[self.offsets[node] : self.offsets[node + 1]]
         return torch.from_numpy(row.astype(np.int64))
 
     def rows(self, nodes: Tensor, before: Tensor | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the rows of nodes begin and end in `columns`. `before` is for a `TemporalGraph`; ValueError here."""
+        """Returns where the rows of nodes begin and end in `columns`. Raises ValueError if `before` is passed: only a
+        `TemporalGraph` has times."""
         if before is not None:
             raise ValueError("the edges of this graph have no times; before= needs a graphs.TemporalGraph")
         return self.offsets[nodes.numpy()], self.offsets[nodes.numpy() + 1]
 
     def degree(self, nodes: Tensor | None = None, before: Tensor | None = None) -> Tensor:
-        """The in-degrees of nodes, int64, or float64 sums of weights; default: of all. Those of a `TemporalGraph` count
-        edges before a time, [n]."""
+        """Returns the in-degrees of nodes, int64, or float64 sums of weights; default: of all. Those of a
+        `TemporalGraph` count edges before a time, [n]."""
         first, stop = self.rows(torch.arange(self.num_dst) if nodes is None else nodes, before)
         return torch.from_numpy(stop - first) if self.sums is None else self.sums[stop] - self.sums[first]
 
     def graph(self) -> Graph:
-        """The whole graph in memory, its edges by destination, then source."""
+        """Returns the whole graph in memory, its edges by destination, then source."""
         dst = np.repeat(np.arange(self.num_dst), np.diff(self.offsets))
         edges = torch.from_numpy(np.stack([self.columns.astype(np.int64), dst]))
         return Graph.from_edges(edges, self.num_dst, self.num_src)
@@ -148,7 +149,7 @@ class CompressedGraph:
         return block_of(sample, len(nodes), fanout)
 
     def gather(self, features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
-        """The rows of nodes, [n, ...], of features [num_src, ...]."""
+        """Returns the rows of nodes, [n, ...], of features [num_src, ...]."""
         return gather(features, nodes)
 
 
@@ -171,8 +172,8 @@ def gather(features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
 
 
 def compressed(graph: Graph) -> CompressedGraph:
-    """The edges of a graph in memory in compressed rows: 4 bytes an edge, and 8 for `edge_ids` where edges have data of
-    their own. Repeated edges are kept; attributes are not.
+    """Returns the edges of a graph in memory in compressed rows: 4 bytes an edge, and 8 for `edge_ids` where edges have
+    data of their own. Repeated edges are kept; attributes are not.
 
     Raises:
         ValueError: there are 2^31 sources or more.

@@ -15,7 +15,7 @@ _MAX_ROUNDS = 1024  # of hashing: each takes time, and Reformer has 8
 
 @torch.no_grad()
 def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
-    """Reformer's hashing (Kitaev et al. 2020): i receives from j if some round puts both into the same bucket.
+    """i receives from j if some round of Reformer's hashing (Kitaev et al. 2020) puts both into the same bucket.
 
     Each round samples R [d, buckets / 2] and computes `argmax([xR; -xR])`, so that vectors of similar direction tend to
     share a bucket. One round is a graph of disjoint cliques; the result is the union of all rounds.
@@ -33,7 +33,7 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
     Raises:
         ValueError: if x is not a matrix or not finite, `buckets` is not a positive even number, or there are more than
             1,024 rounds.
-        MemoryError: if the projections to so many buckets do not fit into memory.
+        MemoryError: if the projections to the buckets do not fit into memory.
     """
     _check_features("lsh", x)
     if x.numel() and not x.isfinite().all():
@@ -113,7 +113,7 @@ def knn(x: Tensor, k: int, labels: Tensor | None = None) -> Graph:
 
     Args:
         x: features [N, d]. On a CPU, finite ones are compared in float64.
-        labels: integers [N]; points with different labels, as of different clouds of a batch, are no neighbors.
+        labels: integers [N]; points with different labels, as of different clouds of a batch, are not neighbors.
 
     Raises:
         ValueError: if x is not a matrix or contains NaN, or there are fewer than k other nodes (of a label).

@@ -19,7 +19,7 @@ from mpnn.round import validation
 
 
 def from_scipy(matrix: Any) -> Graph:
-    """From a scipy sparse matrix or array [num_dst, num_src]; its stored values become `edge_attr` [E].
+    """Creates a graph from a scipy sparse matrix or array [num_dst, num_src]; its stored values become `edge_attr` [E].
 
     ::
 
@@ -36,7 +36,7 @@ def from_scipy(matrix: Any) -> Graph:
 
 
 def to_scipy(graph: Graph) -> Any:
-    """A scipy `csr_array` [num_dst, num_src] with one-dimensional edge attributes as values, otherwise ones.
+    """Returns a scipy `csr_array` [num_dst, num_src] with one-dimensional edge attributes as values, otherwise ones.
 
     Repeated edges are summed, as in scipy.
     """
@@ -48,7 +48,7 @@ def to_scipy(graph: Graph) -> Any:
 
 
 def from_networkx(graph: Any, weight: str | None = None) -> Graph:
-    """From a networkx graph. Nodes are numbered in its order, and undirected edges go both ways.
+    """Creates a graph from a networkx graph. Nodes are numbered in its order, and undirected edges go both ways.
 
     v receives from u along an edge u -> v. `weight` is the name of the edge attribute to use as `edge_attr`.
 
@@ -82,7 +82,8 @@ def from_networkx(graph: Any, weight: str | None = None) -> Graph:
 
 
 def to_networkx(graph: Graph) -> Any:
-    """A networkx `MultiDiGraph` over 0..N-1 (bipartite: ("src", j) and ("dst", i)), edges from source to destination.
+    """Returns a networkx `MultiDiGraph` over 0..N-1 (bipartite: ("src", j) and ("dst", i)) with edges from
+    source to destination.
 
     One-dimensional edge attributes become `weight`, edge types `edge_type`.
     """
@@ -104,9 +105,9 @@ def to_networkx(graph: Graph) -> Any:
 
 
 def from_pyg(data: Any) -> Any:
-    """From a PyTorch Geometric `Data`: `edge_index`, and if present `edge_type` and `edge_attr` or `edge_weight`, which
-    become the types and attributes of the edges. Or `adj_t`, a matrix that ToSparseTensor makes of them; values that
-    are all 1 are no attributes. Other attributes of the data are not taken.
+    """Creates a graph from a PyTorch Geometric `Data`: `edge_index`, and if present `edge_type` and `edge_attr` or
+    `edge_weight`, which become the types and attributes of the edges. Or from `adj_t`, the matrix of ToSparseTensor; if
+    all of its values are 1, they are not attributes. Other attributes of the data are ignored.
 
     A `HeteroData` becomes a `HeteroGraph`, with the `time` of its nodes, and one relation of it,
     `data["author", "writes", "paper"]`, a graph from its sources to its destinations. A `TemporalData` becomes a
@@ -164,7 +165,7 @@ def edges_of_pyg(data: Any) -> tuple[Tensor | None, Tensor | None]:
 
 
 def from_dgl(g: Any, *, edge_attr: str | None = None, edge_type: str | None = None) -> Graph:
-    """From a DGL graph: its edges in the order of their ids, as `g.edges(order="eid")`.
+    """Creates a graph from a DGL graph: its edges in the order of their ids, as `g.edges(order="eid")`.
 
     A bipartite graph or a block becomes a graph from its source nodes to its destination nodes. Edge types are those
     of `edge_type`, or those that `dgl.to_homogeneous` stores (`dgl.ETYPE`).
@@ -201,8 +202,8 @@ def from_dgl(g: Any, *, edge_attr: str | None = None, edge_type: str | None = No
 
 
 def to_pyg(graph: Graph | HeteroGraph, **features: Any) -> Any:
-    """A PyTorch Geometric `Data` with a copy of this graph's edges, and the given features (`x=...`, `y=...`). A
-    `HeteroGraph` becomes a `HeteroData`; its features are dicts by kind, `x={"author": ..., "paper": ...}`."""
+    """Returns a PyTorch Geometric `Data` with a copy of this graph's edges, and the given features (`x=...`, `y=...`).
+    A `HeteroGraph` becomes a `HeteroData`; its features are dicts by kind, `x={"author": ..., "paper": ...}`."""
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(graph, HeteroGraph):
@@ -233,7 +234,8 @@ def _of_edges(graph: Graph) -> dict[str, Tensor]:
 
 
 def from_torch_sparse(matrix: Tensor) -> Graph:
-    """From a torch sparse tensor (COO, CSR or CSC) [num_dst, num_src]; its values become `edge_attr`."""
+    """Creates a graph from a torch sparse tensor (COO, CSR or CSC) [num_dst, num_src]; its values become
+    `edge_attr`."""
     if not isinstance(matrix, Tensor):
         raise TypeError(f"from_torch_sparse needs a torch tensor; got {type(matrix).__name__}")
     coo = matrix.to_sparse_coo()
@@ -244,7 +246,7 @@ def from_torch_sparse(matrix: Tensor) -> Graph:
 
 
 def to_torch_sparse(graph: Graph) -> Tensor:
-    """A torch sparse COO tensor [num_dst, num_src] with edge attributes as values, otherwise ones.
+    """Returns a torch sparse COO tensor [num_dst, num_src] with edge attributes as values, otherwise ones.
 
     Repeated edges are summed.
     """
@@ -255,7 +257,7 @@ def to_torch_sparse(graph: Graph) -> Tensor:
 
 
 def from_sparse_tensor(matrix: Any) -> Graph:
-    """From a `torch_sparse.SparseTensor` [num_dst, num_src] (the extra `mpnn[scatter]`)."""
+    """Creates a graph from a `torch_sparse.SparseTensor` [num_dst, num_src] (the extra `mpnn[scatter]`)."""
     if not hasattr(matrix, "coo"):
         raise TypeError(f"from_sparse_tensor needs a torch_sparse.SparseTensor; got {type(matrix).__name__}")
     dst, src, values = matrix.coo()
@@ -264,7 +266,8 @@ def from_sparse_tensor(matrix: Any) -> Graph:
 
 
 def to_sparse_tensor(graph: Graph) -> Any:
-    """A `torch_sparse.SparseTensor` [num_dst, num_src], PyTorch Geometric's `adj_t` (the extra `mpnn[scatter]`)."""
+    """Returns a `torch_sparse.SparseTensor` [num_dst, num_src], PyTorch Geometric's `adj_t` (the extra
+    `mpnn[scatter]`)."""
     validation.graph(graph)
     from torch_sparse import SparseTensor
 

@@ -94,7 +94,7 @@ def write_csr(
     """Writes edges to a folder that `open_csr` maps, and opens it. Neither input nor output has to fit into memory.
 
     Edges are sorted by an external sort: pieces are sorted in memory and written next to the result (8 bytes an edge,
-    16 with ids), then cut at common keys and merged. The folder appears under its name when all of it is on the disk.
+    16 with ids), then cut at common keys and merged. The folder gets its name after all of it is on the disk.
 
     Args:
         edges: a path, or integers [2, E], sources in row 0, or an iterable of chunks [2, n]. Paths are
@@ -114,9 +114,9 @@ def write_csr(
         first: the number of the first node in a file, 0 or 1. Default: 0; a file in which no edge has node 0 is then
             refused, because it may count from 1.
         encoding: of text, such as latin-1. Default: UTF-8.
-        names: the ends of a file's edges are names. "one": of one set of nodes, "two": of sources and of destinations,
-            numbered as they first appear; or the names of one set in the order of their numbers, such as
-            `node_tables(...).ids`. `names` of the result holds them. They are kept in memory.
+        names: whether the ends of a file's edges are names. "one": of one set of nodes, "two": of sources and of
+            destinations, numbered as they first appear; or a sequence of the names of one set in the order of their
+            numbers, such as `node_tables(...).ids`. `names` of the result holds them. They are kept in memory.
         edge_ids: also store the index of each edge in the input.
         memory: bytes that sorting may take.
 

@@ -28,7 +28,7 @@ def from_edges(
     edge_attr: Tensor | None = None,
     edge_type: Tensor | None = None,
 ) -> Graph:
-    """The graph with exactly these edges, in this order. Repeated edges are kept and no self-loops are added.
+    """Returns the graph with exactly these edges, in this order. Repeated edges are kept and no self-loops are added.
 
     ::
 
@@ -90,8 +90,8 @@ def _of_a_program(edges: Tensor, num_nodes: Any, num_src: Any, num_dst: Any, att
 def from_blocks(
     block_index: Tensor | Any, size: int, num_blocks: int | None = None, *, edge_type: Tensor | None = None
 ) -> Graph:
-    """A graph of `num_blocks` blocks of `size` nodes. For each pair of blocks, every node of the destination block
-    receives from every node of the source block.
+    """Returns a graph of `num_blocks` blocks of `size` nodes. For each pair of blocks, every node of the destination
+    block receives from every node of the source block.
 
     Pairs may repeat. Repeated edges count each time, in a softmax too. Pairs that are distinct and have no types are
     kept as runs, so their edges are never written out, and are in the order of a structured graph.
@@ -127,7 +127,7 @@ def batch(graphs: Sequence[Graph]) -> Graph: ...
 @overload
 def batch(graphs: Sequence[HeteroGraph]) -> HeteroGraph: ...
 def batch(graphs: Sequence[Graph] | Sequence[HeteroGraph]) -> Graph | HeteroGraph:
-    """Disjoint union: nodes are numbered graph by graph, and no edges connect different graphs.
+    """Returns the disjoint union: nodes are numbered graph by graph, and no edges connect different graphs.
 
     Of graphs of several kinds, each relation is the union of that of the graphs, and nodes are numbered graph by graph
     within their kind. A graph may lack kinds and relations of the others.

@@ -48,10 +48,10 @@ def radius(
         cell: [d, d], its rows are the vectors of the lattice, of any shape and smaller than r too; or [G, d, d], one
             for each of G labels, which then are 0 to G - 1.
         periodic: d booleans, the vectors of the lattice along which the cell repeats; default: all.
-        labels: integers [N]; points with different labels, as of different molecules of a batch, are no neighbors.
+        labels: integers [N]; points with different labels, as of different molecules of a batch, are not neighbors.
 
     Raises:
-        ValueError: if positions are no matrix or not finite, or an argument does not fit.
+        ValueError: if positions are not a matrix or not finite, or an argument does not fit.
     """
     at, label = _points("radius", positions, labels)
     if not (isinstance(r, (int, float)) and 0 < r < float("inf")):
@@ -103,8 +103,9 @@ def _periodic_pairs(
 
 
 def edge_vectors(graph: Graph, positions: Tensor, cell: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-    """The vector from the destination of each edge to its source, [E, d]: `p_j - p_i`, plus `edge_attr @ cell` in a
-    periodic graph of `radius`. It has gradients by positions and cell, of which forces and stresses are made.
+    """Returns the vector from the destination of each edge to its source, [E, d]: `p_j - p_i`, plus `edge_attr @ cell`
+    in a periodic graph of `radius`. It is differentiable by positions and cell, so that forces and stresses can be
+    computed.
 
     Args:
         positions: [N, d].
@@ -149,7 +150,7 @@ def _graph_of_node(graph: Graph, count: int) -> Tensor:
 
 
 def line_graph(graph: Graph, backtrack: bool = True) -> Graph:
-    """The edges of `graph` as nodes, in the order of `edge_index`: j -> k receives from all edges i -> j.
+    """Returns the edges of `graph` as nodes, in the order of `edge_index`: j -> k receives from all edges i -> j.
 
     ::
 
@@ -159,8 +160,8 @@ def line_graph(graph: Graph, backtrack: bool = True) -> Graph:
 
     Args:
         backtrack: whether j -> i receives from i -> j. DimeNet's angles are without them. In a periodic graph, where
-            every edge with the shift s as edge_attr has a reverse with the shift -s, only that one is the way back:
-            an edge from another image of i makes an angle.
+            every edge with the shift s as edge_attr has a reverse with the shift -s, only that reverse counts as i
+            -> j: an edge from another image of i makes an angle.
 
     Raises:
         ValueError: if the graph has two sets of nodes.
@@ -200,8 +201,8 @@ def _are_shifts(graph: Graph, attr: Tensor) -> bool:
 
 @torch.no_grad()
 def farthest(positions: Tensor, n: int, labels: Tensor | None = None) -> Tensor:
-    """n points that lie far apart, int64 [n]: point 0, then each time the point farthest from those before (Qi et al.
-    2017, PointNet++, section 3.2). Ties go to the lower index. O(N n).
+    """Selects n points that lie far apart, int64 [n]: point 0, then each time the point farthest from those before (Qi
+    et al. 2017, PointNet++, section 3.2). Ties go to the lower index. O(N n).
 
     Args:
         positions: floating point [N, d].

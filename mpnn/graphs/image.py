@@ -19,7 +19,7 @@ from mpnn.graph.topology import Pairs, Topology
 
 
 def grid(height: int, width: int, connectivity: int = 4) -> Topology:
-    """The 4 side neighbors of each pixel, or with connectivity 8 the corner neighbors too, without self-loops.
+    """Each pixel receives from its 4 side neighbors, with connectivity 8 from the corner neighbors too; no self-loops.
 
     ::
 
@@ -67,12 +67,12 @@ def neighborhood(
     Args:
         shape: the size along each axis; any number of them. `height` and `width` are those of an image, by name.
         radius: neighbors on either side along an axis, a kernel of 2 * radius + 1.
-        kernel_size: neighbors along an axis. Of an even number, one more lies before the node than after it.
+        kernel_size: neighbors along an axis. For an even number, one more lies before the node than after it.
         dilation: the distance from neighbor to neighbor. Nodes of other remainders by it are not connected.
         stride: nodes in groups of this many share the neighbors of the one at their center, or of the last if causal.
         border: "cut": neighbors beyond the border are absent. "natten": the kernel is moved inward until it lies
-            inside, so that each node has as many neighbors (NATTEN 0.21).
-        causal: neighbors at or before the node alone.
+            inside, so that each node has the same number of neighbors (NATTEN 0.21).
+        causal: only neighbors at or before the node.
 
     The type of an edge of an image without dilation is its relative position, as in `GridOffset`: for a border that is
     cut, `(dy + radius) * (2 * radius + 1) + (dx + radius)`; that of a line is its `Offset`.
@@ -222,7 +222,7 @@ def convolution(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
 ) -> Topology:
-    """The graph of `torch.nn.Conv2d`: each output pixel receives from the pixels under the kernel.
+    """Returns the graph of `torch.nn.Conv2d`: each output pixel receives from the pixels under the kernel.
 
     Sizes are one integer or two (vertical, horizontal); 1-D is an image of height 1. Destinations are the output
     pixels: `(height + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1` rows, and columns by the same formula.
@@ -332,8 +332,8 @@ def _pooling(i: Ints, num_src: int, height: int, width: int, size: tuple[int, in
 
 
 def windows(height: int, width: int, size: int, shift: int = 0) -> Topology:
-    """Swin's windows (Liu et al. 2021): i receives from j if both pixels are in the same size x size window after a
-    cyclic shift by `shift`, unless only the wrap-around brings them together from opposite edges of the image.
+    """i receives from j if both pixels are in the same size x size window of Swin (Liu et al. 2021) after a cyclic
+    shift by `shift`, unless the shift brought them together from opposite edges of the image.
 
     The type of an edge is its relative position, `(dy + size - 1) * (2 * size - 1) + (dx + size - 1)`.
 

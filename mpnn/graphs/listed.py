@@ -64,11 +64,11 @@ def _listed(
 
 
 def as_topology(graph: Any, prefixes: bool = True) -> Any:
-    """The edges of a square `Graph` as a topology, `listed(...)`; anything else as it is. Numbers of its edges
-    (`edge_attr`, `edge_type`) do not travel with it: layers of ready models read none.
+    """Returns the edges of a square `Graph` as a topology, `listed(...)`; anything else as it is. It does not keep
+    `edge_attr` and `edge_type`, which layers of ready-made models do not read.
 
-    `prefixes`: whether it may be bound to fewer nodes. A prefix of a causal graph gets what it gets in the whole graph;
-    of another graph, it is another graph.
+    `prefixes`: whether it may be bound to fewer nodes. The nodes of a prefix of a causal graph have the same
+    in-neighbors as in the whole graph; those of another graph do not.
 
     Raises:
         ValueError: if the graph is not square, differs by item and head, or lists an edge twice.

@@ -12,7 +12,7 @@ from mpnn.graph.runs import Ints
 
 
 def icosphere(level: int) -> Graph:
-    """The multi-mesh of GraphCast (Lam et al. 2023, arXiv:2212.12794). Its nodes are `icosphere_points(level)`,
+    """Returns the multi-mesh of GraphCast (Lam et al. 2023, arXiv:2212.12794). Its nodes are `icosphere_points(level)`,
     and the edges of the meshes of all levels from 0 to `level`, in both directions, from coarse to fine. edge_attr
     [E, 3], float32, holds the vector from destination to source.
 
@@ -26,8 +26,8 @@ def icosphere(level: int) -> Graph:
 
 
 def icosphere_points(level: int) -> Tensor:
-    """The nodes of `icosphere(level)` on the unit sphere, float32 [10 * 4 ** level + 2, 3]: first those of all coarser
-    levels."""
+    """Returns the nodes of `icosphere(level)` on the unit sphere, float32 [10 * 4 ** level + 2, 3]: those of all
+    coarser levels first."""
     return torch.from_numpy(_multi_mesh(at_least("level", level, 0))[0]).float()
 
 

@@ -74,7 +74,7 @@ def _import_path(builder: Callable[..., Topology]) -> str:
 
 
 def parse(text: str) -> Topology:
-    """The topology that the text describes.
+    """Returns the topology that the text describes.
 
     `|` is union, `&` intersection, `-` difference and `~` complement. `-` binds tighter than `&`, and `&` tighter than
     `|`, as in Python. The parentheses of a builder without arguments are optional, and so is `graphs.` or

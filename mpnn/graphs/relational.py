@@ -22,8 +22,8 @@ def from_tables(
     *,
     times: Mapping[str, str] | None = None,
 ) -> HeteroGraph:
-    """Each row of each table is a node of the kind of its table (Fey et al. 2024, arXiv:2312.04615). A foreign key
-    gives two relations: its row receives from the row that it names, and that row from it.
+    """Creates a `HeteroGraph` of tables (Fey et al. 2024, arXiv:2312.04615). Each row is a node, whose kind is its
+    table. A foreign key gives two relations: its row receives from the row that it names, and that row from it.
 
     With `foreign={("orders", "user"): ("users", "id")}` they are ("users", "user", "orders") and ("orders", "rev_user",
     "users").

@@ -71,7 +71,7 @@ def absent_edges(
     undirected: bool = False,
     one_set: bool | None = None,
 ) -> Tensor:
-    """Negative sampling for link prediction: `count` pairs that are not edges, int64 [2, count].
+    """Samples `count` pairs that are not edges, int64 [2, count], for link prediction.
 
     Row 0 holds the sources and row 1 the destinations. Pairs are drawn uniformly. Self-loops are excluded if sources
     and destinations are one set of nodes.
@@ -82,7 +82,7 @@ def absent_edges(
         undirected: draw pairs from the lower number to the higher, with an edge in neither direction.
 
     Raises:
-        ValueError: if every pair is an edge, or fewer pairs than `distinct` asks for are none.
+        ValueError: if every pair is an edge, or fewer than `count` pairs are not edges and `distinct` is True.
     """
     at_least("count", count, 0)
     capacity.require(3 * 16 * count, f"a count of {count:,} pairs", "draw fewer at once")

@@ -156,7 +156,7 @@ def _fixed(i: Ints, num_src: int, block: int, summary: int = 1) -> Pairs | Runs:
 
 
 def global_nodes(count_or_indices: int | Sequence[int] | Tensor) -> Topology:
-    """Hubs: i receives from j if i or j is a global node. Global nodes are the first `count`, or the listed indices.
+    """i receives from j if i or j is a global node (a hub). Global nodes are the first `count`, or the listed indices.
 
     ::
 
@@ -350,7 +350,8 @@ def _permutation(i: Ints, num_src: int, order: tuple[int, ...]) -> Runs:
 
 
 def memory(length: int) -> Topology:
-    """Sources are `length` memory nodes, then the segment itself: j <= i + length (Transformer-XL).
+    """i receives from j if j <= i + length: sources are `length` memory nodes, then the segment itself
+    (Transformer-XL).
 
     ::
 

@@ -47,9 +47,9 @@ def _random(i: Ints, num_src: int, degree: int, block: int = 1, seed: int = 0) -
 
 
 def expander(degree: int, seed: int = 0) -> Topology:
-    """A random graph of at most `degree` in-neighbors whose nodes are few steps from one another: each node receives
-    from the two neighbors on each of degree / 2 random cycles through all nodes (Exphormer, Shirzad et al. 2023,
-    arXiv:2303.06147). The same seed and size give the same edges.
+    """Returns a random graph of at most `degree` in-neighbors whose nodes are few steps from one another: each node
+    receives from the two neighbors on each of degree / 2 random cycles through all nodes (Exphormer, Shirzad et al.
+    2023, arXiv:2303.06147). The same seed and size give the same edges.
 
     ::
 
@@ -88,7 +88,7 @@ def _expander(i: Ints, num_src: int, degree: int, seed: int = 0) -> Pairs:
 
 
 def longformer(window: int, globals: int | list[int] = 0) -> Topology:
-    """`window(w // 2) | global_nodes(g)`: w is the full width, as in Longformer (Beltagy et al. 2020).
+    """Returns `window(w // 2) | global_nodes(g)`: w is the full width, as in Longformer (Beltagy et al. 2020).
 
     ::
 
@@ -105,8 +105,9 @@ def longformer(window: int, globals: int | list[int] = 0) -> Topology:
 
 
 def bigbird(block: int = 64, window: int = 3, random: int = 3, globals: int = 2, seed: int = 0) -> Topology:
-    """BigBird (Zaheer et al. 2020) in blocks of `block` nodes: a sliding window of `window` blocks, `random` random
-    blocks for each block of rows, and the first `globals` blocks as sources and destinations of all nodes.
+    """Returns the topology of BigBird (Zaheer et al. 2020) in blocks of `block` nodes: a sliding window of `window`
+    blocks, `random` random blocks for each block of rows, and the first `globals` blocks as sources and destinations of
+    all nodes.
 
     As in the paper, random blocks are sampled from the blocks that are neither in the window nor global.
 

@@ -17,9 +17,9 @@ class TemporalGraph(CompressedGraph):
     Args:
         graph: its edges may have attributes and types.
         times: [E] in the caller's edge order, integers or floating point.
-        latest: whether a sample of k in-neighbors is the last k; otherwise any k are as likely.
-        as_of: when a sampled in-neighbor is looked at, whose own in-neighbors the layer before samples: at the time of
-            the "query" (TGN, Rossi et al. 2020), or of the "edge", so that times ascend along paths (TGAT, Xu et al.
+        latest: whether a sample of k in-neighbors is the last k; otherwise all sets of k are equally likely.
+        as_of: the time before which the in-neighbors of a sampled in-neighbor are sampled: that of the "query" (TGN,
+            Rossi et al. 2020), or of the "edge", so that times ascend along paths (TGAT, Xu et al.
             2020).
 
     Raises:
@@ -43,9 +43,10 @@ class TemporalGraph(CompressedGraph):
     def sample_before(
         self, nodes: Tensor, before: Tensor, fanout: int, seed: int = 0
     ) -> tuple[Tensor, Tensor, Graph, Tensor, Tensor]:
-        """`sample` of nodes [n], which may repeat, each at a time [n]: sources [m], of which all but `nodes` are
-        distinct pairs of node and time; their times [m]; the graph; for each of its edges, the index in `columns`,
-        ascending for each destination, and how long before the time of its destination it was, [E]."""
+        """Samples in-neighbors of nodes [n], which may repeat, each before a time [n]. Returns the sources [m], of
+        which all but `nodes` are distinct pairs of node and time; their times [m]; the graph; for each of its edges,
+        the index in `columns`, ascending for each destination, and how long before the time of its destination it was,
+        [E]."""
         first, stop = self.rows(nodes, before)
         if self.latest and fanout >= 0:
             first = np.maximum(first, stop - fanout)

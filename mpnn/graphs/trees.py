@@ -38,8 +38,9 @@ def tree(parent: Sequence[int] | Tensor, topology: Topology | None = None) -> Gr
 
 
 def rollouts(prompt: int, answers: Sequence[int] | Tensor, topology: Topology | None = None) -> Graph:
-    """A prompt of `prompt` tokens, followed by answers of these lengths: each answer receives from the prompt and from
-    its own earlier tokens. `positions` and `topology` are as for `tree`, and `graphs.batch` joins several groups.
+    """Returns the graph of a prompt of `prompt` tokens, followed by answers of these lengths: each answer receives
+    from the prompt and from its own earlier tokens. `positions` and `topology` are as for `tree`, and `graphs.batch`
+    joins several groups.
 
     ::
 

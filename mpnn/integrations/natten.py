@@ -48,7 +48,8 @@ def neighborhood_attention_generic(
     torch_compile: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """Each token attends to the kernel_size nearest along each axis; at a border the kernel is moved inward.
+    """Computes neighborhood attention: each token attends to the kernel_size nearest along each axis; at a border the
+    kernel is moved inward.
 
     Args:
         query: [B, ..., H, D], with one to three axes in the middle. key: [B, ..., H_kv, D]. value: [B, ..., H_kv,
@@ -129,14 +130,14 @@ def attention(
     torch_compile: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """Attention of [B, N, H, D] over [B, M, H_kv, D], or of sequences packed in one row, B = 1, whose lengths are given
-    by seqlens or by cumulative_seqlen. Causal attention needs as many queries as keys.
+    """Computes attention of [B, N, H, D] over [B, M, H_kv, D], or of sequences packed in one row, B = 1, whose lengths
+    are given by seqlens or by cumulative_seqlen. Causal attention needs as many queries as keys.
 
     Returns:
         out [B, N, H, D_v], or (out, lse [B, N, H]).
 
     Raises:
-        ValueError: shapes do not match, or one kind of lengths is given for queries or keys alone.
+        ValueError: shapes do not match, or a kind of lengths is given for queries only, or for keys only.
     """
     given = (seqlens_Q, seqlens_KV), (cumulative_seqlen_Q, cumulative_seqlen_KV)
     if any((one is None) != (other is None) for one, other in given):
@@ -158,7 +159,7 @@ def attention(
 def merge_attentions(
     outputs: list[Tensor], lse_tensors: list[Tensor], torch_compile: bool = True, use_autograd_fix: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The attention over all keys, from outputs [B, N, H, D] and lse_tensors [B, N, H] over sets of keys."""
+    """Returns the attention over all keys, from outputs [B, N, H, D] and lse_tensors [B, N, H] over sets of keys."""
     return ops.merge(zip(outputs, lse_tensors, strict=True))
 
 
@@ -204,7 +205,7 @@ class NeighborhoodAttentionGeneric(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, ..., embed_dim] -> the same."""
+        """Maps [B, ..., embed_dim] to the same."""
         if x.dim() != self.na_dim + 2 or x.shape[-1] != self.embed_dim:
             raise ValueError(
                 f"NeighborhoodAttention{self.na_dim}D expected [batch, {self.na_dim} axes, {self.embed_dim}]; got "

@@ -33,7 +33,7 @@ def knn(
     cosine: bool = False,
     num_workers: int = 1,
 ) -> Tensor:
-    """`torch_cluster.knn` of batch entries that end where `ptr_x` [B + 1] and `ptr_y` say."""
+    """Returns `torch_cluster.knn` of batch entries that end where `ptr_x` [B + 1] and `ptr_y` say."""
     return torch_cluster.knn(x, y, k, _batch(ptr_x), _batch(ptr_y), cosine)
 
 
@@ -47,8 +47,8 @@ def radius(
     num_workers: int = 1,
     ignore_same_index: bool = False,
 ) -> Tensor:
-    """`torch_cluster.radius` of batch entries that end where `ptr_x` [B + 1] and `ptr_y` say. `ignore_same_index`: no
-    pair of equal numbers."""
+    """Returns `torch_cluster.radius` of batch entries that end where `ptr_x` [B + 1] and `ptr_y` say.
+    `ignore_same_index`: no pair of equal numbers."""
     if x is y:
         options = {"max_num_neighbors": max_num_neighbors, "flow": "target_to_source"}
         return torch_cluster.radius_graph(x, r, _batch(ptr_x), not ignore_same_index, **options)  # type: ignore[arg-type]
@@ -58,24 +58,25 @@ def radius(
 
 
 def nearest(x: Tensor, y: Tensor, ptr_x: Tensor | None = None, ptr_y: Tensor | None = None) -> Tensor:
-    """`torch_cluster.nearest` of batch entries that end where `ptr_x` [B + 1] and `ptr_y` say."""
+    """Returns `torch_cluster.nearest` of batch entries that end where `ptr_x` [B + 1] and `ptr_y` say."""
     return torch_cluster.nearest(x, y, _batch(ptr_x), _batch(ptr_y))
 
 
 def fps(src: Tensor, ptr: Tensor, ratio: float = 0.5, random_start: bool = True) -> Tensor:
-    """`torch_cluster.fps` of batch entries that end where `ptr` [B + 1] says."""
+    """Returns `torch_cluster.fps` of batch entries that end where `ptr` [B + 1] says."""
     return torch_cluster.fps(src, ratio=ratio, random_start=random_start, ptr=ptr)
 
 
 def graclus_cluster(rowptr: Tensor, col: Tensor, weight: Tensor | None = None) -> Tensor:
-    """`torch_cluster.graclus_cluster` of edges sorted by row: those of node u are `col[rowptr[u]:rowptr[u + 1]]`."""
+    """Returns `torch_cluster.graclus_cluster` of edges sorted by row: those of node u are `col[rowptr[u]:rowptr[u +
+    1]]`."""
     weights = None if weight is None else weight.double().cpu().contiguous()
     order = torch.randperm(len(rowptr) - 1)
     return match(rowptr.cpu().contiguous(), col.cpu().contiguous(), order, weights).to(col.device)
 
 
 def random_walk(rowptr: Tensor, col: Tensor, seed: Tensor, walk_length: int, p: float, q: float) -> Tensor:
-    """`torch_cluster.random_walk` along edges sorted by row, from the nodes `seed`."""
+    """Returns `torch_cluster.random_walk` along edges sorted by row, from the nodes `seed`."""
     return walks(rowptr, col, seed, walk_length, p, q)[0]
 
 

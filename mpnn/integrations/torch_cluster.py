@@ -37,7 +37,8 @@ def knn(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """The k points of x [N, F] nearest to each point of y [M, F] of the same batch entry; all if there are fewer.
+    """Returns the k points of x [N, F] nearest to each point of y [M, F] of the same batch entry; all if there are
+    fewer.
 
     Args:
         batch_x, batch_y: int64 [N] and [M], the entry of a batch that each point is in.
@@ -61,7 +62,8 @@ def knn_graph(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Edges from the k nearest points of the same batch entry to each point of x [N, F]; all if there are fewer.
+    """Returns edges from the k nearest points of the same batch entry to each point of x [N, F]; all if there are
+    fewer.
 
     Args:
         loop: whether a point is one of its own k.
@@ -95,7 +97,7 @@ def radius(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """The points of x [N, F] nearer than r to each point of y [M, F] of the same batch entry, at most
+    """Returns the points of x [N, F] nearer than r to each point of y [M, F] of the same batch entry, at most
     `max_num_neighbors`.
 
     Returns:
@@ -116,7 +118,7 @@ def radius_graph(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Edges from the points nearer than r of the same batch entry to each point of x [N, F], at most
+    """Returns edges from the points nearer than r of the same batch entry to each point of x [N, F], at most
     `max_num_neighbors`.
 
     Args:
@@ -138,10 +140,10 @@ def radius_graph(
 
 
 def nearest(x: Tensor, y: Tensor, batch_x: Tensor | None = None, batch_y: Tensor | None = None) -> Tensor:
-    """The point of y [M, F] nearest to each point of x [N, F] of the same batch entry: int64 [N].
+    """Returns the point of y [M, F] nearest to each point of x [N, F] of the same batch entry: int64 [N].
 
     Raises:
-        ValueError: an entry has points in x alone.
+        ValueError: an entry has points in x and none in y.
     """
     points, queries = _points(y), _points(x)
     labels = _labels(points, queries, batch_y, batch_x)
@@ -160,8 +162,8 @@ def fps(
     batch_size: int | None = None,
     ptr: Tensor | list[int] | None = None,
 ) -> Tensor:
-    """Points of `src` [N, F] that lie far apart (Qi et al. 2017, PointNet++): a first one, then each time the point
-    farthest from those before.
+    """Selects points of `src` [N, F] that lie far apart (Qi et al. 2017, PointNet++): a first one, then each time the
+    point farthest from those before.
 
     Args:
         ratio: the share of the points of each batch entry that is chosen, rounded up; one number, or one for each
@@ -191,7 +193,7 @@ def fps(
 
 
 def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Tensor | None = None) -> Tensor:
-    """The number of the cell of a regular grid that each point of `pos` [N, F] is in, int64 [N].
+    """Returns the number of the cell of a regular grid that each point of `pos` [N, F] is in, int64 [N].
 
     Args:
         size: [F], of a cell. start, end: [F], the ends of the grid. Default: the least and the largest positions.
@@ -207,8 +209,8 @@ def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Te
 
 
 def graclus_cluster(row: Tensor, col: Tensor, weight: Tensor | None = None, num_nodes: int | None = None) -> Tensor:
-    """Clusters of one or two nodes: each node in a random order, if it has no partner yet, takes the neighbor without
-    one whose edge weighs most, or any (Dhillon et al. 2007, Graclus).
+    """Computes clusters of one or two nodes: each node in a random order, if it has no partner yet, takes the neighbor
+    without one whose edge weighs most, or any (Dhillon et al. 2007, Graclus).
 
     Args:
         row, col: int64 [E], the ends of edges; both directions of each. weight: [E], not negative.
@@ -238,14 +240,14 @@ def random_walk(
     num_nodes: int | None = None,
     return_edge_indices: bool = False,
 ) -> Any:
-    """Random walks along edges from `row` to `col` (Grover and Leskovec 2016, node2vec); a walk stays at a node without
-    edges.
+    """Samples random walks along edges from `row` to `col` (Grover and Leskovec 2016, node2vec); a walk stays at a node
+    without edges.
 
     Args:
         start: int64 [W], the first nodes. walk_length: the number of steps.
-        p: the larger, the less often a walk goes back to the node before. q: the larger, the nearer to it it stays.
-        coalesced: whether the edges are sorted first; otherwise they must be sorted by row.
-        return_edge_indices: also return the edges [W, walk_length] that were taken, among the sorted ones; -1 for none.
+        p: the larger, the less often a walk returns to the previous node. q: the larger, the closer it stays to that
+        node. coalesced: whether the edges are sorted first; otherwise they must be sorted by row. return_edge_indices:
+        also return the edges [W, walk_length] that were taken, among the sorted ones; -1 for none.
 
     Returns:
         int64 [W, walk_length + 1].
@@ -260,7 +262,7 @@ def random_walk(
 
 
 def walks(ptr: Tensor, col: Tensor, start: Tensor, length: int, p: float, q: float) -> tuple[Tensor, Tensor]:
-    """`random_walk` over edges sorted by row: the nodes [W, length + 1] and the edges [W, length]."""
+    """Returns `random_walk` over edges sorted by row: the nodes [W, length + 1] and the edges [W, length]."""
     count = len(ptr) - 1
     row = torch.repeat_interleave(ptr.diff())
     known = (row * count + col).sort().values  # of all edges, to look up whether two nodes are neighbors

@@ -56,7 +56,7 @@ def scatter(
 def scatter_sum(
     src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
 ) -> Tensor:
-    """`scatter` with reduce="sum"."""
+    """Returns `scatter` with reduce="sum"."""
     flat = _flat(src, index, dim, out, dim_size)
     total = flat.result(_sums(flat)).to(src.dtype)
     return total if out is None else out.add_(total)
@@ -65,15 +65,15 @@ def scatter_sum(
 def scatter_add(
     src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
 ) -> Tensor:
-    """`scatter_sum`."""
+    """Returns `scatter_sum`."""
     return scatter_sum(src, index, dim, out, dim_size)
 
 
 def scatter_mean(
     src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
 ) -> Tensor:
-    """`scatter` with reduce="mean". What `out` holds is added to the sum and not counted. Means of integers are rounded
-    down."""
+    """Returns `scatter` with reduce="mean". What `out` holds is added to the sum and not counted. Means of integers are
+    rounded down."""
     return _mean(src, index, dim, out, dim_size, "floor")
 
 
@@ -89,7 +89,7 @@ def _mean(src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: in
 def scatter_mul(
     src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
 ) -> Tensor:
-    """`scatter` with reduce="mul"."""
+    """Returns `scatter` with reduce="mul"."""
     flat = _flat(src, index, dim, out, dim_size)
     if not src.numel():  # as torch_scatter: no product, but zeros
         return src.new_zeros(flat.shape) if out is None else out
@@ -100,15 +100,16 @@ def scatter_mul(
 def scatter_min(
     src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`scatter` with reduce="min", and the first index along `dim` that each minimum is from; the size of `src` where
-    it is from none, but from `out`, or a target has no numbers."""
+    """Returns `scatter` with reduce="min", and the first index along `dim` that each minimum is from; the size of `src`
+    where it is from none, but from `out`, or a target has no numbers."""
     return _scatter_extremes(src, index, dim, out, dim_size, True)
 
 
 def scatter_max(
     src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`scatter` with reduce="max", and the first index along `dim` that each maximum is from; as `scatter_min`."""
+    """Returns `scatter` with reduce="max", and the first index along `dim` that each maximum is from; as
+    `scatter_min`."""
     return _scatter_extremes(src, index, dim, out, dim_size, False)
 
 
@@ -139,8 +140,8 @@ def scatter_std(
     dim_size: int | None = None,
     unbiased: bool = True,
 ) -> Tensor:
-    """The standard deviation `sqrt(sum of squared distances from the mean / (n + 1e-6))` at each target; with
-    `unbiased` n - 1 takes the place of n, at least 1. The squares are added to `out`."""
+    """Returns the standard deviation `sqrt(sum of squared distances from the mean / (n + 1e-6))` at each target; with
+    `unbiased`, n is replaced by max(n - 1, 1). The squares are added to `out`."""
     flat = _flat(src, index, dim, out, dim_size)
     x = _wide(flat.x)
     count = _counts(flat)
@@ -152,7 +153,7 @@ def scatter_std(
 
 
 def scatter_softmax(src: Tensor, index: Tensor, dim: int = -1, dim_size: int | None = None) -> Tensor:
-    """The softmax of the numbers of each target, in the shape of `src`."""
+    """Returns the softmax of the numbers of each target, in the shape of `src`."""
     flat = _flat(_floating("softmax", src), index, dim, None, dim_size)
     exponentials = _shifted(flat)[0].exp_()
     total = row_sums(exponentials, flat.to, flat.num_rows)
@@ -163,7 +164,7 @@ def scatter_softmax(src: Tensor, index: Tensor, dim: int = -1, dim_size: int | N
 def scatter_log_softmax(
     src: Tensor, index: Tensor, dim: int = -1, eps: float = 1e-12, dim_size: int | None = None
 ) -> Tensor:
-    """The logarithm of `scatter_softmax`; `eps` is added to the sums of exponentials."""
+    """Returns the logarithm of `scatter_softmax`; `eps` is added to the sums of exponentials."""
     flat = _flat(_floating("log_softmax", src), index, dim, None, dim_size)
     shifted, _ = _shifted(flat)
     total = row_sums(shifted.exp(), flat.to, flat.num_rows)
@@ -178,8 +179,8 @@ def scatter_logsumexp(
     dim_size: int | None = None,
     eps: float = 1e-12,
 ) -> Tensor:
-    """The logarithm of the sum of the exponentials at each target, 0 without any. `out` holds such a logarithm, which
-    the sum continues. `eps` is added to sums of exponentials."""
+    """Returns the logarithm of the sum of the exponentials at each target, 0 without any. `out` holds such a logarithm,
+    to which the sum is added. `eps` is added to sums of exponentials."""
     flat = _flat(_floating("logsumexp", src), index, dim, out, dim_size)
     shifted, top = _shifted(flat)
     total = flat.result(row_sums(shifted.exp(), flat.to, flat.num_rows))
@@ -224,30 +225,32 @@ def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: 
 
 
 def segment_sum_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
-    """`segment_csr` with reduce="sum"."""
+    """Returns `segment_csr` with reduce="sum"."""
     flat = _flat_of_ptr(src, indptr)
     return _written(flat.result(_sums(flat)), src, out)
 
 
 def segment_add_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
-    """`segment_sum_csr`."""
+    """Returns `segment_sum_csr`."""
     return segment_sum_csr(src, indptr, out)
 
 
 def segment_mean_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
-    """`segment_csr` with reduce="mean". Means of integers are rounded towards 0."""
+    """Returns `segment_csr` with reduce="mean". Means of integers are rounded towards 0."""
     flat = _flat_of_ptr(src, indptr)
     count = _expanded_ptr(src, indptr).diff().reshape(-1, 1)
     return _written(flat.result(_divided(_sums(flat), count, "trunc")), src, out)
 
 
 def segment_min_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`segment_csr` with reduce="min", and the first index that each minimum is from; the size of `src` if none."""
+    """Returns `segment_csr` with reduce="min", and the first index that each minimum is from; the size of `src` if
+    none."""
     return _segment_extremes_csr(src, indptr, out, True)
 
 
 def segment_max_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`segment_csr` with reduce="max", and the first index that each maximum is from; the size of `src` if none."""
+    """Returns `segment_csr` with reduce="max", and the first index that each maximum is from; the size of `src` if
+    none."""
     return _segment_extremes_csr(src, indptr, out, False)
 
 
@@ -276,7 +279,8 @@ def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor
 def segment_coo(
     src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None, reduce: str = "sum"
 ) -> Tensor:
-    """`scatter` along the last dimension of `index`, which is ascending, but need not be for these functions.
+    """Returns `scatter` along the last dimension of `index`. torch_scatter needs an ascending index; this function does
+    not.
 
     Args:
         index: int64 [..., E]; leading dimensions of size 1 are repeated.
@@ -287,36 +291,36 @@ def segment_coo(
 
 
 def segment_sum_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """`segment_coo` with reduce="sum"."""
+    """Returns `segment_coo` with reduce="sum"."""
     return scatter_sum(src, _expanded_index(src, index), index.dim() - 1, out, dim_size)
 
 
 def segment_add_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """`segment_sum_coo`."""
+    """Returns `segment_sum_coo`."""
     return segment_sum_coo(src, index, out, dim_size)
 
 
 def segment_mean_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """`segment_coo` with reduce="mean". Means of integers are rounded towards 0."""
+    """Returns `segment_coo` with reduce="mean". Means of integers are rounded towards 0."""
     return _mean(src, _expanded_index(src, index), index.dim() - 1, out, dim_size, "trunc")
 
 
 def segment_min_coo(
     src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`segment_coo` with reduce="min", and the first index that each minimum is from, as `scatter_min`."""
+    """Returns `segment_coo` with reduce="min", and the first index that each minimum is from, as `scatter_min`."""
     return scatter_min(src, _expanded_index(src, index), index.dim() - 1, out, dim_size)
 
 
 def segment_max_coo(
     src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`segment_coo` with reduce="max", and the first index that each maximum is from, as `scatter_max`."""
+    """Returns `segment_coo` with reduce="max", and the first index that each maximum is from, as `scatter_max`."""
     return scatter_max(src, _expanded_index(src, index), index.dim() - 1, out, dim_size)
 
 
 def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
-    """The numbers of `src` [..., N, ...] at `index` [..., E] along its last dimension: [..., E, ...]. `out` is
+    """Returns the numbers of `src` [..., N, ...] at `index` [..., E] along its last dimension: [..., E, ...]. `out` is
     overwritten."""
     dim = index.dim() - 1
     if src.shape[:dim] != index.shape[:dim]:
@@ -336,7 +340,8 @@ _SEGMENTS_CSR = {"sum": segment_sum_csr, "add": segment_sum_csr, "mean": segment
 
 
 def broadcast(src: Tensor, other: Tensor, dim: int) -> Tensor:
-    """An index as a view in the shape of `other`, whose dimension `dim` it is for: `torch_scatter.utils.broadcast`."""
+    """Expands an index of dimension `dim` to the shape of `other`, as a view:
+    `torch_scatter.utils.broadcast`."""
     dim = other.dim() + dim if dim < 0 else dim
     leading = dim if src.dim() == 1 else 0
     trailing = other.dim() - src.dim() - leading

@@ -46,7 +46,7 @@ def memory_efficient_attention(
     op: Any = None,
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """softmax(scale * query key^T + attn_bias) value, as `xformers.ops.memory_efficient_attention`.
+    """Returns softmax(scale * query key^T + attn_bias) value, as `xformers.ops.memory_efficient_attention`.
 
     Args:
         query: [B, M, H, K], or [B, M, K] of one head, or [B, M, G, H, K] of groups of heads. key: the same for N keys.
@@ -79,7 +79,7 @@ def memory_efficient_attention_forward(
     op: Any = None,
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`memory_efficient_attention` without gradients."""
+    """Returns `memory_efficient_attention` without gradients."""
     return memory_efficient_attention(query, key, value, attn_bias, p, scale, output_dtype=output_dtype)
 
 
@@ -94,7 +94,7 @@ def memory_efficient_attention_forward_requires_grad(
     op: Any = None,
     output_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse [B, H, M]): also the log-sum-exp of the scores."""
+    """Returns (out, lse [B, H, M]): also the log-sum-exp of the scores."""
     if p != 0.0:
         raise NotImplementedError(
             "dropout is not supported on the non-autograd API. If you want to use dropout, please call "
@@ -160,11 +160,11 @@ class AttentionBias:
         return -1, -1
 
     def documents(self, num_queries: int, num_keys: int) -> tuple[list[int], list[int], list[int]]:
-        """The numbers of queries of each document, where its keys begin, and their numbers."""
+        """Returns the numbers of queries of each document, where its keys begin, and their numbers."""
         return [num_queries], [0], [num_keys]
 
     def graph(self, num_queries: int, num_keys: int) -> Graph:
-        """The pairs as a graph. Raises ValueError if the bias is of other sizes."""
+        """Returns the pairs as a graph. Raises ValueError if the bias is of other sizes."""
         queries, starts, keys = self.documents(num_queries, num_keys)
         shifts = [n - m if self.from_bottom_right else 0 for m, n in zip(queries, keys, strict=True)]
         return spans(queries, keys, shifts, *self.window, src_starts=starts).bind(num_queries, num_keys)
@@ -172,12 +172,12 @@ class AttentionBias:
     def materialize(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> Tensor:
-        """0 for a pair and -inf for others, of shape [..., M, N]."""
+        """Returns 0 for a pair and -inf for others, of shape [..., M, N]."""
         absent = ~self.graph(*shape[-2:]).dense().to(device)
         return torch.zeros(shape, dtype=dtype, device=device).masked_fill(absent, -inf)
 
     def to(self, device: Any) -> "AttentionBias":
-        """The bias itself, which has no tensors."""
+        """Returns the bias itself, which has no tensors."""
         return self
 
 
@@ -189,7 +189,7 @@ class LowerTriangularMask(AttentionBias):
         return -1, 0
 
     def add_bias(self, bias: Tensor) -> "LowerTriangularMaskWithTensorBias":
-        """The same pairs, with a tensor that is added to the scores."""
+        """Returns the same pairs, with a tensor that is added to the scores."""
         return LowerTriangularMaskWithTensorBias(bias)
 
 
@@ -223,7 +223,7 @@ class LowerTriangularFromBottomRightMask(AttentionBias):
 
 @dataclass
 class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottomRightMask):
-    """The last `_window_size` keys of `LowerTriangularFromBottomRightMask`."""
+    """A query attends to the last `_window_size` keys of `LowerTriangularFromBottomRightMask`."""
 
     _window_size: int
 
@@ -289,7 +289,7 @@ class SeqLenInfo:
         return ((start, start + n) for start, n in zip(self.seqstart_py, self.seqlen_py, strict=False))
 
     def split(self, x: Tensor, batch_sizes: Sequence[int] | None = None) -> list[Tensor]:
-        """The sequences of x [1, M, ...], in batches of `batch_sizes` sequences of one length."""
+        """Returns the sequences of x [1, M, ...], in batches of `batch_sizes` sequences of one length."""
         if x.shape[:2] != (1, self.seqstart_py[-1]):
             raise ValueError(
                 f"Invalid `torch.Tensor` of shape {tuple(x.shape)}, expected format (B, M, *) with B=1 and "
@@ -337,7 +337,7 @@ class BlockDiagonalMask(_OfSequences):
 
     @classmethod
     def from_tensor_list(cls, tensors: Sequence[Tensor]) -> tuple[Any, Tensor]:
-        """The bias of batches [B_k, M_k, ...], and these in one row, [1, sum of B_k * M_k, ...]."""
+        """Returns the bias of batches [B_k, M_k, ...], and these in one row, [1, sum of B_k * M_k, ...]."""
         bias = cls.from_seqlens(_lengths(tensors))
         bias._batch_sizes = [len(x) for x in tensors]
         return bias, _joined(tensors)
@@ -346,7 +346,7 @@ class BlockDiagonalMask(_OfSequences):
     def from_tensor_lists_qkv(
         cls, tensors_q: Sequence[Tensor], tensors_k: Sequence[Tensor], tensors_v: Sequence[Tensor] | None = None
     ) -> tuple[Any, Tensor, Tensor, Tensor | None]:
-        """The bias of batches of queries, keys and values, and each of them in one row."""
+        """Returns the bias of batches of queries, keys and values, and each of them in one row."""
         bias = cls.from_seqlens(_lengths(tensors_q), _lengths(tensors_k))
         bias._batch_sizes = [len(x) for x in tensors_q]
         return bias, _joined(tensors_q), _joined(tensors_k), None if tensors_v is None else _joined(tensors_v)
@@ -398,7 +398,7 @@ class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalCausalMask):
 
 @dataclass
 class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
-    """The last `_window_size` keys of `BlockDiagonalCausalMask`."""
+    """A query attends to the last `_window_size` keys of `BlockDiagonalCausalMask`."""
 
     _window_size: int = 0
 
@@ -413,7 +413,7 @@ class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
 
 @dataclass
 class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFromBottomRightMask):
-    """The last `_window_size` keys of `BlockDiagonalCausalFromBottomRightMask`."""
+    """A query attends to the last `_window_size` keys of `BlockDiagonalCausalFromBottomRightMask`."""
 
     _window_size: int = 0
 
@@ -434,7 +434,8 @@ class BlockDiagonalGappyKeysMask(_OfSequences):
     def from_seqlens(
         cls, q_seqlen: Sequence[int], kv_seqstarts: Sequence[int], kv_seqlen: Sequence[int], *, device: Any = None
     ) -> Any:
-        """`kv_seqstarts` has one more number than there are sequences: the length of the row of keys."""
+        """Creates the mask from lengths. `kv_seqstarts` has one more number than there are sequences: the length of the
+        row of keys."""
         return cls(SeqLenInfo.from_seqlens(q_seqlen), SeqLenInfo(list(kv_seqstarts), list(kv_seqlen)))
 
 
@@ -507,7 +508,7 @@ class BlockDiagonalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMask):
 
 @dataclass
 class BlockDiagonalCausalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMask):
-    """The last `_window_size` keys of `BlockDiagonalCausalWithOffsetPaddedKeysMask`."""
+    """A query attends to the last `_window_size` keys of `BlockDiagonalCausalWithOffsetPaddedKeysMask`."""
 
     _window_size: int = 1
     from_bottom_right: ClassVar[bool] = True

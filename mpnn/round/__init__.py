@@ -46,8 +46,8 @@ NORMALIZERS: tuple[str, ...] = get_args(Normalize)
 class NodeBias:
     """A bias from numbers of nodes: `dst_i + src_j` is added to the logit of the edge j -> i.
 
-    The two numbers are added to one another first. So differences of large numbers, such as the running sums of the
-    forgetting transformer (Lin et al. 2025, arXiv:2503.02130), are as accurate as the numbers are.
+    The two numbers are added first, so that differences of large numbers, such as the running sums of the
+    forgetting transformer (Lin et al. 2025, arXiv:2503.02130), are as accurate as the numbers.
 
     Args:
         dst: [..., N_dst, H]. src: [..., N_src, H]. H may be 1, for a number that all heads share. None stands for
@@ -223,15 +223,15 @@ class Round:
         return self.accumulate_dtype if self.keep_accumulate_dtype else self.value.dtype
 
     def with_fields(self, **changes: Any) -> "Round":
-        """The round with other values of fields, as `dataclasses.replace` gives it in six times the time: values are
-        neither checked nor moved."""
+        """Returns the round with other values of fields, without the checks of `dataclasses.replace`, in a sixth
+        of its time."""
         other = object.__new__(type(self))
         other.__dict__ = self.__dict__ | changes
         return other
 
     def map(self, visit: Visit) -> "Round":
-        """The round with `visit(x, name, role)` applied to each of its tensors, and to the table of each of its tables,
-        in a fixed order. Raises TypeError for a tensor without a role, because visitors could not slice it."""
+        """Returns the round with `visit(x, name, role)` applied to each of its tensors, and to the table of each of its
+        tables, in a fixed order. Raises TypeError for a tensor without a role, because visitors could not slice it."""
         changes = {name: _mapped(visit, name, x, self.roles.get(name)) for name, x in vars(self).items() if _holds(x)}
         if (score := self.score) is not None:
             on_score = {
@@ -273,7 +273,7 @@ class Round:
         )
 
     def map_edges(self, change: Callable[[PerEdge], PerEdge]) -> "Round":
-        """The round with its data of edges changed, tables included."""
+        """Returns the round with `change` applied to its data of edges, tables included."""
         score: Any = self.score
         for name, role in () if score is None else score.roles.items():
             if role.of == "edge" and (data := getattr(score, name)) is not None:
@@ -287,11 +287,12 @@ class Round:
         return needs_of(self)
 
     def edge_bias(self, biases: Iterable[PerEdge]) -> Tensor | None:
-        """The sum of these biases, [..., E, H or 1] in the caller's edge order, in the dtype of the arithmetic."""
+        """Returns the sum of these biases, [..., E, H or 1] in the caller's edge order, in the dtype of the
+        arithmetic."""
         return total([per_edge(bias, self.graph, self.accumulate_dtype) for bias in biases])
 
     def node_biases(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """dst_bias and src_bias for all entries of the batch and all heads, [..., N, H], in the dtype of the
+        """Returns dst_bias and src_bias for all entries of the batch and all heads, [..., N, H], in the dtype of the
         arithmetic. One that is absent is zeros if the other is present."""
         if self.dst_bias is None and self.src_bias is None:
             return None, None
@@ -304,7 +305,8 @@ class Round:
         )
 
     def dropout_keys(self) -> Tensor | None:
-        """`mpnn.graph.rng.keys` of all batch entries and heads, int32 [2 + B * H]. None if no weight is dropped."""
+        """Returns `mpnn.graph.rng.keys` of all batch entries and heads, int32 [2 + B * H]. None if no weight is
+        dropped."""
         if not self.dropout or not self.weighted:
             return None
         assert self.seed is not None
@@ -320,9 +322,9 @@ class Round:
 
 
 def reads(round: Round, of_round: Collection[str], of_score: Collection[str] = ()) -> bool:
-    """Whether a round has nothing but what a function of these fields of it and of its score reads: all others, and the
-    methods of its score, are as in a plain round. It compares the fields of the classes, so that one which is added
-    later counts."""
+    """Returns whether a function that reads only these fields of a round and of its score reads all that the round has:
+    all other fields, and the methods of its score, are those of a plain round. Fields are taken from the classes, so
+    that a field that is added later is compared, too."""
     score: Any = round.score
     if has_own(score, "logits") or not _are_plain(round, {"graph", "score", *of_round}):
         return False

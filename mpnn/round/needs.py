@@ -113,12 +113,12 @@ def missing(round: Any, serves: frozenset[str], reasons: dict[str, str]) -> str 
 
 
 def has_own(x: Any, method: str) -> bool:
-    """Whether an object has a method of its own, other than that of its class."""
+    """Returns whether an object has a method of its own, other than that of its class."""
     return method in getattr(x, "__dict__", ())
 
 
 def needs_of(round: Any) -> frozenset[str]:
-    """The needs of a round."""
+    """Returns the needs of a round."""
     return frozenset([*_of_fields(round, NEEDS_OF_FIELD), *(("gradient",) if round.needs_grad else ())])
 
 

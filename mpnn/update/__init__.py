@@ -314,9 +314,9 @@ class EdgeUpdate(nn.Module):
         self.residual = residual
 
     def forward(self, edge: Tensor, dst: Tensor, src: Tensor, graph: Graph) -> tuple[Tensor, Tensor | None]:
-        """edge [..., E, edge_dim] in the caller's order, or [E, edge_dim] for the whole batch; dst [..., N_dst, dim],
-        src [..., N_src, src_dim] -> new states [..., E, F], and their sums at each destination, [..., N_dst, F], where
-        the kernel computes them on the way, else None."""
+        """Maps edge [..., E, edge_dim] in the caller's order, or [E, edge_dim] for the whole batch; dst [..., N_dst,
+        dim], src [..., N_src, src_dim] to new states [..., E, F], and their sums at each destination, [..., N_dst, F],
+        where the kernel computes them on the way, else None."""
         for name, x, map in (("edge_attr", edge, self.of_edge), ("x", dst, self.of_dst), ("source", src, self.of_src)):
             check.fits("EdgeUpdate", name, x, check.takes(map))
         if edge.shape[:-2] not in ((), dst.shape[:-2]) or edge.shape[-2] != graph.num_edges:

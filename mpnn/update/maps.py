@@ -33,8 +33,9 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` by the faster product: x [..., K], weight [N, K], bias [N] -> [..., N]. Narrow maps
-    are padded where the bits of torch's product depend on the number of rows, or on where they lie in memory."""
+    """Returns `F.linear(x, weight, bias)` by the faster product: x [..., K], weight [N, K], bias [N] -> [..., N].
+    Narrow maps are padded where the bits of torch's product depend on the number of rows, or on where they lie in
+    memory."""
     is_matrix = isinstance(weight, Tensor) and weight.dim() == 2  # torch has the sentence for anything else
     out = by_onednn(x, weight, bias)
     if out is not None:

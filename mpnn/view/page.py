@@ -39,11 +39,11 @@ class Page:
     plan: Mapping[str, Any] | None = None
 
     def html(self) -> str:
-        """The document. It contains everything it needs."""
+        """Returns the document, which needs no other files."""
         return document(self.title, _STYLE, f"{self.part('main')}\n{script()}")
 
     def part(self, tag: str = "div") -> str:
-        """An element for another document, which needs `script()` at its end. No heading if `title` is ""."""
+        """Returns an element for another document, which needs `script()` at its end. No heading if `title` is ""."""
         content = asdict(self)
         if self.graph is not None:
             content["examples"] = examples()

@@ -20,7 +20,8 @@ _SAID = "What a node attends to, and what it learns from, over this graph."
 
 
 def of_topology(topology: Topology | str, n: int = 64, num_src: int | None = None) -> Page:
-    """The page of a topology, or of its text, over `n` destinations and `num_src` sources (None: as for `bind`).
+    """Returns the page of a topology, or of its text, over `n` destinations and `num_src` sources (None: as for
+    `bind`).
 
     In a notebook, it is shown where it is the last value of a cell.
 

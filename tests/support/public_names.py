@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from pathlib import Path
+from typing import Any
 
 SNAPSHOT = Path(__file__).with_suffix(".txt")
 MODULES = (
@@ -37,6 +38,24 @@ def _names(module: object) -> set[str]:
         and (inspect.isclass(value) or inspect.isfunction(value))
         and str(getattr(value, "__module__", "")).startswith(path if path != "mpnn.shim" else "mpnn")
     }
+
+
+def functions() -> dict[str, Any]:
+    """The public functions and methods that the package defines, by name; properties are not among them."""
+    found = {}
+    for module in map(importlib.import_module, MODULES):
+        for name in sorted(_names(module)):
+            thing = getattr(module, name, None)
+            members = vars(thing) if inspect.isclass(thing) else {"": thing}
+            for member, value in members.items():
+                function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
+                if isinstance(value, (classmethod, staticmethod)):
+                    function = value.__func__
+                if member.startswith("_") or not inspect.isfunction(function):
+                    continue
+                if function.__module__.startswith("mpnn."):
+                    found[".".join(filter(None, (module.__name__, name, member)))] = function
+    return found
 
 
 if __name__ == "__main__":

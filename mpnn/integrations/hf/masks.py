@@ -81,10 +81,10 @@ class Pairs:
 
 @dataclass(eq=False, repr=False)
 class Mask:
-    """A mask of transformers that becomes a graph when an attention layer asks for it.
+    """A mask of transformers, which is converted to a graph when an attention layer reads it.
 
-    place: the position of the first query, where a static cache has it on a GPU; `placed` reads it. texts: the packed
-    texts within which the mask is.
+    place: the position of the first query, if a static cache holds it on a GPU; `placed` reads it. texts: the packed
+    texts to which the mask is restricted.
     """
 
     batch: int
@@ -101,7 +101,7 @@ class Mask:
 
     @classmethod
     def of_rules(cls, rules: list[Rule], sizes: Sizes, device: torch.device | None = None) -> "Mask":
-        """A mask whose rules are known, one for each entry of the batch."""
+        """Returns a mask whose rules are known, one for each entry of the batch."""
         result = cls(len(rules), sizes, _of_rules, device=device)
         result.rules = rules
         return result
@@ -130,7 +130,7 @@ class Mask:
         return torch.where(args[0].dense().to(tensors[0].device), *args[1:], **kwargs or {})
 
     def dense(self) -> Tensor:
-        """The pairs, bool [B, 1, queries, keys]."""
+        """Returns the pairs, bool [B, 1, queries, keys]."""
         graph, _ = self.graph(None, self.batch, self.sizes.keys, torch.device("cpu"), flat=True)
         src, dst = graph.edge_index
         pairs = torch.zeros(self.batch, 1, self.sizes.queries, self.sizes.keys, dtype=torch.bool)
@@ -153,7 +153,7 @@ class Mask:
         return self
 
     def to(self, dtype: torch.dtype) -> "Mask":
-        """The mask itself, which is one of bools (MPT asks for them)."""
+        """Returns the mask itself, which already is boolean (MPT calls this)."""
         return self if dtype == torch.bool else self.__getattr__("to")
 
     def __repr__(self) -> str:
@@ -205,7 +205,8 @@ class Mask:
         return ends if described.agrees([banded(*ends)] * self.batch) else None
 
     def pairs(self, keys: int) -> Pairs | None:
-        """The mask as torch's kernel takes it, for a layer with so many keys; None if attention needs a graph."""
+        """Returns the mask in the form of torch's kernel, for a layer with `keys` keys; None if attention needs
+        a graph."""
         if self.texts is not None:
             return None
         if keys not in self._pairs:
@@ -256,8 +257,8 @@ class Mask:
         return self.place is not None or (self.padding is not None and is_capturing())
 
     def pairs_in_program(self, keys: int, on_gpu: bool) -> Pairs | None:
-        """`pairs` while a program is traced, so that no number of a mask can be read. `on_gpu`: the features are in 16
-        bits on a GPU, where torch's kernel is the fastest over all tokens, and CUDA graphs capture it."""
+        """Returns `pairs` for a traced program, in which no number of a mask can be read. `on_gpu`: the features
+        are in 16 bits on a GPU, where torch's kernel is the fastest over all tokens, and CUDA graphs capture it."""
         if not isinstance(self.function, tuple) or self.texts is not None or keys != self.sizes.keys:
             return None
         if self.place is None and not on_gpu:
@@ -338,9 +339,9 @@ class Mask:
     def graph(
         self, instead: Instead | None, batch: int, keys: int, device: torch.device, flat: bool = False
     ) -> tuple[Graph, bool]:
-        """The graph, and whether it is over the nodes of all entries of the batch, one after the other.
+        """Returns the graph, and whether it is over the nodes of all entries of the batch, one after the other.
 
-        keys: number of keys that the layer has; fewer than the mask has if its cache is shorter.
+        keys: number of keys of the layer; fewer than those of the mask if its cache is shorter.
         flat: whether it is over all nodes even if all entries have the same graph.
         """
         key = instead, batch, keys, device, flat
@@ -359,7 +360,8 @@ class Mask:
         return self._graphs[key]
 
     def within(self, texts: Packing) -> "Mask":
-        """The mask within each packed text. All layers of a forward pass get the same one, and so the same graph."""
+        """Returns the mask within each packed text. All layers of a forward pass get the same one, and so the same
+        graph."""
         if self.texts is not None:
             return self
         rows, tokens = texts.shape
@@ -376,15 +378,15 @@ class Mask:
         return self._packed[texts.key]
 
     def divided(self, rules: list[Rule]) -> list[Rule]:
-        """The rules within each packed text."""
+        """Returns the rules within each packed text."""
         if self.texts is None:
             return rules
         rows = rules * (self.batch // len(rules))
         return [rule.within(row.tobytes()) for rule, row in zip(rows, self.texts.positions, strict=True)]
 
     def parts(self, rows: int, tokens: int) -> Parts | None:
-        """The rows of a batch as parts, each of which attends to its keys that are not padding; None for another
-        mask, for padding between keys, and for a row of padding only."""
+        """Returns the rows of a batch as parts, each of which attends to its keys that are not padding; None for
+        another mask, for padding between keys, and for a row of padding only."""
         if self.sizes != Sizes(tokens, tokens) or self.batch not in (1, rows) or self.texts is not None:
             return None
         if (rows, tokens) not in self._parts:
@@ -410,7 +412,8 @@ class Mask:
         return Parts(lengths, pairs.is_causal, keys=(first, keys))
 
     def is_causal_or_complete(self) -> bool | None:
-        """True for a causal mask over a whole text, False for a complete one, None for another or with padding."""
+        """Returns True for a causal mask over a whole text, False for a complete one, None for another or with
+        padding."""
         return self._is_causal_or_complete
 
     @cached_property

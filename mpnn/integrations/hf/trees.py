@@ -45,13 +45,13 @@ class TreeMask:
         self.is_read = False
 
     def to(self, *args: Any, **options: Any) -> "TreeMask":
-        """The same mask: it has no device."""
+        """Returns the same mask: it has no device."""
         return self
 
     view = to
 
     def rule(self, described: Described, config: compat.PretrainedConfig | None) -> Rule:
-        """The rule of the model's own mask along the paths of the tree."""
+        """Returns the rule of the model's own mask along the paths of the tree."""
         require_family(config)
         self.is_read = True
         tokens, (queries, keys, first_query, first_key) = self.position_ids.shape[1], described.sizes
@@ -88,10 +88,10 @@ class Rollouts:
 
     The row holds a prompt without its last token, then each answer after a copy of that token, which predicts the
     answer's first one. So labels shift by one along the row, as models shift them: `model(**batch).loss` is the mean
-    over the tokens of all answers. Labels of other tokens are -100. An answer without tokens takes no place.
+    over the tokens of all answers. Labels of other tokens are -100. An answer without tokens has no place in the row.
 
-    `model` computes the batches. It is checked, and not kept: ValueError, if it does not attend by mpnn, or is of a
-    family that was not compared with separate texts.
+    `model` computes the batches. It is checked and not stored. Raises ValueError if its attention is not that of
+    mpnn, or if its family was not compared with separate texts.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -134,12 +134,13 @@ def _packed(k: int, group: Mapping[str, Any]) -> tuple[Tensor, Ints, list[tuple[
 
 
 def log_probs(logits: Tensor, batch: Mapping[str, Any]) -> list[Tensor]:
-    """The log-probabilities of the tokens of each answer of a batch of `Rollouts`, in the order of groups and answers.
+    """Returns the log-probabilities of the tokens of each answer of a batch of `Rollouts`, in the order of groups and
+    answers.
 
         log p(a_t | prompt, a_1 .. a_t-1) = log softmax(logits of the token before)[a_t]
 
     `logits` are those of the whole row, [1, N, vocabulary]. Each tensor is [length of the answer], at least in float32;
-    the mean of all numbers, negated, is the loss. ValueError, if no model has read the mask of the batch.
+    the mean of all numbers, negated, is the loss. Raises ValueError if no model has read the mask of the batch.
     """
     tokens, mask = batch["input_ids"], batch["attention_mask"]
     if logits.shape[:2] != tokens.shape:

@@ -46,8 +46,8 @@ _TRIAL_TOKENS = 512  # tokens over which a topology is tried at once; a run trie
 
 class Handle:
     """The changes that `use` made, which its `repr` lists. `restore()` changes it back. `maps` is the number of linear
-    maps that run by the faster product, and `replaced` the topology that the model had until its own masks took its
-    place."""
+    maps that run by the faster product, and `replaced` the topology that the model had before its own masks replaced
+    it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -129,13 +129,13 @@ def use(
             `mpnn tune` measured it. They stay the same objects. `torch.jit.script` is refused until `restore()`.
         layers: whether whole layers (BERT, RoBERTa, DistilBERT, ALBERT, ViT, CLIP's and BART's encoders, GPT-2, OPT,
             Llama and others with their parts) run by one compiled call each, in inference in float32 on a CPU, over
-            their own masks. Each call reads their weights where they lie, and looks whether modules, hooks, numbers,
-            configuration and code are as they were when the layer was compared with its class: after a change it is
-            compared again. Calls that need more run as before: tokens after those of a cache, gradients, hooks on a
-            layer's modules, `output_attentions`, autocast, a topology. So do layers whose changes could not be seen,
+            their own masks. Each call reads their weights where they are stored, and checks whether modules, hooks,
+            numbers, configuration and code are as they were when the layer was compared with its class: after a change
+            it is compared again. Calls that need more run as before: tokens after those of a cache, gradients, hooks on
+            a layer's modules, `output_attentions`, autocast, a topology. So do layers whose changes could not be seen,
             with buffers, quantized weights or objects of unknown kinds.
-        frozen: your promise that no weight changes, which would allow copies of weights in another layout. None is
-            kept: layers read weights where they lie, so that a change shows in the next call with the promise too.
+        frozen: a promise that no weight changes. It is accepted and has no effect: layers read weights where they
+            are stored, so a change counts in the next call.
 
     Returns:
         A handle, which lists the changed layers and whose `restore()` undoes the change. A saved model loads without
@@ -273,7 +273,7 @@ def _has_recurrences_only(model: PreTrainedModel) -> bool:
 
 
 def is_causal(model: PreTrainedModel) -> bool:
-    """Whether a model has attention layers over causal masks, as decoders have."""
+    """Returns whether a model has attention layers over causal masks, as decoders have."""
     return any(map(_is_causal, _layers(model)))
 
 

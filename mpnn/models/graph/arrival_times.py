@@ -71,7 +71,7 @@ class ArrivalTimes(Model):
         route_times: Tensor,
         delta: float = 1.0,
     ) -> Tensor:
-        """Huber loss of the segments plus Huber loss of the routes.
+        """Returns the Huber loss of the segments plus Huber loss of the routes.
 
         The segments' part is a mean over all (route, segment) pairs. The routes' part is a mean over routes, divided
         by the mean number of segments per route.

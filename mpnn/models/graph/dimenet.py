@@ -60,7 +60,7 @@ class DimeNet(Model):
     def forward(
         self, types: Tensor, positions: Tensor, graph: Graph, pool: Graph | None = None, cell: Tensor | None = None
     ) -> Tensor:
-        """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
+        """Maps types int64 [N], positions [N, 3] to [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
         `cell` [3, 3] is that of a periodic graph of `graphs.radius`, [G, 3, 3] those of the graphs of a batch.
         Raises ValueError for self-loops, and for atoms at the same place: neither has angles. In a cell, an edge from
         an atom's own image has a length and is not such a loop."""

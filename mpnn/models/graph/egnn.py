@@ -33,8 +33,8 @@ class EGNN(Model):
         self.layers = nn.ModuleList(EGNNLayer(dim) for _ in range(layers))
 
     def forward(self, x: Tensor, positions: Tensor, graph: Graph, cell: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x [N, in_dim], positions [N, n] -> [N, out_dim], and the new positions [N, n]. `cell` [n, n] is that of a
-        periodic graph of `graphs.radius`, [G, n, n] those of the graphs of a batch."""
+        """Maps x [N, in_dim], positions [N, n] to [N, out_dim], and the new positions [N, n]. `cell` [n, n] is that of
+        a periodic graph of `graphs.radius`, [G, n, n] those of the graphs of a batch."""
         h = self.embed(x)
         for layer in self.layers:
             h, positions = layer(h, positions, graph, cell)

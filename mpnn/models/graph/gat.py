@@ -54,7 +54,7 @@ class GAT(Stack):
         super().__init__([*rounds, last], dropout)
 
     def optimizer(self, lr: float = 0.005, weight_decay: float = 5e-4) -> Adam:
-        """Adam as published (section 3.3), with L2 regularization of all parameters."""
+        """Returns Adam as published (section 3.3), with L2 regularization of all parameters."""
         return Adam(self.parameters(), lr=lr, weight_decay=weight_decay)
 
 

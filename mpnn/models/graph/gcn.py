@@ -46,7 +46,7 @@ class GCN(Stack):
         )
 
     def optimizer(self, lr: float = 0.01, weight_decay: float = 5e-4) -> Adam:
-        """Adam as published (section 5.2), with L2 regularization of the first layer only."""
+        """Returns Adam as published (section 5.2), with L2 regularization of the first layer only."""
         first, *others = self.layers
         regularized: dict[str, Any] = {"params": first.parameters(), "weight_decay": weight_decay}
         return Adam([regularized, {"params": [p for layer in others for p in layer.parameters()]}], lr=lr)

@@ -48,7 +48,8 @@ class GGNN(Model):
         self.readout = GatedReadout(dim, in_dim, classes)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:
-        """x [..., N, in_dim] -> logits [..., N, classes], or [..., G, classes] with `pool` (see `GatedReadout`)."""
+        """Maps x [..., N, in_dim] to logits [..., N, classes], or [..., G, classes] with `pool` (see
+        `GatedReadout`)."""
         validation.input_features("x", x)
         validation.fits("GGNN", "x", x, (self.in_dim, None))
         h = F.pad(x, (0, self.dim - x.shape[-1]))

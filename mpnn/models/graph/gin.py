@@ -61,7 +61,7 @@ class GIN(Stack):
         self.head_dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:
-        """x [..., N, in_dim] -> logits [..., N, classes], or [..., G, classes] with `pool`.
+        """Maps x [..., N, in_dim] to logits [..., N, classes], or [..., G, classes] with `pool`.
 
         `pool` has N sources and G destinations: each destination receives from the nodes of one graph.
         """
@@ -77,7 +77,7 @@ class GIN(Stack):
         return self.head_dropout(self.heads[k](x if pool is None else pooled(pool, x)))
 
     def optimizer(self, lr: float = 0.01) -> Adam:
-        """Adam as published (section 7). The paper halves the learning rate every 50 epochs."""
+        """Returns Adam as published (section 7). The paper halves the learning rate every 50 epochs."""
         return Adam(self.parameters(), lr=lr)
 
 

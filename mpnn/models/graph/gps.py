@@ -68,7 +68,7 @@ class GPSLayer(nn.Module):
         among: Topology | Graph | None = None,
         edge_attr: Tensor | None = None,
     ) -> Tensor:
-        """x [..., N, dim] -> [..., N, dim].
+        """Maps x [..., N, dim] to [..., N, dim].
 
         Args:
             graph: the edges. Replaces the graph of the local operator.
@@ -144,5 +144,5 @@ class GPS(Model):
         return self.head(h)
 
     def loss(self, x: Tensor, graph: Graph, target: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-        """Mean cross-entropy in nats; target int64 [N], or [G] with `sizes`; -100 is ignored."""
+        """Returns the mean cross-entropy in nats; target int64 [N], or [G] with `sizes`; -100 is ignored."""
         return F.cross_entropy(self(x, graph, sizes), target)

@@ -136,7 +136,7 @@ class GraphBert(Model):
         self.head = Linear(dim, classes)
 
     def forward(self, x: Tensor, subgraphs: Subgraphs) -> Tensor:
-        """x [N, in_dim] of all nodes -> logits [T, classes] of the subgraphs' targets."""
+        """Maps x [N, in_dim] of all nodes to logits [T, classes] of the subgraphs' targets."""
         validation.input_features("x", x)
         validation.fits("GraphBert", "x", x, validation.takes(self.embed))
         rank = torch.arange(subgraphs.nodes.shape[1], device=x.device)
@@ -163,5 +163,5 @@ class GraphBert(Model):
         return raw.index_select(0, targets)[:, None], logits.index_select(0, targets)
 
     def loss(self, x: Tensor, subgraphs: Subgraphs, target: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; target int64 [T]."""
+        """Returns the mean cross-entropy in nats; target int64 [T]."""
         return F.cross_entropy(self(x, subgraphs), target)

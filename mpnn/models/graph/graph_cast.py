@@ -36,8 +36,8 @@ class GraphCast(Model):
         self.head = mlp(dim, dim, out_dim, activation=nn.SiLU)
 
     def forward(self, grid: Tensor, mesh: Tensor, to_mesh: Graph, within: Graph, to_grid: Graph) -> Tensor:
-        """grid [..., G, in_dim], mesh [..., M, mesh_dim] -> [..., G, out_dim]. The graphs have edge_attr [E, edge_dim]:
-        `to_mesh` M x G (destinations x sources), `within` M x M, `to_grid` G x M."""
+        """Maps grid [..., G, in_dim], mesh [..., M, mesh_dim] to [..., G, out_dim]. The graphs have edge_attr [E,
+        edge_dim]: `to_mesh` M x G (destinations x sources), `within` M x M, `to_grid` G x M."""
         validation.fits("GraphCast", "grid", grid, validation.takes(self.embed_grid[0]))
         validation.fits("GraphCast", "mesh", mesh, validation.takes(self.embed_mesh[0]))
         steps = (to_mesh, within, to_grid)

@@ -35,8 +35,8 @@ class GraphNetwork(Processor):
         self.head, self.edge_head = Linear(dim, classes), Linear(dim, edge_classes)
 
     def forward(self, x: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x [..., N, in_dim], edge_attr [..., E, edge_dim] in the caller's edge order (default: the graph's) -> logits
-        of the nodes [..., N, classes] and of the edges [..., E, edge_classes]."""
+        """Maps x [..., N, in_dim], edge_attr [..., E, edge_dim] in the caller's edge order (default: the graph's) to
+        logits of the nodes [..., N, classes] and of the edges [..., E, edge_classes]."""
         h, e = self.states(x, graph, edge_attr)
         return self.head(h), self.edge_head(e)
 
@@ -67,8 +67,8 @@ class GraphBlock(nn.Module):
     def forward(
         self, x: Tensor, edge_attr: Tensor, u: Tensor, graph: Graph, pool: Graph
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., N, dim], edge_attr [..., E, edge_dim], u [..., G, global_dim] -> the same shapes, updated. In `pool`,
-        each of G destinations receives from the nodes of one graph."""
+        """Maps x [..., N, dim], edge_attr [..., E, edge_dim], u [..., G, global_dim] to the same shapes, updated. In
+        `pool`, each of G destinations receives from the nodes of one graph."""
         of_graph = ops.aggregate(pool.derive(Graph.reverse, num_dst=pool.num_src, num_src=pool.num_dst), u)
         h, edge_attr = self.nodes(torch.cat([x, of_graph], -1), graph, source=x, edge_attr=edge_attr)
         x = self.rest_of_nodes(h)

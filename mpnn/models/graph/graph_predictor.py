@@ -29,7 +29,7 @@ class GraphPredictor(Model):
         self.head = nn.Sequential(Linear(dim, dim), nn.ReLU(), Linear(dim, outputs))
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:
-        """x [N, in_dim] -> [G, outputs]. In `pool`, each of G destinations receives from the nodes of one graph.
+        """Maps x [N, in_dim] to [G, outputs]. In `pool`, each of G destinations receives from the nodes of one graph.
         Without it, all nodes are those of one graph, and G is 1."""
         h = self.encoder(x, graph)
         if pool is None:

@@ -69,7 +69,7 @@ class GraphTransformer(Stack):
         super().__init__([*rounds, last])
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
-        """x [..., N, in_dim] -> logits [..., N, classes]. edge_attr: [E, edge_dim]; default: the graph's."""
+        """Maps x [..., N, in_dim] to logits [..., N, classes]. edge_attr: [E, edge_dim]; default: the graph's."""
         validation.input_features("x", x)
         for layer in self.layers:
             x = layer(x, graph, edge_attr=edge_attr)

@@ -109,7 +109,7 @@ class Graphormer(Model):
         return self.head(self.norm(h[virtual]))
 
     def loss(self, x: Tensor, molecules: Sequence[Graph], target: Tensor) -> Tensor:
-        """Mean absolute error (section 4.1); target [G, outputs]."""
+        """Returns the mean absolute error (section 4.1); target [G, outputs]."""
         return F.l1_loss(self(x, molecules), target)
 
 

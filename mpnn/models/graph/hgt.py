@@ -49,7 +49,7 @@ class HGT(Model):
         self.head = Linear(dim, out_dim)
 
     def forward(self, x: Mapping[str, Tensor], graph: HeteroGraph) -> dict[str, Tensor]:
-        """x {kind: [..., N_kind, width]} -> {kind: [..., N_kind, out_dim]}."""
+        """Maps x {kind: [..., N_kind, width]} to {kind: [..., N_kind, out_dim]}."""
         check_kinds(x, *self.embed)
         for kind, embed in self.embed.items():
             validation.input_features(f"x[{kind!r}]", x[kind])

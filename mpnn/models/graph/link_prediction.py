@@ -91,7 +91,7 @@ class LinkPredictor(Model):
         relation: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Mean cross-entropy in nats over positive links, plus that over negative pairs.
+        """Returns the mean cross-entropy in nats over positive links, plus that over negative pairs.
 
         Args:
             x: as of `forward`.
@@ -99,8 +99,8 @@ class LinkPredictor(Model):
             positive: int64 [2, P], links that exist; default: the edges of `graph`, of several kinds those of the only
                 relation between the two kinds.
             negative: pairs without a link; default: P pairs that are not edges of `graph`, sampled with `generator`. If
-                all positive links run from the lower number to the higher, so do they, and have no edge in the other
-                direction either: a model cannot tell them apart by their order.
+                all positive links run from the lower number to the higher, so do they, and neither has an edge in the
+                other direction: the order does not distinguish them.
             relation: int64 [P], the types of the positive links. The negative pairs are scored with the same types, so
                 there must be P of them.
         """
@@ -122,7 +122,8 @@ class Inner(Model):
         return (src * dst).sum(-1)
 
     def query(self, given: Tensor, relation: Tensor | None = None, *, of_src: bool = False) -> Tensor:
-        """The vectors [Q, d] whose inner products with the nodes at the other end are the scores; see `DistMult`."""
+        """Returns the vectors [Q, d] whose inner products with the nodes at the other end are the scores; see
+        `DistMult`."""
         return given
 
 
@@ -138,10 +139,10 @@ class DistMult(Model):
         return (self.query(src, relation) * dst).sum(-1)
 
     def query(self, given: Tensor, relation: Tensor | None = None, *, of_src: bool = False) -> Tensor:
-        """The vectors [Q, d] whose inner products with the nodes at the other end are the scores.
+        """Returns the vectors [Q, d] whose inner products with the nodes at the other end are the scores.
 
         Args:
-            given: [Q, d], the sources; with `of_src`, the destinations, whose sources are asked for.
+            given: [Q, d], the sources; with `of_src`, the destinations, whose sources are scored.
             relation: int64 [Q].
         """
         return given * _of_types(self, self.relation, relation)
@@ -162,7 +163,7 @@ class ComplEx(Model):
         return (self.query(src, relation) * dst).sum(-1)
 
     def query(self, given: Tensor, relation: Tensor | None = None, *, of_src: bool = False) -> Tensor:
-        """As of `DistMult`."""
+        """Returns the vectors of `DistMult.query` for this decoder."""
         a, b = given.chunk(2, -1)
         c, d = _of_types(self, self.relation, relation).chunk(2, -1)
         if of_src:

@@ -22,10 +22,10 @@ class LinkRanker(Model):
         z          = h + encoder(h, graph),   h = own vectors + W x
         score(j, r, i) = decoder(z_j, r, z_i) + b_ri + b'_rj
 
-    A node's own vector is zero where the graph has no link of it. b_ri says how popular the destination i is in links
-    of type r, and b'_rj the source j; they begin as the logarithm of one more than the number of links for training,
-    see `set_popularity`. A model thus begins as popularity. Between two sets there is no b', because sources are not
-    ranked.
+    A node without links in the graph has the own vector zero. b_ri says how popular the destination i is in links
+    of type r, and b'_rj the source j; they are initialized with the logarithm of 1 + the number of links for
+    training, see `set_popularity`. An untrained model thus ranks by popularity. Between two sets there is no b',
+    because sources are not ranked.
 
     Nodes are numbered from 0 in their set. In `graph` and in z, the destinations of two sets follow the sources.
 
@@ -77,8 +77,8 @@ class LinkRanker(Model):
         self.register_buffer("calibration", torch.tensor([1.0, 0.0]))
 
     def graph(self, pairs: Tensor, relation: Tensor | None = None, num_nodes: int | None = None) -> Graph:
-        """The links as a graph over all nodes, along which messages pass in both directions. Of directed links, and of
-        two sets, the type of an edge is that of its link, and of its reverse that plus `relations`.
+        """Returns the links as a graph over all nodes, along which messages pass in both directions. Of directed links,
+        and of two sets, the type of an edge is that of its link, and of its reverse that plus `relations`.
 
         Args:
             pairs: int64 [2, L], sources in the first row.
@@ -94,7 +94,8 @@ class LinkRanker(Model):
         return from_edges(ends, nodes, edge_type=torch.cat([relation, back]))
 
     def encode(self, graph: Graph, x: Tensor | None = None) -> Tensor:
-        """z [N, dim] of all nodes, from the known links as `self.graph` has them, and features x [N, in_dim]."""
+        """Returns z [N, dim] of all nodes, from the known links (a graph of `self.graph`) and features x [N,
+        in_dim]."""
         if (self.features is None) != (x is None):
             expected = "no features" if self.features is None else f"features [N, {self.features.in_features}]"
             raise ValueError(f"this model takes {expected} as x; got {None if x is None else list(x.shape)}")
@@ -104,18 +105,19 @@ class LinkRanker(Model):
         return h if self.encoder is None else h + self.encoder(self.dropout(h), graph)
 
     def forward(self, x: Tensor | None, pairs: Tensor, graph: Graph, relation: Tensor | None = None) -> Tensor:
-        """Scores [P] of pairs [2, P], as `LinkPredictor` has them, from the known links."""
+        """Returns scores [P] of pairs [2, P] from the known links, as `LinkPredictor` does."""
         return self.score(self.encode(graph, x), pairs, relation)
 
     def score(self, z: Tensor, pairs: Tensor, relation: Tensor | None = None) -> Tensor:
-        """Scores [P] of pairs [2, P], of types [P], from z [N, dim]."""
+        """Returns scores [P] of pairs [2, P], of types [P], from z [N, dim]."""
         relation = torch.zeros_like(pairs[0]) if relation is None else relation
         query = self.query(z, pairs[0], relation)
         dst = z.index_select(0, pairs[1] + self.first_dst)
         return (query * dst).sum(-1) + self.popularity.score(pairs, relation)
 
     def query(self, z: Tensor, given: Tensor, relation: Tensor, *, of_src: bool = False) -> Tensor:
-        """The vectors [Q, dim] whose inner products with z are what the decoder scores; see `DistMult.query`."""
+        """Returns the vectors [Q, dim] whose inner products with z are what the decoder scores; see
+        `DistMult.query`."""
         nodes = given + self.first_dst if of_src else given
         return self.dropout(self.decoder.query(z.index_select(0, nodes), relation, of_src=of_src))
 
@@ -128,13 +130,13 @@ class LinkRanker(Model):
         of_src: bool = False,
         others: Tensor | None = None,
     ) -> Tensor:
-        """Scores [Q, C] of the links of each given source with each destination.
+        """Returns scores [Q, C] of the links of each given source with each destination.
 
         Args:
             z: [N, dim].
-            given: int64 [Q], the sources; with `of_src`, the destinations, whose sources are asked for.
+            given: int64 [Q], the sources; with `of_src`, the destinations, whose sources are scored.
             relation: int64 [Q].
-            others: int64 [C], the nodes asked about; default: all.
+            others: int64 [C], the nodes to score; default: all.
         """
         relation = torch.zeros_like(given) if relation is None else relation
         ends = z[: self.num_src] if of_src else z[self.first_dst :]
@@ -145,8 +147,8 @@ class LinkRanker(Model):
         return scores + self.popularity.answers(given, relation, others, of_src=of_src)
 
     def probability(self, scores: Tensor) -> Tensor:
-        """The probability of scores to be those of links rather than of absent pairs, were both as frequent. It needs
-        `calibrate`."""
+        """Returns the probability that scores are those of links, if links and absent pairs are equally frequent. It
+        needs `calibrate`."""
         scale, shift = self.calibration
         return (scores * scale + shift).sigmoid()
 

@@ -68,7 +68,7 @@ class MAGNA(Stack):
         self.head = Linear(dim, classes)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
-        """x [..., N, in_dim] -> logits [..., N, classes] over `graph`; default: the graph of the model."""
+        """Maps x [..., N, in_dim] to logits [..., N, classes] over `graph`; default: the graph of the model."""
         validation.input_features("x", x)
         validation.fits("MAGNA", "x", x, validation.takes(self.embed))
         h = self.embed(self.dropout(x))

@@ -40,6 +40,6 @@ class MeshGraphNet(Processor):
         self.head = mlp(dim, dim, out_dim, hidden)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
-        """x [..., N, in_dim], edge_attr [..., E, edge_dim] in the caller's order (default: the graph's) -> [..., N,
-        out_dim]."""
+        """Maps x [..., N, in_dim], edge_attr [..., E, edge_dim] in the caller's order (default: the graph's) to [...,
+        N, out_dim]."""
         return self.head(self.states(x, graph, edge_attr)[0])

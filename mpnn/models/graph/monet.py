@@ -54,7 +54,7 @@ class MoNet(Stack):
         self.places = places
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
-        """x [..., N, in_dim] -> logits [..., N, classes].
+        """Maps x [..., N, in_dim] to logits [..., N, classes].
 
         edge_attr: the edges' coordinates [E, coordinates] if the model has `coordinates`; default: the graph's.
         """

@@ -49,8 +49,8 @@ class MPNN(Model):
         edge_attr: Tensor | None = None,
         pool: Graph | None = None,
     ) -> Tensor:
-        """x [..., N, in_dim], edge_attr [E, edge_dim] (default: the graph's) -> [..., N, classes], or [..., G, classes]
-        with `pool` (see `GatedReadout`)."""
+        """Maps x [..., N, in_dim], edge_attr [E, edge_dim] (default: the graph's) to [..., N, classes], or [..., G,
+        classes] with `pool` (see `GatedReadout`)."""
         h = self.embed(x)
         for _ in range(self.rounds):
             h = self.layer(h, graph, edge_attr=edge_attr)

@@ -46,7 +46,7 @@ class PinSage(Stack):
     def loss(  # type: ignore[override]
         self, x: Tensor, graph: Graph, query: Tensor, positive: Tensor, negative: Tensor, margin: float = 0.1
     ) -> Tensor:
-        """Max-margin loss: the mean of `max(0, z_q . z_n - z_q . z_p + margin)` (eq. 1).
+        """Returns the max-margin loss: the mean of `max(0, z_q . z_n - z_q . z_p + margin)` (eq. 1).
 
         Args:
             x: [N, in_dim].

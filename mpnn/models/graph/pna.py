@@ -80,7 +80,7 @@ class PNA(Model):
         edge_attr: Tensor | None = None,
         pool: Graph | None = None,
     ) -> Tensor:
-        """x [..., N, in_dim] -> logits [..., N, classes], or [..., G, classes] with `pool`.
+        """Maps x [..., N, in_dim] to logits [..., N, classes], or [..., G, classes] with `pool`.
 
         `pool` has N sources and G destinations: each destination receives from the nodes of one graph. edge_attr:
         [E, edge_dim]; default: the graph's.

@@ -58,14 +58,14 @@ class RelationalMLP(Model):
         self.head = Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, in_dim] -> logits [B, classes]. Group i gets the i-th contiguous slice of the features."""
+        """Maps x [B, in_dim] to logits [B, classes]. Group i gets the i-th contiguous slice of the features."""
         h = x.unflatten(-1, (self.nodes, -1))
         for layer in self.layers:
             h = layer(h)
         return self.head(h.flatten(-2))
 
     def loss(self, x: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; target int64 [B]."""
+        """Returns the mean cross-entropy in nats; target int64 [B]."""
         return F.cross_entropy(self(x), target)
 
 

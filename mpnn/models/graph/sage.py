@@ -46,7 +46,7 @@ class GraphSAGE(Stack):
         return self.head(super().forward(x, graph))
 
     def optimizer(self, lr: float = 0.01) -> Adam:
-        """Adam as published (section 4)."""
+        """Returns Adam as published (section 4)."""
         return Adam(self.parameters(), lr=lr)
 
 

@@ -46,7 +46,7 @@ class SchNet(Model):
     def forward(
         self, types: Tensor, positions: Tensor, graph: Graph, pool: Graph | None = None, cell: Tensor | None = None
     ) -> Tensor:
-        """types int64 [N], positions [N, 3] -> [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
+        """Maps types int64 [N], positions [N, 3] to [N, out_dim], or [G, out_dim] with `pool` (see `molecules.sum_of`).
         `cell` [3, 3] is that of a periodic graph of `graphs.radius`, [G, 3, 3] those of the graphs of a batch."""
         h = of_types(self.embed, types)
         basis = self.basis(vectors_of(graph, positions, cell, pool).norm(dim=-1))

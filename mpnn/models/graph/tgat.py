@@ -55,7 +55,7 @@ class TGAT(Model):
             self.merge.append(MLP(dim + d, dim))
 
     def forward(self, x: Tensor, graphs: Sequence[Graph], ages: Sequence[Tensor]) -> Tensor:
-        """The states of the destinations of the last graph, [..., N, dim].
+        """Returns the states of the destinations of the last graph, [..., N, dim].
 
         Args:
             x: [..., M, in_dim], features of the sources of the first graph.

@@ -50,8 +50,8 @@ class TGNMemory(Model):
         self._changes: tuple[Tensor, Tensor, Tensor, Tensor, Graph] | None = None
 
     def forward(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """nodes int64 [n] -> their memories [n, dim], and the times of their last events, int64 [n]. Gradients reach
-        weights through what the events of the last `observe` did to memories."""
+        """Maps nodes int64 [n] to their memories [n, dim], and the times of their last events, int64 [n]. Gradients
+        flow to the weights through the update of the memories by the last `observe`."""
         memory, times = self.memory.index_select(0, nodes), self.times.index_select(0, nodes)
         if self._changes is None or not torch.is_grad_enabled():
             return memory, times

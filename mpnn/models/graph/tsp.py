@@ -75,7 +75,7 @@ class TSP(Model):
         return self._log_probability(self.encode(cities), tours)
 
     def encode(self, cities: Tensor) -> Tensor:
-        """Points [B, N, 2] -> features of the cities [B, N, dim]."""
+        """Maps points [B, N, 2] to features of the cities [B, N, dim]."""
         if cities.dim() != 3 or cities.shape[2] != 2 or 0 in cities.shape:
             raise ValueError(f"cities must be points [B, N, 2] with B and N at least 1; got {list(cities.shape)}")
         h = self.embed(cities)
@@ -94,7 +94,7 @@ class TSP(Model):
         return self._tours(self.encode(cities), sample=True, generator=generator)
 
     def loss(self, cities: Tensor, baseline: "TSP", generator: torch.Generator | None = None) -> Tensor:
-        """REINFORCE with a greedy rollout baseline (eq. 9 and algorithm 1).
+        """Returns the loss of REINFORCE with a greedy rollout baseline (eq. 9 and algorithm 1).
 
             (length(tour) - length(tour of the baseline)) * log p(tour),   the tour sampled from this policy
 

@@ -48,11 +48,11 @@ class VAIN(Model):
         self.layer = MessagePassing(graph, "sum", Decode(MLP(in_dim, dim, dim), MLP(2 * dim, out_dim, dim)), near)
 
     def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
-        """x [..., N, in_dim] -> [..., N, out_dim]."""
+        """Maps x [..., N, in_dim] to [..., N, out_dim]."""
         return self.layer(x, graph)
 
     def loss(self, x: Tensor, target: Tensor, graph: Topology | Graph | None = None) -> Tensor:
-        """Mean squared error of the predictions: x [..., N, in_dim], target [..., N, out_dim]."""
+        """Returns the mean squared error of the predictions: x [..., N, in_dim], target [..., N, out_dim]."""
         return F.mse_loss(self(x, graph), target)
 
 

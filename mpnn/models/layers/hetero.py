@@ -38,7 +38,7 @@ class Hetero(nn.Module):
         self.reduce = reduce
 
     def forward(self, x: Mapping[str, Tensor], graph: HeteroGraph) -> dict[str, Tensor]:
-        """x {kind: [..., N_kind, d_kind]} -> {kind: [..., N_kind, F]} for the kinds that receive. Relations of the
+        """Maps x {kind: [..., N_kind, d_kind]} to {kind: [..., N_kind, F]} for the kinds that receive. Relations of the
         graph without a layer are not used."""
         messages: dict[str, list[Tensor]] = {}
         for (src, name, dst), layer in zip(self.relations, self.layers, strict=True):

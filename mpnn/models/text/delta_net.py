@@ -44,7 +44,7 @@ class DeltaNetConfig:
     tied: bool = False
 
     def layer(self) -> RecurrentLayer:
-        """A layer without its feed-forward network."""
+        """Returns a layer without its feed-forward network."""
         attention = DeltaRule(
             self.dim,
             self.heads,
@@ -61,7 +61,8 @@ class DeltaNetConfig:
 
 
 class DeltaNet(PlainDecoder):
-    """Decoder-only language model of the delta rule. A new token costs as much at any length (`generate`).
+    """Decoder-only language model of the delta rule. The cost of a new token does not depend on the length
+    (`generate`).
 
     Args:
         config: sizes and options.

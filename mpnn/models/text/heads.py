@@ -116,7 +116,7 @@ class SentenceClassifier(Classifier):
         """Returns logits [B, classes]. Arguments are those of `Bert.forward`.
 
         Raises:
-            ValueError: if nodes are divided over processes, of which one has the first token.
+            ValueError: if nodes are divided over processes, because only one of them has the first token.
         """
         if active() is not None:
             raise ValueError(

@@ -44,7 +44,7 @@ class Mamba2Config:
 
 
 class Mamba2(PlainDecoder):
-    """Decoder-only language model of state spaces. A new token costs as much at any length (`generate`).
+    """Decoder-only language model of state spaces. The cost of a new token does not depend on the length (`generate`).
 
     Args:
         config: sizes and options.

@@ -32,10 +32,10 @@ from mpnn.update.maps import Linear
 class NSAConfig(LlamaConfig):
     """Configuration of an NSA: that of a Llama, and the blocks and the window of the paper (section 4.1).
 
-    size, stride: l and d, the nodes of a block that is summarized, and from one to the next. block, top: l' and n, the
-    nodes of a block that is chosen, and how many are, the first one and the last two included. window: w. `stride`
-    divides `size` and `block`. Heads that share keys and values share a choice, too. Queries and keys of chosen blocks
-    and of the window are rotated.
+    size, stride: l and d, the size of a summarized block, and the distance from one to the next. block, top: l' and n,
+    the size of a block to choose, and the number of chosen blocks, which includes the first one and the last two.
+    window: w. `stride` divides `size` and `block`. Heads that share keys and values share a choice, too. Queries and
+    keys of chosen blocks and of the window are rotated.
     """
 
     size: int = 32
@@ -166,7 +166,7 @@ class NSA(PlainDecoder):
     """Decoder-only language model of natively trainable sparse attention.
 
     The graphs of chosen blocks are built in each call, so `torch.compile` does not trace it. A cache keeps the keys,
-    the values and the summaries; `KVCache.crop` refuses to forget some of them.
+    the values and the summaries; `KVCache.crop` raises an error.
 
     Args:
         config: sizes and options.

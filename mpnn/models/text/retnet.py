@@ -39,7 +39,7 @@ class RetNetConfig:
 
 
 class RetNet(PlainDecoder):
-    """Decoder-only language model of retention. A new token costs as much at any length (`generate`).
+    """Decoder-only language model of retention. The cost of a new token does not depend on the length (`generate`).
 
     Args:
         config: sizes and options.

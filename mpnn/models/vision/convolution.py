@@ -53,7 +53,7 @@ class Convolution(Model):
             nn.init.uniform_(parameter, -((taps * channels) ** -0.5), (taps * channels) ** -0.5)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, channels, H, W] -> [B, out, H', W'] with the same sizes as `Conv2d`."""
+        """Maps images [B, channels, H, W] to [B, out, H', W'] with the same sizes as `Conv2d`."""
         height, width = size_of(images)
         sizes = self.kernel, self.stride, self.padding, self.dilation
         rows, columns = convolved(height, width, *sizes)

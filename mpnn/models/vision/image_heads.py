@@ -26,9 +26,9 @@ class ImageClassifier(Model):
         self.to_logits = Linear(encoder.width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, channels, H, W] -> logits [B, classes]."""
+        """Maps images [B, channels, H, W] to logits [B, classes]."""
         return self.to_logits(self.encoder(images).pooled)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats. targets: int64 [B]."""
+        """Returns the mean cross-entropy in nats. targets: int64 [B]."""
         return F.cross_entropy(self(images), targets)

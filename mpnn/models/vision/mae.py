@@ -89,7 +89,7 @@ class MAE(Model):
         return MAEOutput(self.decoder(self.encoder(images, node_mask=with_class(seen)).last, seen, size), seen)
 
     def loss(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Mean squared error of the pixels of the masked patches."""
+        """Returns the mean squared error of the pixels of the masked patches."""
         painted = self(images, noise)
         return pixel_loss(painted, patchify(images, self.config.patch), normalize=self.config.normalize)
 

@@ -91,7 +91,7 @@ class Swin(Model):
         self.norm = nn.LayerNorm(self.width, eps=config.eps)
 
     def forward(self, images: Tensor, *, stretch: bool = False) -> ImageOutput:
-        """One pass over images.
+        """Encodes images.
 
         Args:
             images: [B, channels, H, W], padded with zeros to whole patches.

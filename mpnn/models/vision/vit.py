@@ -94,7 +94,7 @@ class ViT(Model):
         stretch: bool = False,
         return_weights: bool = False,
     ) -> ImageOutput:
-        """One pass over images.
+        """Encodes images.
 
         Args:
             images: [B, channels, H, W].
