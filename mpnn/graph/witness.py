@@ -74,8 +74,18 @@ _code_of = attrgetter("__code__")
 _defaults_of = attrgetter("__defaults__")
 
 
+class _Probe:
+    """An object whose attributes `_moves_with_changes` changes."""
+
+    number = 0
+
+    def store(self, number: int) -> None:
+        self.number = number
+
+
 def _moves_with_changes(version: Callable[[Any], int] | None) -> bool:
-    """Whether this gives the version of a dictionary."""
+    """Whether this gives the version of a dictionary, also of one whose entries are stored as attributes of an object.
+    It does not in Python 3.13.0, which stores attributes without a word to those that watch the dictionary."""
     if version is None:
         return False
     table: dict[str, int] = {"a": 1}
@@ -84,7 +94,20 @@ def _moves_with_changes(version: Callable[[Any], int] | None) -> bool:
     versions.append(version(table))
     del table["a"]
     versions.append(version(table))
-    return len(set(versions)) == 3 and versions[0] == versions[1]
+    if len(set(versions)) < 3 or versions[0] != versions[1]:
+        return False
+    probe = _Probe()
+    probe.store(-1)
+    attributes = vars(probe)
+    # Python specializes a statement that ran often enough.
+    for number in range(100):
+        before = version(attributes)
+        probe.store(number)
+        if version(attributes) == before:
+            return False
+    before = version(attributes)
+    del probe.number
+    return version(attributes) != before
 
 
 _next = count().__next__
