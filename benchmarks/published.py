@@ -306,7 +306,7 @@ def of_samples(records: Records) -> list[str]:
 
 
 def of_forward_mode(records: Records) -> list[str]:
-    """Derivatives in forward mode beside forward passes."""
+    """Derivatives in forward mode compared with forward passes."""
     record = records["forward_mode"]
     return [*forward_mode.table(record), "", f"{machine(record)}."]
 
