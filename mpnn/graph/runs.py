@@ -31,7 +31,8 @@ _UNCHECKED = 1 << 23  # number of runs below which available memory is not check
 class Runs:
     """Sorted, disjoint, non-touching runs of sources for each of `num_dst` rows.
 
-    `ptr` [num_dst + 1] delimits the runs of each row in `start` and `stop` [num_runs]; all int64.
+    `ptr` [num_dst + 1] delimits the runs of each row in `start` and `stop` [num_runs]; all int64. The result of a set
+    operation holds its intervals on the line until one of these arrays is read: operations that follow need no rows.
     """
 
     num_dst: int
@@ -39,6 +40,27 @@ class Runs:
     ptr: Ints
     start: Ints
     stop: Ints
+
+    @classmethod
+    def on_line(cls, num_dst: int, num_src: int, start: Ints, stop: Ints) -> "Runs":
+        """The runs of sorted, disjoint intervals on the line."""
+        runs = object.__new__(cls)
+        runs.__dict__.update(num_dst=num_dst, num_src=num_src, _line=(start, stop))
+        return runs
+
+    def make_rows(self) -> None:
+        """Makes the rows now, and not when they are first read."""
+        _ = self.start
+
+    def __getattr__(self, name: str) -> Any:
+        known = self.__dict__
+        line = known.get("_line")
+        if name in ("ptr", "start", "stop") and line is not None:
+            known.update(_rows(self.num_dst, self.num_src, *line))
+            known.pop("_line", None)
+        if name not in known:  # another thread may have made the rows
+            raise AttributeError(name)
+        return known[name]
 
     def __getstate__(self) -> dict[str, Any]:
         """Sizes and tensors, so that `torch.load(weights_only=True)` works."""
@@ -90,13 +112,15 @@ class Runs:
         count = 0
         checked = _UNCHECKED
         for interval in intervals:
-            row, start, stop = np.broadcast_arrays(*(np.asarray(part, np.int64) for part in interval))
+            row, start, stop = (np.asarray(part, np.int64) for part in interval)
             start = np.maximum(start, 0)
             stop = np.minimum(stop, num_src)
             base = row * (num_src + 1)
-            is_filled = start < stop
-            starts.append((base + start)[is_filled])
-            stops.append((base + stop)[is_filled])
+            # Sums broadcast last: one number for all rows takes no memory before.
+            first, last, is_filled = np.broadcast_arrays(base + start, base + stop, start < stop)
+            is_whole = bool(is_filled.all())
+            starts.append(first.ravel() if is_whole else first[is_filled])
+            stops.append(last.ravel() if is_whole else last[is_filled])
             count += len(starts[-1])
             if count > checked:  # builders yield any number of intervals
                 checked = 2 * count
@@ -310,6 +334,9 @@ class Runs:
         return self.num_dst, self.num_src
 
     def _flat(self) -> tuple[Ints, Ints]:
+        line = self.__dict__.get("_line")
+        if line is not None:
+            return line[0], line[1]
         base = self.row * (self.num_src + 1)
         return base + self.start, base + self.stop
 
@@ -379,23 +406,22 @@ def _merge(a: Ints, b: Ints) -> Ints:
 
 
 def _union(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
-    begins = np.ones(len(starts), bool)
-    begins[1:] = starts[1:] > stops[:-1]
-    ends = np.roll(begins, -1)  # a merged interval ends before the next one begins; the last one ends last
-    return _rows(num_dst, num_src, starts[begins], stops[ends])
+    gaps = starts[1:] > stops[:-1]
+    if gaps.all():
+        return Runs.on_line(num_dst, num_src, starts, stops)
+    # A merged interval ends before the next one begins; the last one ends last.
+    return Runs.on_line(num_dst, num_src, starts[np.append(True, gaps)], stops[np.append(gaps, True)])
 
 
 def _intersect(num_dst: int, num_src: int, starts: Ints, stops: Ints) -> Runs:
     both = starts[1:] < stops[:-1]
-    return _rows(num_dst, num_src, starts[1:][both], stops[:-1][both])
+    return Runs.on_line(num_dst, num_src, starts[1:][both], stops[:-1][both])
 
 
-def _rows(num_dst: int, num_src: int, start: Ints, stop: Ints) -> Runs:
-    """Converts intervals on the line to rows of runs; modifies `start` and `stop` in place and keeps them."""
+def _rows(num_dst: int, num_src: int, start: Ints, stop: Ints) -> dict[str, Ints]:
+    """The rows of intervals on the line, as fields of `Runs`."""
     row = start // (num_src + 1)
     ptr = np.zeros(num_dst + 1, np.int64)
     np.cumsum(np.bincount(row, minlength=num_dst), out=ptr[1:])
     row *= num_src + 1  # now where the row begins
-    start -= row
-    stop -= row
-    return Runs(num_dst, num_src, ptr, start, stop)
+    return {"ptr": ptr, "start": start - row, "stop": stop - row}

@@ -207,6 +207,8 @@ def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
             f".bind({num_src}).rows(0, {num_dst})"
         )
     graph = topology._graph(num_dst, num_src)
+    if graph._given_runs is not None:
+        graph._given_runs.make_rows()
     graph.name = str(topology)
     vars(graph)["is_shared"] = True  # from now on it refuses changes: the cache returns it to others, too
     return graph

@@ -201,6 +201,7 @@ def test_a_table_of_classes_is_pickled_once() -> None:
 
 def test_dropping_edges_that_do_not_fit_is_refused_before_numbers_are_drawn() -> None:
     graph = graphs.causal()._graph(100_000, 100_000)
+    assert graph.num_edges == 100_000 * 100_001 // 2  # its rows are made
     op = MessagePassing(graph, edge_dropout=0.5)
     with (
         at_most(calls=10_000, megabytes=1),

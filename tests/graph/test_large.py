@@ -45,14 +45,14 @@ def test_a_million_nodes_are_bound_and_planned_in_few_calls(topology: Callable[[
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", FEW_RUNS, ids=lambda build: str(build())[:40])
 def test_a_million_nodes_are_bound_in_90_ms(topology: Callable[[], Topology]) -> None:
-    """Three intersected or united with listed hubs, which are a run each in every row, in 200 ms."""
+    """Listed hubs are a run each in every row: those with a window within a causal graph take up to 120 ms."""
     bound = topology()
     times = []
     for _ in range(7):
         begin = thread_time()
-        bound._graph(MILLION, MILLION)
+        _ = bound._graph(MILLION, MILLION).runs.start
         times.append(thread_time() - begin)
-    assert min(times) < (0.2 if "[0, 7]" in str(bound) else 0.09)
+    assert min(times) < (0.12 if "[0, 7]" in str(bound) else 0.09)
 
 
 def test_counts_are_exact() -> None:

@@ -1,5 +1,7 @@
 """Rows of runs against plain boolean matrices."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -105,3 +107,25 @@ def test_causal_is_recognized(size: tuple[int, int]) -> None:
     if causal.any():
         causal[-1, 0] = False
         assert not runs_of(causal).is_causal
+
+
+def test_set_operations_make_rows_when_they_are_read() -> None:
+    """The operands of an operation are read as intervals on one line: rows in between would be made for nothing."""
+    window = Runs.of(4, 5, [(np.arange(4), np.arange(4) - 1, np.arange(4) + 2)])
+    hubs = Runs.of(4, 5, [(np.arange(4), 0, 1)])
+    result = (window | hubs) & Runs.full(4, 5)
+    assert not {"ptr", "start", "stop"} & vars(result).keys()
+    first = result.start
+    assert listed(result) == [[(0, 2)], [(0, 3)], [(0, 4)], [(0, 1), (2, 5)]]
+    assert result.start is first
+    assert "_line" not in vars(result)
+    with pytest.raises(AttributeError, match="width"):
+        _ = result.width  # type: ignore[attr-defined]
+
+
+def test_threads_read_the_same_rows() -> None:
+    for _ in range(20):
+        runs = Runs.full(50, 60) & Runs.of(50, 60, [(np.arange(50), np.arange(50), 60)])
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _, runs=runs: (runs.ptr, runs.stop), range(8)))
+        assert all(np.array_equal(ptr, np.arange(51)) and (stop == 60).all() for ptr, stop in found)
