@@ -187,7 +187,6 @@ ASK_FOR_DEVICES = {
     # To read a number of another device waits for it.
     "mpnn.flex.masks": "masks are decided in numpy",
     "mpnn.flex.programs": "tensors are compared in each call",
-    "mpnn.graph.csr": "numpy repeats numbers sooner than torch",
     "mpnn.graphs.content": "neighbors are found in numpy",
     "mpnn.integrations.hf.masks": "padding is read, or kept as a mask",
     "mpnn.integrations.hf.packing": "lengths are read, but not while a CUDA graph is captured",
@@ -196,12 +195,10 @@ ASK_FOR_DEVICES = {
     "mpnn.update": "eps is read",
     # The rules of plans that hold on one device.
     "mpnn.engine.choice": "on a CPU an item gets what it gets alone",
-    "mpnn.engine.rewrites.cliques_in_order": "tiles on CPU",
     "mpnn.engine.rewrites.sets_in_one_row": "sums by torch have no fixed order elsewhere",
     "mpnn.engine.steps": "lists of edges share steps",
     "mpnn.graph.batches": "it pads what torch's loops on a CPU compute",
     "mpnn.integrations.hf.by_torch": "torch's kernel or a plan",
-    "mpnn.integrations.hf.interface": "torch's kernel or a plan",
     "mpnn.integrations.hf.ranks": "generators are of a device",
 }
 

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mpnn.graph import capacity
 from mpnn.graph.modes import outside_modes
-from mpnn.kernels.edges import sort_edges
+from mpnn.kernels.edges import rows_of, sort_edges
 
 T = TypeVar("T")
 
@@ -70,10 +69,7 @@ class CSR:
     @graph_property
     def row(self) -> Tensor:
         """The row of each edge, [E]."""
-        if self.ptr.is_cpu:  # torch wakes all threads and waits for them, even for two edges
-            ptr = self.ptr.numpy()
-            return torch.from_numpy(np.repeat(np.arange(len(ptr) - 1), ptr[1:] - ptr[:-1]))
-        return torch.repeat_interleave(self.ptr.diff(), output_size=len(self.columns))
+        return rows_of(self.ptr, len(self.columns))
 
     @graph_property
     def position(self) -> Tensor | None:

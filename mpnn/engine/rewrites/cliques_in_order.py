@@ -32,7 +32,7 @@ class CliquesInOrder(Rewrite):
     )  # fmt: skip
 
     def applies(self, round: Round) -> bool:
-        return isinstance(round.score, Dot) and round.value.is_cpu
+        return isinstance(round.score, Dot)
 
     def refusal(self, round: Round) -> str | None:
         if not round.graph.is_scattered:

@@ -303,7 +303,7 @@ def _in_program(
         mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
     if type(mask) is not Mask or options.get("position_bias") is not None:
         return None
-    pairs = mask.pairs_in_program(key.shape[2], query.is_cuda and query.dtype.itemsize == 2)
+    pairs = mask.pairs_in_program(key.shape[2], by_torch.is_fastest(query))
     return None if pairs is None else by_torch.attend(query, key, value, pairs, options.get("scaling"), None)
 
 
@@ -323,10 +323,10 @@ def _packed(
         return None
     scale = options.get("scaling")
     out = by_torch.attend_packed(query, key, value, is_causal, scale, texts, options.get("max_length_k"))
-    if out is not None or not query.is_cpu:
+    if out is not None:
         return out
     features = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    return ops.attend(texts.graph(is_causal), *features, scale=scale).unflatten(0, texts.shape)
+    return ops.attend(texts.graph(is_causal, query.device), *features, scale=scale).unflatten(0, texts.shape)
 
 
 def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Graph, bool]:

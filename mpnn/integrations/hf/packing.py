@@ -107,13 +107,13 @@ class Packing:
         parts: Parts = self.divided[key]
         return parts
 
-    def graph(self, is_causal: bool) -> Graph:
+    def graph(self, is_causal: bool, device: torch.device) -> Graph:
         """The graph over the tokens of all rows, in which each text is complete or causal."""
-        key = "graph", is_causal
+        key = "graph", is_causal, device
         if key not in self.divided:
             topology = graphs.documents(self.lengths)
             topology = topology & graphs.causal() if is_causal else topology
-            self.divided[key] = topology.bind(self.shape[0] * self.shape[1])
+            self.divided[key] = topology.bind(self.shape[0] * self.shape[1]).to(device)
         graph: Graph = self.divided[key]
         return graph
 

@@ -5,6 +5,6 @@ compiled, with the same results.
 """
 
 from mpnn.kernels.edges.sample import Sample, sample_neighbors
-from mpnn.kernels.edges.sort import sort_edges
+from mpnn.kernels.edges.sort import rows_of, sort_edges
 
-__all__ = ["Sample", "sample_neighbors", "sort_edges"]
+__all__ = ["Sample", "rows_of", "sample_neighbors", "sort_edges"]

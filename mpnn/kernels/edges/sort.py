@@ -3,6 +3,7 @@ each step of training, and torch's sort takes several times as long."""
 
 from ctypes import Structure, addressof, c_int64, c_void_p
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,3 +53,12 @@ def by_torch(row: Tensor, col: Tensor, num_rows: int) -> Sorted:
     ptr = torch.bincount(row + 1, minlength=num_rows + 1).cumsum(0)
     edge = torch.sort(row, stable=True).indices
     return ptr, col.index_select(0, edge), edge
+
+
+def rows_of(ptr: Tensor, num_edges: int) -> Tensor:
+    """The row of each edge, int64 [E], from `ptr`."""
+    if not ptr.is_cpu:
+        return torch.repeat_interleave(ptr.diff(), output_size=num_edges)
+    # torch wakes all threads and waits for them, even for two edges
+    numbers = ptr.numpy()
+    return torch.from_numpy(np.repeat(np.arange(len(numbers) - 1), numbers[1:] - numbers[:-1]))
