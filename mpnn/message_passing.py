@@ -180,7 +180,7 @@ class MessagePassing(nn.Module):
 
     def _exchanged(self, x: Tensor, rounds: tuple[Round, ...]) -> tuple[Tensor, Tensor | None]:
         """The updated features, and what else the rounds return."""
-        exchange = LOCAL if torch.compiler.is_compiling() else rounds[0].graph.exchange
+        exchange = rounds[0].graph.exchange
         out, weights = self._run(rounds[0]) if exchange is LOCAL else exchange.run(rounds, self._run)
         attention = self.attention
         modules: Any = self._modules  # a look-up of `self.update` is a call of torch's
@@ -257,7 +257,7 @@ class MessagePassing(nn.Module):
         drops_edges = self.training and self.edge_dropout > 0
         layer = partial(self._layer, dst, return_weights, drops_edges)
         bound = bind(graph, dst, src, layer)
-        exchange = LOCAL if torch.compiler.is_compiling() else bound.exchange
+        exchange = bound.exchange
         if exchange is not LOCAL:
             parts.check_divisible(layer(), exchange)
         edge_attr = bound.edge_attr if edge_attr is None else parts.checked_edges(edge_attr, bound)

@@ -71,7 +71,10 @@ def find(round: Round, backend: str) -> Run | None:
     value = round.value
     if not isinstance(value, Tensor) or type(backend) is not str or is_special(value):
         return None
-    key = backend, type(round.score), type(round.reduce), value.shape[-1], batches.STATE.padding is None
+    # Of what tells most forms apart: so a look-up compares few.
+    of_value = value.shape[-1], value.dtype, value.requires_grad
+    padding = batches.STATE.padding is None
+    key = backend, type(round.score), type(round.reduce), of_value, torch.is_grad_enabled(), padding
     memo = round.graph._memo
     for steps in memo["steps"] if "steps" in memo else steps_of(round.graph):
         for form, registered, by, own, run in steps.get(key, ()):
@@ -87,7 +90,10 @@ def teach(round: Round, backend: str, choice: Choice, run: Run) -> None:
     of_all, *others = steps_of(round.graph)
     is_open = bool(others) and choice.is_of_any_edges and backends.registered() is backends.BACKENDS
     steps = others[0] if others and not is_open else of_all
-    key = backend, type(round.score), type(round.reduce), round.value.shape[-1], batches.STATE.padding is None
+    value = round.value
+    of_value = value.shape[-1], value.dtype, value.requires_grad
+    padding = batches.STATE.padding is None
+    key = backend, type(round.score), type(round.reduce), of_value, torch.is_grad_enabled(), padding
     if len(steps) >= _MOST_KEYS:
         steps.clear()
     by = choice.by
@@ -151,7 +157,6 @@ class Form:
         # More than the class has fields if an object has a method of its own.
         self._num_attributes = len(getattr(score, "__dict__", ()))
         self._num_single = len(single)
-        self._grad = torch.is_grad_enabled()
         self._read_exact = _reader([field.path for field in exact])
         self._exact = self._read_exact(round)
         # Of numbers, which are read in each call, only the signs decide what runs. Objects of the caller's are not
@@ -173,7 +178,7 @@ class Form:
     def fits(self, round: Round) -> bool:
         """Whether a round has this form, in the modes that are on."""
         score = round.score
-        if type(round) is not self._kind or type(score) is not self._score or torch.is_grad_enabled() != self._grad:
+        if type(round) is not self._kind or type(score) is not self._score:
             return False
         try:
             if self._read_exact(round) != self._exact:
