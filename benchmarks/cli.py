@@ -69,6 +69,13 @@ SECTIONS = {
 PAGE = HERE.parent / "docs" / "record.md"
 GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "docs" / "comparison.md"
 
+Only = Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")]
+Small = Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")]
+SmallUnjudged = Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no goal is judged.")]
+Seconds = Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)]
+Note = Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")]
+Out = Annotated[Path, typer.Option(help="The file of results.")]
+
 console = Console(highlight=False)
 app = typer.Typer(
     help="This library against its peers: interleaved, in one run, on the same inputs, checked before any timing.",
@@ -87,11 +94,11 @@ def cpu(
         typer.Option(help="Cases with this in their title, as in [bold]--only sparse --only 'model: GAT'[/bold]."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="The large ones too: 50 million edges, all 12 layers.")] = False,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no goal is judged.")] = False,
+    small: SmallUnjudged = False,
     threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = os.cpu_count() or 1,
-    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 0.5,
+    seconds: Seconds = 0.5,
     backend: Annotated[str, typer.Option(help="Named in all our entries; auto leaves it to the plan.")] = "auto",
-    out: Annotated[Path, typer.Option(help="The file of results.")] = RESULTS,
+    out: Out = RESULTS,
 ) -> None:
     """Measures on the CPU and writes the results to a file, after every row; some twelve minutes in all on one thread.
 
@@ -102,14 +109,19 @@ def cpu(
     if full and small:
         raise typer.BadParameter("--full and --small cannot both be meant")
     chosen_sizes = sizes.FULL if full else sizes.SMALL if small else sizes.DEFAULT
-    options = [*(f"--only {text!r}" for text in only or []), *["--full"] * full, *["--small"] * small]
-    command = " ".join(["python -m benchmarks cpu", f"--threads {threads}", *options])
+    command = _command(f"cpu --threads {threads}", only, small, *["--full"] * full)
     with measure.on_threads(threads):
         cases = _chosen(all_cases(chosen_sizes, backend), only)
         lead = {"command": command, "rates": roofs.rates(3 if small else 50), **about()}
         results = _measure(cases, seconds, lead, out, not small)
     for verdict in series.verdicts(results["rows"]) if not small else []:
         console.print(f"{verdict['status']}: {verdict['text']}, {verdict['direction']}: {verdict['measured']:.2f}")
+
+
+def _command(name: str, only: list[str] | None, small: bool, *more: str) -> str:
+    """The command line of a run, as its record says it."""
+    options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small, *more]
+    return " ".join([f"python -m benchmarks {name}", *options])
 
 
 def _measure(cases: list[Case], seconds: float, lead: dict[str, Any], out: Path, judged: bool) -> dict[str, Any]:
@@ -131,8 +143,8 @@ def _measure(cases: list[Case], seconds: float, lead: dict[str, Any], out: Path,
 
 @app.command()
 def gpu(
-    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
+    only: Only = None,
+    small: Small = False,
     seconds: Annotated[float, typer.Option(help="In all; no case begins when they are over.", min=1.0)] = 290.0,
     each: Annotated[float, typer.Option(help="Seconds spent on timing each entry of each row.", min=0.0)] = 0.05,
     processes: Annotated[
@@ -168,7 +180,7 @@ def _say_at(seconds: float, row: Row) -> None:
 def scaling(
     repeats: Annotated[int, typer.Option(help="Rounds, after one that warms up.", min=1)] = 20,
     small: Annotated[bool, typer.Option("--small", help="A sixteenth of the nodes, to try it out.")] = False,
-    out: Annotated[Path, typer.Option(help="The file of results.")] = SCALING_RESULTS,
+    out: Out = SCALING_RESULTS,
 ) -> None:
     """Times a layer over n nodes on one process and over 2 n nodes on two, one thread each, in processor time."""
     results = weak_scaling.measure(out, repeats=repeats, divide=16 if small else 1)
@@ -187,8 +199,8 @@ def sampling(
     repeats: Annotated[int, typer.Option(help="Passes of each entry, after one that warms up.", min=1)] = 3,
     workers: Annotated[list[int] | None, typer.Option(help="Numbers of workers of NeighborLoader: 0, 2.")] = None,
     threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = os.cpu_count() or 1,
-    out: Annotated[Path, typer.Option(help="The file of results.")] = SAMPLING_RESULTS,
-    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+    out: Out = SAMPLING_RESULTS,
+    note: Note = "",
 ) -> None:
     """Times sampled batches, and training on them, against PyTorch Geometric's NeighborLoader.
 
@@ -217,8 +229,8 @@ def disk(
     folder: Annotated[
         Path | None, typer.Option(help="Where to make a temporary folder; default: the system's.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The file of results.")] = DISK_RESULTS,
-    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+    out: Out = DISK_RESULTS,
+    note: Note = "",
 ) -> None:
     """Writes an R-MAT graph to the disk, trains GraphSAGE on samples of it, and measures time and memory.
 
@@ -236,11 +248,11 @@ def disk(
 
 @app.command()
 def workloads(
-    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out; no goal is judged.")] = False,
+    only: Only = None,
+    small: SmallUnjudged = False,
     threads: Annotated[int, typer.Option(help="For torch and our kernels.", min=1)] = os.cpu_count() or 1,
-    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 5.0,
-    out: Annotated[Path, typer.Option(help="The file of results.")] = WORKLOAD_RESULTS,
+    seconds: Seconds = 5.0,
+    out: Out = WORKLOAD_RESULTS,
 ) -> None:
     """Times whole workloads, from input to result, here and in the library that people use for them today.
 
@@ -248,8 +260,7 @@ def workloads(
     Longformer at 4,096 tokens, 1,000 tours of 50 cities, prompts with answers, layers of BERT, Llama, GPT-2 and ViT;
     some ten minutes. Exit code 1: a result of mpnn was wrong.
     """
-    options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
-    command = " ".join([f"python -m benchmarks workloads --threads {threads}", *options])
+    command = _command(f"workloads --threads {threads}", only, small)
     with measure.on_threads(threads):
         cases = _chosen(workload_cases.cases(workload_cases.SMALL if small else workload_cases.Scale()), only)
         _measure(cases, seconds, {"command": command, **about()}, out, not small)
@@ -257,11 +268,11 @@ def workloads(
 
 @app.command()
 def real(
-    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
-    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 2.0,
-    out: Annotated[Path, typer.Option(help="The file of results.")] = REAL_RESULTS,
-    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+    only: Only = None,
+    small: Small = False,
+    seconds: Seconds = 2.0,
+    out: Out = REAL_RESULTS,
+    note: Note = "",
 ) -> None:
     """Times graphs of points against scipy and torch, and networks over 32 molecules against PyTorch Geometric.
 
@@ -269,19 +280,17 @@ def real(
     of mpnn was wrong.
     """
     with measure.on_threads(1):
-        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
-        command = " ".join(["python -m benchmarks real", *options])
-        lead = {"command": command, "note": note, **about(["scipy"])}
+        lead = {"command": _command("real", only, small), "note": note, **about(["scipy"])}
         _measure(_chosen(real_graphs.cases(small), only), seconds, lead, out, False)
 
 
 @app.command()
 def scatter(
-    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
-    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 1.0,
-    out: Annotated[Path, typer.Option(help="The file of results.")] = SCATTER_RESULTS,
-    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+    only: Only = None,
+    small: Small = False,
+    seconds: Seconds = 1.0,
+    out: Out = SCATTER_RESULTS,
+    note: Note = "",
 ) -> None:
     """Times torch_scatter's and torch_cluster's functions against these libraries and torch's own operations.
 
@@ -289,19 +298,17 @@ def scatter(
     not compiled are left out: the extra scatter. Exit code 1: a result of mpnn was wrong.
     """
     with measure.on_threads(1):
-        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
-        command = " ".join(["python -m benchmarks scatter", *options])
-        lead = {"command": command, "note": note, **about(["torch-cluster"])}
+        lead = {"command": _command("scatter", only, small), "note": note, **about(["torch-cluster"])}
         _measure(_chosen(of_scatter.cases(small), only), seconds, lead, out, False)
 
 
 @app.command("forward-mode")
 def forward_mode(
-    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
-    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 0.5,
-    out: Annotated[Path, typer.Option(help="The file of results.")] = FORWARD_MODE_RESULTS,
-    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+    only: Only = None,
+    small: Small = False,
+    seconds: Seconds = 0.5,
+    out: Out = FORWARD_MODE_RESULTS,
+    note: Note = "",
 ) -> None:
     """Times derivatives in forward mode (jvp) of attention and sums against their forward passes.
 
@@ -309,28 +316,24 @@ def forward_mode(
     was wrong.
     """
     with measure.on_threads(1):
-        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
-        command = " ".join(["python -m benchmarks forward-mode", *options])
-        lead = {"command": command, "note": note, **about()}
+        lead = {"command": _command("forward-mode", only, small), "note": note, **about()}
         _measure(_chosen(of_forward_mode.cases(small), only), seconds, lead, out, False)
 
 
 @app.command("in-place")
 def of_models_in_place(
-    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
-    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 1.0,
-    out: Annotated[Path, typer.Option(help="The file of results.")] = IN_PLACE_RESULTS,
-    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+    only: Only = None,
+    small: Small = False,
+    seconds: Seconds = 1.0,
+    out: Out = IN_PLACE_RESULTS,
+    note: Note = "",
 ) -> None:
     """Times models of transformers after mpnn.hf.use against the same with torch's attention, and the first call.
 
     On one thread, in the processor's time; some four minutes. Exit code 1: a result of mpnn was wrong.
     """
     with measure.on_threads(1):
-        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small]
-        command = " ".join(["python -m benchmarks in-place", *options])
-        lead = {"command": command, "note": note, **about()}
+        lead = {"command": _command("in-place", only, small), "note": note, **about()}
         results = _measure(_chosen(in_place.cases(small), only), seconds, lead, out, not small)
     if not only:
         results["rows"] += in_place.first_calls(small, rounds=1 if small else 3)
@@ -339,11 +342,11 @@ def of_models_in_place(
 
 @app.command("encoders")
 def of_encoders(
-    only: Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")] = False,
-    seconds: Annotated[float, typer.Option(help="Spent on timing each entry of each row.", min=0.0)] = 5.0,
-    out: Annotated[Path, typer.Option(help="The file of results.")] = ENCODER_RESULTS,
-    note: Annotated[str, typer.Option(help="A sentence for the results: was the machine busy?")] = "",
+    only: Only = None,
+    small: Small = False,
+    seconds: Seconds = 5.0,
+    out: Out = ENCODER_RESULTS,
+    note: Note = "",
 ) -> None:
     """Times a BERT of MiniLM's shape against transformers, ONNX Runtime and OpenVINO.
 
@@ -351,8 +354,7 @@ def of_encoders(
     onnx onnxruntime onnxscript openvino. Exit code 1: a result of mpnn was wrong.
     """
     with measure.on_threads(1):
-        options = [*(f"--only {text!r}" for text in only or []), *["--small"] * small, f"--seconds {seconds:g}"]
-        lead = {"command": " ".join(["python -m benchmarks encoders", *options]), "note": note}
+        lead = {"command": _command("encoders", only, small, f"--seconds {seconds:g}"), "note": note}
         lead |= {"peak": encoders.peak(), "memory": encoders.memory(small), **about(["onnxruntime", "openvino"])}
         _measure(_chosen(encoders.cases(small), only), seconds, lead, out, False)
 
