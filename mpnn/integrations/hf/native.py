@@ -642,9 +642,9 @@ class MptAttention(mpt.MptAttention):
         return self.out_proj(out.flatten(2)), weights
 
 
-class DebertaAttention(deberta.DisentangledSelfAttention):
-    """DeBERTa (He et al. 2021, section 3): complete, with biases of content and position, which transformers computes
-    for each pair."""
+class _Disentangled:
+    """The attention of all versions of DeBERTa: complete, with biases of content and position, which transformers
+    computes for each pair."""
 
     is_causal = False
 
@@ -657,80 +657,64 @@ class DebertaAttention(deberta.DisentangledSelfAttention):
         relative_pos: Tensor | None = None,
         rel_embeddings: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
+        layer: Any = self
+        query, key, value, bias, scale = layer.operands(hidden_states, query_states, relative_pos, rel_embeddings)
+        topology = topology_of(layer)
+        mask = _cached(attention_mask, lambda: _over_topology(attention_mask.bool(), topology), topology)
+        out, weights = attend(
+            _PLAIN,
+            query,
+            key,
+            value,
+            mask,
+            scaling=scale,
+            position_bias=bias,
+            dropout=_dropout(layer, layer.dropout),
+            output_attentions=output_attentions,
+        )
+        return out.flatten(2), weights
+
+
+_Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, float]
+"""Query, key and value [B, H, N, D], the bias of each pair [B, H, N, N], and the scale."""
+
+
+class DebertaAttention(_Disentangled, deberta.DisentangledSelfAttention):
+    """DeBERTa (He et al. 2021, section 3)."""
+
+    def operands(self, x: Tensor, query_states: Tensor | None, relative_pos: Any, rel_embeddings: Any) -> _Operands:
         if self.talking_head or query_states is not None:
             raise ValueError("a DeBERTa whose heads talk, or with queries of its own, runs by transformers only")
-        query, key, value = self.transpose_for_scores(self.in_proj(hidden_states)).chunk(3, -1)
+        query, key, value = self.transpose_for_scores(self.in_proj(x)).chunk(3, -1)
         query = query + self.transpose_for_scores(self.q_bias[None, None])
         value = value + self.transpose_for_scores(self.v_bias[None, None])
         factor = 1 + len(self.pos_att_type)
         query = query / deberta.scaled_size_sqrt(query, factor).to(query.dtype)
-        bias = None
-        if self.relative_attention and rel_embeddings is not None and relative_pos is not None:
-            table = self.pos_dropout(rel_embeddings)
-            bias = self.disentangled_att_bias(query, key, relative_pos, table, factor)
-        out, weights = _disentangled(self, query, key, value, attention_mask, bias, 1.0, output_attentions)
-        return out.flatten(2), weights
+        if not self.relative_attention or rel_embeddings is None or relative_pos is None:
+            return query, key, value, None, 1.0
+        table = self.pos_dropout(rel_embeddings)
+        return query, key, value, self.disentangled_att_bias(query, key, relative_pos, table, factor), 1.0
 
 
-class DebertaV2Attention(deberta_v2.DisentangledSelfAttention):
+class DebertaV2Attention(_Disentangled, deberta_v2.DisentangledSelfAttention):
     """DeBERTa's second and third version (He et al. 2023)."""
 
-    is_causal = False
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor,
-        output_attentions: bool = False,
-        query_states: Tensor | None = None,
-        relative_pos: Tensor | None = None,
-        rel_embeddings: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        states = hidden_states if query_states is None else query_states
-        query = self.transpose_for_scores(self.query_proj(states), self.num_attention_heads)
-        key = self.transpose_for_scores(self.key_proj(hidden_states), self.num_attention_heads)
-        value = _heads(self.value_proj(hidden_states), self.num_attention_heads)
+    def operands(self, x: Tensor, query_states: Tensor | None, relative_pos: Any, rel_embeddings: Any) -> _Operands:
+        heads = self.num_attention_heads
+        query = self.transpose_for_scores(self.query_proj(x if query_states is None else query_states), heads)
+        key = self.transpose_for_scores(self.key_proj(x), heads)
         factor = 1 + ("c2p" in self.pos_att_type) + ("p2c" in self.pos_att_type)
-        shape = (-1, self.num_attention_heads)
+        shape = (-1, heads)
         bias = None
         if self.relative_attention:
             table = self.pos_dropout(rel_embeddings)
             bias = self.disentangled_attention_bias(query, key, relative_pos, table, factor).unflatten(0, shape)
-        query = query.unflatten(0, shape)
         scale = 1 / float(deberta_v2.scaled_size_sqrt(query, factor))
-        key = key.unflatten(0, shape)
-        out, weights = _disentangled(self, query, key, value, attention_mask, bias, scale, output_attentions)
-        return out.flatten(2), weights
-
-
-def _disentangled(
-    layer: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    output_attentions: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention [B, N, H, D] over the pairs of `attention_mask` [B, 1, N, N], with a bias of each pair [B, H, N, N]."""
-    topology = topology_of(layer)
-    mask = _cached(attention_mask, lambda: _over_topology(attention_mask.bool(), topology), topology)
-    return attend(
-        _PLAIN,
-        query,
-        key,
-        value,
-        mask,
-        scaling=scale,
-        position_bias=bias,
-        dropout=_dropout(layer, layer.dropout),
-        output_attentions=output_attentions,
-    )
+        return query.unflatten(0, shape), key.unflatten(0, shape), _heads(self.value_proj(x), heads), bias, scale
 
 
 _OURS: dict[type, type] = {
-    kind.__mro__[1]: kind
+    kind.__bases__[-1]: kind
     for kind in (
         GPTAttention,
         XLNetAttention,
