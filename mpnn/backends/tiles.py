@@ -94,8 +94,10 @@ def _run(
     out, lse = launch(query, key, value, *of_nodes)
     if merge is not None:
         out, lse = merge(out, lse)
-    out = out[..., : round.value.shape[-1]].to(round.result_dtype)
-    out = out.view(*round.batch, *out.shape[1:])
+    width = round.value.shape[-1]
+    # A view that changes nothing would be an operation of its own in the backward pass.
+    out = (out if out.shape[-1] == width else out[..., :width]).to(round.result_dtype)
+    out = out if len(round.batch) == 1 else out.view(*round.batch, *out.shape[1:])
     if not round.return_lse:
         return Result(out)
     lse = lse.nan_to_num(torch.nan, -torch.inf, -torch.inf).mT
