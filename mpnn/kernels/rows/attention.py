@@ -233,11 +233,9 @@ class Repeated:
             p.vector = address(vector)
         count = self._batch.numel()
         if pieces > 1:
-            partial = _Partial(value, count, pieces, heads * (2 + width))
-            p.partial, p.partial_row = partial.addresses
-        library.run("row_attention_forward", value.dtype, p, count, pieces)
-        if pieces > 1:
-            library.run("row_attention_join", value.dtype, p, count)
+            _launch("forward", "join", p, value, count, pieces, heads * (2 + width))
+        else:  # a call less on the way of each small layer
+            library.run("row_attention_forward", value.dtype, p, count)
         return out
 
 
@@ -348,12 +346,7 @@ def _tangents(
         p.out, p.stats = addresses(out, stats)
         tangent.out, tangent.stats, tangent.weights = map(address, (d_out, d_lse, d_weights))
         p.tangent = ctypes.addressof(tangent)
-        if len(chunks) > 1:
-            partial = _Partial(out, count, len(chunks), heads * (1 + width))
-            p.partial, p.partial_row = partial.addresses
-        library.run("row_attention_tangent", out.dtype, p, count, len(chunks))
-        if len(chunks) > 1:
-            library.run("row_attention_join_tangent", out.dtype, p, count)
+        _launch("tangent", "join_tangent", p, out, count, len(chunks), heads * (1 + width))
     if weights is not None and d_weights is not None and spec.normalize == _SOFTMAX:
         # w' = w (l' - t), of which the kernel wrote w l'
         d_weights -= weights * rows.to_edges(d_lse)
@@ -418,12 +411,7 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None
     p.stats = address(stats)
     if weights is not None:
         p.weights = address(weights)
-    if pieces > 1:
-        partial = _Partial(value, count, pieces, heads * (2 + width))
-        p.partial, p.partial_row = partial.addresses
-    library.run("row_attention_forward", value.dtype, p, count, pieces)
-    if pieces > 1:
-        library.run("row_attention_join", value.dtype, p, count)
+    _launch("forward", "join", p, value, count, pieces, heads * (2 + width))
     if spec.return_weights and spec.normalize == _SOFTMAX:
         library.run("row_attention_weights", value.dtype, p, count, pieces)
     return out, stats, weights
@@ -481,13 +469,24 @@ def shares_keys(heads: int, key_heads: int, edges: int, nodes: int, least: int) 
     return key_heads * least <= heads and edges >= _LONG * nodes
 
 
-class _Partial:
-    """Partial sums of the rows that chunks share: sums [batch, chunks, 2, size], and their rows, -1 for none."""
+def _launch(
+    name: str, join: str, p: Any, like: Tensor, count: int, chunks: int, size: int, together: int | None = None
+) -> None:
+    """Runs a kernel for each entry of the batch and each chunk, and joins the rows that chunks share.
 
-    def __init__(self, like: Tensor, count: int, chunks: int, size: int) -> None:
-        self.sums = like.new_empty(count, chunks, 2, size)
-        self.row = like.new_full((count, chunks, 2), -1, dtype=torch.int64)
-        self.addresses = address(self.sums), address(self.row)
+    Args:
+        count: entries of the batch, of which `together` run side by side. size: numbers of a row in its partial sums.
+    """
+    together = count if together is None else together
+    if chunks > 1:
+        # Sums of the first and the last row of each chunk, and the numbers of these rows, -1 for none.
+        sums = like.new_empty(count, chunks, 2, size)
+        rows = like.new_full((count, chunks, 2), -1, dtype=torch.int64)
+        p.partial, p.partial_row = address(sums), address(rows)
+    for first in range(0, count, together):
+        library.run(f"row_attention_{name}", like.dtype, p, together, chunks, first)
+    if chunks > 1:
+        library.run(f"row_attention_{join}", like.dtype, p, count)
 
 
 class _Backward:
@@ -573,16 +572,11 @@ class _Backward:
             d_vector = value.new_zeros(count, len(chunks), *inputs.vector.shape)  # type: ignore[union-attr]
             p.d_vector = address(d_vector)
         keys = 0 if spec.score == CONSTANT else inputs.query.shape[-1] if nodes == 3 else 1  # type: ignore[union-attr]
-        if len(chunks) > 1:
-            partial = _Partial(value, count, len(chunks), (0 if self.shared else self.width) + self.heads * keys)
-            p.partial, p.partial_row = partial.addresses
+        size = (0 if self.shared else self.width) + self.heads * keys
         # entries of the batch that share a tensor of edges must not add to its gradient side by side
         entries = [self.results[name].shape[:-k].numel() for name, k in _TRAILING.items() if name in self.results]
         together = 1 if min(entries, default=count) < count else count
-        for first in range(0, count, together):
-            library.run("row_attention_backward", value.dtype, p, together, len(chunks), first)
-        if len(chunks) > 1:
-            library.run("row_attention_join_backward", value.dtype, p, count)
+        _launch("backward", "join_backward", p, value, count, len(chunks), size, together)
         for name in self.wanted.intersection(of_parts):
             total = self.results[name].unflatten(0, (count, len(chunks))).sum(1).view(getattr(inputs, name).shape)
             self.results[name] = total * spec.scale if name == "key" else total
@@ -647,12 +641,7 @@ class _Backward:
         p.numbers = address(self.numbers)
         p.stride = self.stride
         p.out = node_tensor(out, trailing)
-        if len(chunks) > 1:
-            partial = _Partial(out, self.count, len(chunks), self.heads * p.out.width)
-            p.partial, p.partial_row = partial.addresses
-        library.run("row_attention_sums", out.dtype, p, self.count, len(chunks))
-        if len(chunks) > 1:
-            library.run("row_attention_join_sums", out.dtype, p, self.count)
+        _launch("sums", "join_sums", p, out, self.count, len(chunks), self.heads * p.out.width)
         return out
 
 
