@@ -35,6 +35,8 @@ SHORT = (
     ("irregular", r"TransformerConv", BOTH, "PyG TransformerConv"),
 )
 """Group, start of the case, direction and peer of the rows of the README; the two greatest losses follow."""
+WORK = {"sparse": "attention over", "layers": "a layer,", "irregular": "a convolution,"}
+"""The work of each group, in the rows of the README."""
 LOSSES = 2
 
 
@@ -143,10 +145,12 @@ def short(records: Records) -> list[str]:
     record = records["cpu"]
     lines = ["| forward+backward | mpnn | peer | |", "|---|---|---|---|"]
     for group, case, direction, peer in SHORT:
-        lines += [line for row in rows_of(record, group, case, direction) if (line := _beside(row, peer))][:1]
+        row = next((row for row in rows_of(record, group, case, direction) if ratio(row, peer)), None)
+        line = None if row is None else _beside({**row, "case": f"{WORK[group]} {row['case']}"}, peer)
+        lines += [line] if line else []
     lost = _losses(record)
     lines += [line for row, peer in lost if (line := _beside(row, peer))]
-    last = f" The last {len(lost)} rows are the greatest losses." if lost else ""
+    last = f" The last {len(lost)} rows are those in which mpnn loses most." if lost else ""
     return [f"Equal functions, on {machine(record)}.{last}", "", *lines]
 
 

@@ -300,7 +300,15 @@ class _Rule(Topology):
 
     def _runs(self, i: Ints, num_src: int) -> Runs:
         """The runs that the rule returns for the rows i, clipped and merged."""
-        pairs = self.rule(i, num_src, *self.args)
+        try:
+            pairs = self.rule(i, num_src, *self.args)
+        except ValueError as error:
+            if "truth value of an array" not in str(error):
+                raise
+            raise TypeError(
+                f"the rule {self.rule.__name__} gets all destinations at once, as the array i, which has no truth "
+                "value: write np.where(condition, a, b) in place of `a if condition else b`"
+            ) from error
         if isinstance(pairs, Runs):
             return pairs
         row = np.arange(len(i))

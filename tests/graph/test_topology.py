@@ -380,3 +380,16 @@ def check_cliques(graph: Graph) -> None:
 def test_documents_have_labels() -> None:
     check_cliques(graphs.documents([3, 0, 4]).bind(7))
     check_cliques((graphs.documents([3, 4]) & graphs.documents([2, 5])).bind(7))
+
+
+def test_a_rule_of_one_destination_is_told_that_it_gets_all() -> None:
+    def of_one(i: Any, num_src: int) -> list[tuple[Any, Any]]:
+        return [(0, 1 if i > 2 else 2)]
+
+    def other(i: Any, num_src: int) -> list[tuple[Any, Any]]:
+        raise ValueError("no such size")
+
+    with pytest.raises(TypeError, match=r"the rule of_one gets all destinations at once, as the array i.*np.where"):
+        Topology.of(of_one).bind(5)
+    with pytest.raises(ValueError, match="no such size"):
+        Topology.of(other).bind(5)
