@@ -6,13 +6,16 @@ Kernels are compiled beforehand, by many processes at once (`prepare`): Triton k
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -26,7 +29,7 @@ from benchmarks.measure import usable, work
 from benchmarks.run import Row, checked
 from benchmarks.truth import Agreement, Sampled, Whole, of_layer
 from mpnn import Graph, MessagePassing, Topology, engine, graphs, ops
-from mpnn.attention import DotProduct
+from mpnn.attention import Additive, DotProduct
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.kernels.recurrent.selective import selective_scan
@@ -35,7 +38,9 @@ from mpnn.round import Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 from mpnn.update import FeedForward, PreNorm
 
+RECORD = Path(__file__).parent / "results" / "gpu.json"
 COMPLETE = "torch SDPA"
+SHARING = 4  # processes that hold memory of one card; eight ran out of 80 GB
 EXACT, PEERS = "exact", "peers"
 OUT_OF_MEMORY = "OutOfMemoryError"
 STATES = 16  # of a channel of Mamba-1
@@ -110,11 +115,21 @@ def cases(sizes: Sizes, device: str = "cuda") -> list[Case]:
     found += [case for each in options for case in _recurrences(sizes, each)]
     found += _host(sizes, options[1])
     found += gpu_plans.cases(sizes.plan, device)
-    if device != "cpu":
-        found += [case for each in options for case in _captured(sizes, each)]
+    found += [case for each in options for case in _captured(sizes, each)]
     found += _large(sizes, options[0])
     found += _peers(sizes, options[0])
-    return found
+    known = timed_before()
+    return sorted(found, key=lambda case: case.title in known)
+
+
+def timed_before(record: Path = RECORD) -> frozenset[str]:
+    """The titles of cases that the published record has results of."""
+    return titles(json.loads(record.read_text())["rows"]) if record.is_file() else frozenset()
+
+
+def titles(rows: Iterable[Row]) -> frozenset[str]:
+    """The titles of cases whose rows have results."""
+    return frozenset(f"{row['group']}: {row['case']}" for row in rows if "error" not in row)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -221,7 +236,7 @@ def _structured(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
         where = f"{name}, N {sizes.nodes}, B 2, {heads} x {width}, {kind}"
         for dropout in (0.0, 0.1):
             make = partial(_attention, topology, sizes.nodes, 2, heads, width, dropout, options)
-            yield Case("structured", f"{where}{', dropout' if dropout else ''}", make)
+            yield Case("structured", f"{where}{', dropout by words' if dropout else ''}", make)
         yield Case("structured", f"{where}, a layer", partial(_layer, topology, sizes.nodes, heads, width, options))
     for name, topology in _topologies(sizes, sizes.long).items():
         if options["dtype"] == torch.bfloat16 or name not in ("complete", "causal"):
@@ -512,6 +527,8 @@ def _captured(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
     for what, contest in contests:
         for direction in (FORWARD, BOTH):
             yield Case("capture", f"{what}, {direction}, {name}", partial(_replayed, contest, direction), (STEP,))
+    what = f"GAT 8 x 8, {sizes.cora[0]:,} nodes, a training step in two lines, {name}"
+    yield Case("capture", what, partial(_in_two_lines, sizes.cora, options), (STEP,))
     if options["dtype"] == torch.bfloat16:
         trained = partial(gpu_models.trained, sizes.models, options["device"])
         what = f"Llama, a training step on {sizes.models.length} tokens, {name}"
@@ -532,6 +549,30 @@ def _replayed(make: Callable[[], Contest], direction: str) -> Contest:
     return Contest(entries, Agreement(), Agreement.description)
 
 
+def _in_two_lines(size: tuple[int, int], options: dict[str, Any]) -> Contest:
+    """A training step of a layer as docs/gpu.md says to capture it, and as it is called."""
+    graph = _citations(*size, options["device"])
+    x = _leaf(options, graph.num_src, 64)
+    layer = MessagePassing(graph, "sum", None, Additive(64, 8, 8)).to(**options)
+
+    def step(model: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad():
+            out = model(x)
+            return torch.autograd.grad(out.float().square().mean(), [x])[0]
+
+    def entry(name: str, wrap: Callable[[MessagePassing], Any]) -> Entry:
+        model = deepcopy(layer)
+        call = partial(step, wrap(model) if options["device"] != "cpu" else model)
+        return Entry(name, call, answer=lambda: call().clone())
+
+    entries = [
+        entry(OURS, lambda model: torch.cuda.make_graphed_callables(model, (x,))),
+        entry("mpnn, reduce-overhead", lambda model: torch.compile(model, mode="reduce-overhead")),
+        entry("mpnn, called", lambda model: model),
+    ]
+    return Contest(entries, Agreement(), Agreement.description)
+
+
 def _together(results: Any) -> Tensor:
     """The result, or the first number of each."""
     if isinstance(results, Tensor):
@@ -540,7 +581,9 @@ def _together(results: Any) -> Tensor:
 
 
 def _capture(once: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that replays a call and gives its results."""
+    """A function that replays a call and gives its results; without a GPU, the call itself."""
+    if not torch.cuda.is_available():
+        return once
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -588,13 +631,39 @@ def _peers(sizes: Sizes, options: dict[str, Any]) -> Iterator[Case]:
     nodes, heads, width = sizes.recurrent
     for name, kind in list(_recurrent(width).items())[:3]:
         make = partial(_beside_fla, kind, nodes, heads, options)
-        yield Case(PEERS, f"{name}, N {nodes}, {heads} heads, {_name(options['dtype'])}", make)
+        what = f"{name}, N {nodes}, {heads} heads, against flash-linear-attention, {_name(options['dtype'])}"
+        yield Case(PEERS, what, make)
     few, channels = nodes // 8, heads * width // 2
-    what = f"Mamba-1's scan, {channels:,} channels of {STATES} states, N {few}, {_name(options['dtype'])}"
+    size = f"{channels:,} channels of {STATES} states, N {few}"
+    what = f"Mamba-1's scan, {size}, against transformers, {_name(options['dtype'])}"
     yield Case(PEERS, what, partial(_selective_beside_hf, few, channels, options))
-    if options["device"] != "cpu":
-        what = f"window({sizes.band}), N {sizes.nodes}, {sizes.heads} x {sizes.width}, {_name(options['dtype'])}"
-        yield Case(PEERS, what, partial(_beside_flex, sizes, options))
+    for name, (topology, mask) in _masks(sizes).items():
+        where = f"N {sizes.nodes}, {sizes.heads} x {sizes.width}"
+        what = f"{name}, {where}, against FlexAttention, {_name(options['dtype'])}"
+        yield Case(PEERS, what, partial(_beside_flex, topology, mask, sizes, options))
+
+
+Mask = Callable[[Graph], Callable[..., Tensor]]
+
+
+def _masks(sizes: Sizes) -> dict[str, tuple[Topology, Mask]]:
+    """Topologies, and functions of their graph that return FlexAttention's function of (batch, head, i, j)."""
+    band, block, eighth = sizes.band, sizes.block, sizes.nodes // 8
+
+    def of_blocks(graph: Graph) -> Callable[..., Tensor]:
+        table = graph.dense()[::block, ::block].contiguous().to(graph.device)
+        return lambda b, h, i, j: table[i // block, j // block]
+
+    functions: list[Mask] = [
+        lambda _: lambda b, h, i, j: (i >= j) & (i - j <= band),
+        lambda _: lambda b, h, i, j: ((i - j).abs() <= band // 2) | (i < 1) | (j < 1),
+        of_blocks,
+        lambda _: lambda b, h, i, j: (i // eighth).clamp(max=7) == (j // eighth).clamp(max=7),
+    ]
+    sparse = list(_topologies(sizes, sizes.nodes).items())[2:]
+    named = {name: (topology, mask) for (name, topology), mask in zip(sparse, functions, strict=True)}
+    window: Mask = lambda _: lambda b, h, i, j: (i - j).abs() <= band  # noqa: E731
+    return {f"window({band})": (graphs.window(band), window), **named}
 
 
 def _selective_beside_hf(nodes: int, channels: int, options: dict[str, Any]) -> Contest:
@@ -640,16 +709,16 @@ def _fla(kind: Recurrence, query: Tensor, key: Tensor, value: Tensor, *more: Ten
     return chunk_gated_delta_rule(query, key, value, *more, scale=scale)[0]
 
 
-def _beside_flex(sizes: Sizes, options: dict[str, Any]) -> Contest:
+def _beside_flex(topology: Topology, mask: Mask, sizes: Sizes, options: dict[str, Any]) -> Contest:
     given = tuple(_leaf(options, sizes.nodes, sizes.heads, sizes.width) for _ in range(3))
-    graph = graphs.window(sizes.band).bind(sizes.nodes).to(options["device"])
+    graph = topology.bind(sizes.nodes).to(options["device"])
 
     def compute(part: Graph, rows: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return ops.attend(part, query[rows], key, value, backend="edge_list")
 
     exact = Sampled(graph, given, compute, sizes.heads * sizes.width)
     ours = Entry(OURS, lambda: ops.attend(graph, *given), given)
-    flex = peers.flex(given, lambda b, h, i, j: (i - j).abs() <= sizes.band)
+    flex = peers.flex(given, mask(graph), compiled=options["device"] != "cpu")
     return Contest([ours, flex], exact, exact.description, (), irregular.facts(graph, sizes.heads, sizes.width))
 
 
@@ -752,5 +821,5 @@ def rows_of_exact(cases: Iterable[Case]) -> list[Row]:
 
 
 def processes() -> int:
-    """As many as there are processors, but for two."""
-    return max((os.cpu_count() or 1) - 2, 1)
+    """As many as share the memory of a card, and at most as many as there are processors, but for two."""
+    return min(max((os.cpu_count() or 1) - 2, 1), SHARING)

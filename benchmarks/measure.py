@@ -18,6 +18,7 @@ from benchmarks.contest import BOTH, STEP, Entry
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 200
 CACHE = 256 << 20  # bytes; five times the second-level cache of an H100
+CLOCK = 2e9  # cycles a second of a GPU, at most
 SLOW = 1.0  # seconds; what takes longer is timed once
 clock = time.perf_counter  # what `on_threads` sets
 
@@ -102,6 +103,24 @@ def on_gpu(once: Callable[[], object], seconds: float) -> list[float]:
         end.record()
     _finish()
     return [begin.elapsed_time(end) / 1e3 for begin, end in marks]
+
+
+def on_device_alone(once: Callable[[], object], host: float) -> float:
+    """Seconds of a call's work on the GPU, without the time that the processor takes to launch it: all is queued while
+    the GPU is kept busy. `host`: seconds that launching takes. A call that waits for the GPU takes both times."""
+    in_cache = _cache(torch.cuda.current_device())
+    cycles = int(2 * host * CLOCK)
+    times = []
+    for _ in range(MIN_ROUNDS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(cycles)
+        in_cache.zero_()
+        begin.record()
+        once()
+        end.record()
+        _finish()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
 
 
 @cache

@@ -119,18 +119,18 @@ def padded(lengths: Sequence[int], features: Features) -> Entry:
     return Entry(PADDED, call, leaves, lambda x: x.transpose(1, 2)[keep])
 
 
-def flex(features: Features, mask: Callable[..., Tensor]) -> Entry:
-    """FlexAttention, compiled, its block mask built beforehand. mask(batch, head, i, j): whether i attends to j."""
+def flex(features: Features, mask: Callable[..., Tensor], compiled: bool = True) -> Entry:
+    """FlexAttention, its block mask built beforehand. mask(batch, head, i, j): whether i attends to j."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     query, key, value = heads_first(features)
     block_mask = create_block_mask(mask, None, None, query.shape[-2], key.shape[-2], device=query.device)
-    compiled = torch.compile(flex_attention, dynamic=False)
+    attention = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
     only = "FlexAttention has no backward pass on CPUs" if query.device.type == "cpu" else ""
 
     def call() -> Tensor:
         leaves = (x.detach() for x in (query, key, value)) if only else (query, key, value)
-        return nodes_first(compiled(*leaves, block_mask=block_mask))
+        return nodes_first(attention(*leaves, block_mask=block_mask))
 
     return Entry("FlexAttention", call, (query, key, value), nodes_first, only_forward=only)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.contest import BOTH, Case, Contest, Entry, Missing
-from benchmarks.measure import SLOW, interleaved, launched, on_gpu, peak, summary, usable, work
+from benchmarks.measure import SLOW, interleaved, launched, on_device_alone, on_gpu, peak, summary, usable, work
 from benchmarks.truth import Wrong
 from mpnn.data import DatasetNotFound
 
@@ -168,7 +168,8 @@ def measured(case: Case, contest: Contest, direction: str, seconds: float, judge
     entries = {entry.name: summary(found) for entry, found in zip(able, times, strict=True)}
     for entry, once in zip(able, works, strict=True):
         if with_gpu:
-            entries[entry.name]["host"] = launched(once, entries[entry.name]["median"])
+            host = launched(once, entries[entry.name]["median"])
+            entries[entry.name] |= {"host": host, "device": on_device_alone(once, host)}
         if entry is ours or entries[entry.name]["median"] < SLOW:
             entries[entry.name]["peak_bytes"] = peak(once)
     entries |= {name: {"note": why} for name, why in notes.items()}

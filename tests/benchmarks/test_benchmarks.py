@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks are no part of the installed package
 
-from benchmarks import cli, disk, gpu_report, measure, run, series, truth  # noqa: E402
+from benchmarks import cli, disk, gpu, gpu_report, measure, run, series, truth  # noqa: E402
 from benchmarks.cases import all_cases, select  # noqa: E402
 from benchmarks.contest import BOTH, FORWARD, OURS, STEP, Bar, Case, Contest, Entry, Missing  # noqa: E402
 from benchmarks.sizes import DEFAULT, FULL, SMALL  # noqa: E402
@@ -72,15 +72,50 @@ def test_the_gpu_command_runs_its_cases_where_there_is_none(tmp_path: Path) -> N
     results = json.loads(file.read_text())
     assert results["not run"] == []
     assert not [row for row in results["rows"] if "error" in row]
-    groups = {"exact", "irregular", "reduce", "structured", "in place", "recurrence", "host", "plan", "peers"}
-    assert {row["group"] for row in results["rows"]} == groups  # CUDA graphs need a GPU
+    groups = {
+        "exact",
+        "irregular",
+        "reduce",
+        "structured",
+        "in place",
+        "recurrence",
+        "host",
+        "capture",
+        "plan",
+        "peers",
+    }
+    assert {row["group"] for row in results["rows"]} == groups
     for row in results["rows"]:
         assert row["checked"]["errors"]
         assert row["group"] == "exact" or all("median" in e or "note" in e for e in row["entries"].values())
-    page = "".join(f"<!-- gpu: {name} --><!-- gpu end -->" for name in ("irregular", "plans", "not run"))
-    filled = gpu_report.fill(page, results)
-    assert "Not measured yet." not in filled
-    assert "All cases ran." in filled
+    filled = gpu_report.fill("<!-- gpu: peers --><!-- gpu end --><!-- gpu: captured --><!-- gpu end -->", results)
+    assert "| PyG GATConv |" in filled
+    assert "a training step in two lines" in filled
+
+
+def test_what_never_ran_on_a_gpu_runs_first() -> None:
+    record = json.loads(gpu.RECORD.read_text())
+    ordered = [case.title in gpu.titles(record["rows"]) for case in gpu.cases(gpu.DEFAULT)]
+    assert ordered == sorted(ordered)
+    named = [case.title for case, known in zip(gpu.cases(gpu.DEFAULT), ordered, strict=True) if not known]
+    for what in ("dropout by words", "Mamba-1", "steps of 64 keys", "Llama, a training step", "against flash-linear"):
+        assert any(what in title for title in named) or not record["not run"]
+
+
+@pytest.mark.slow
+def test_what_never_ran_on_a_gpu_runs_here(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    only = [x for text in ("in steps", "Mamba", "step", "peers: ", "dropout by words") for x in ("--only", text)]
+    done = command("gpu", "--small", "--device", "cpu", "--each", 0, *only, "--processes", 0, "--out", file)
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = json.loads(file.read_text())["rows"]
+    assert [row for row in rows if "error" in row] == []
+    flex = [row["entries"]["FlexAttention"] for row in rows if "against FlexAttention" in row["case"]]
+    assert sum("median" in entry for entry in flex) == len(flex) // 2 == 5  # no backward pass on CPUs
+
+
+def test_rows_are_checked_also_where_one_has_too_many_edges() -> None:
+    assert truth.drawn(graphs.complete().bind(64), width=1_000_000, seed=0).tolist() == [0]
 
 
 @pytest.mark.slow
@@ -252,21 +287,53 @@ def test_every_figure_of_a_gpu_has_its_row() -> None:
     assert not figure.search(prose), figure.search(prose)
 
 
+def test_the_page_of_a_gpu_is_short_and_shows_losses() -> None:
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    assert len(re.sub(r"^ *\|.*$", "", text, flags=re.M).split()) <= 600
+    rows = json.loads(gpu.RECORD.read_text())["rows"]
+    for page in (text, (ROOT / "docs" / "comparison.md").read_text()):
+        assert re.search(r"\| 0\.\d+ x \|", page)
+    table = [line for line in gpu_report.short(json.loads(gpu.RECORD.read_text())) if line.endswith(" x |")]
+    assert all(line.count("mpnn") == 0 for line in table)  # no row has the library beside itself
+    assert sum(any(word in line for word in ("backward", "step")) for line in table) > len(table) // 2
+    assert min(c.ratio for c in gpu_report.comparisons(rows)) == pytest.approx(float(table[-1].split()[-3]), abs=0.01)
+
+
 def test_tables_of_a_gpu_say_what_failed_and_what_a_plan_cost() -> None:
     row = {"group": "plan", "case": "a", "direction": FORWARD, "ours": "csr"}
     rows = [
         row | {"entries": {"csr": {"median": 3e-3}, "tiles": {"median": 2e-3}, "dense": {"note": "no"}}},
         row | {"case": "b", "entries": {"csr": {"median": 1e-3}}},
-        row | {"case": "c", "error": "RuntimeError: no | kernel"},
+        row | {"group": "exact", "case": "tiles, c, float32", "error": "OutOfMemoryError: 2 GiB"},
     ]
     ((_, chosen, quickest, ratio),) = gpu_report.regrets(rows)
     assert (chosen, quickest, ratio) == ("csr", "tiles", pytest.approx(1.5))
-    lines = "\n".join(gpu_report.table(rows))
-    assert "| a | csr | 3 ms |" in lines
-    assert "|  | tiles | 2 ms (0.67 x) |" in lines
-    assert "c | forward failed: RuntimeError: no / kernel" in lines
+    lines = gpu_report.fill("<!-- gpu: exact --><!-- gpu end -->", {"rows": rows})
+    assert "| `tiles`, graphs of runs | float32 | 0 | 1 |  |  |" in lines
+    assert "processes that shared the memory of the card" in lines
     with pytest.raises(ValueError, match="there is no table 'speed'"):
         gpu_report.fill("<!-- gpu: speed --><!-- gpu end -->", {"rows": rows})
+
+
+def test_the_time_of_a_gpu_alone_begins_when_all_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            done.append("event")
+
+        def elapsed_time(self, end: object) -> float:
+            return 4.0
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append(f"sleep {cycles}"))
+    monkeypatch.setattr(measure, "_cache", lambda device: torch.ones(1))
+    assert measure.on_device_alone(lambda: done.append("call"), host=1e-3) == 4e-3
+    assert done[:4] == ["sleep 4000000", "event", "call", "event"]
 
 
 # ---------------------------------------------------------------------------------------- checking
