@@ -11,7 +11,7 @@ forces needs that dependence.
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,6 +76,45 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def gradients(ctx: Any, *upstream: Any) -> Sequence[Tensor | None]:
         raise NotImplementedError
+
+
+class Kernel(NamedTuple):
+    """The loops of a family on one kind of device, as functions of tensors.
+
+    Attributes:
+        forward: (options, keeps, *tensors) -> the results, and the tensors that `gradients` reads beside the inputs,
+            None for those that are not wanted. `keeps`: whether there will be gradients.
+        gradients: (options, tensors, saved, *upstream) -> the gradient of each tensor, None where there is none.
+    """
+
+    forward: Callable[..., tuple[Any, tuple[Tensor | None, ...]]]
+    gradients: Callable[..., Sequence[Tensor | None]]
+
+
+def launch(kernel: Kernel, options: Any, reference: Callable[..., Any], *tensors: Tensor | None) -> Any:
+    """The results of a kernel, with its derivatives. `options`: all that are not tensors. `reference`: as in
+    `Fused`."""
+    return _Launch.apply(kernel, options, reference, *tensors)
+
+
+class _Launch(Fused):
+    TENSORS = slice(3, None)
+
+    @staticmethod
+    def forward(ctx: Any, loops: Kernel, options: Any, reference: Any, *tensors: Tensor | None) -> Any:
+        results, saved = loops.forward(options, any(ctx.needs_input_grad), *tensors)
+        ctx.loops = loops
+        ctx.options = options
+        ctx.reference = reference
+        ctx.save_for_backward(*tensors, *saved)
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def gradients(ctx: Any, *upstream: Tensor | None) -> Sequence[Tensor | None]:
+        count = len(ctx.needs_input_grad) - _Launch.TENSORS.start
+        saved = ctx.saved_tensors
+        return ctx.loops.gradients(ctx.options, saved[:count], saved[count:], *upstream)
 
 
 def is_recorded() -> bool:

@@ -76,7 +76,8 @@ import test_cuda_tiles as tiles
 from mpnn import graphs
 from mpnn.backends import tiles as tile_backend
 from mpnn.kernels.recurrent.cuda.chunks import function as chunks
-from mpnn.kernels.recurrent.cuda.recurrence import Recurrence
+from mpnn.kernels import derivatives
+from mpnn.kernels.recurrent.cuda.recurrence import KERNEL
 from mpnn.kernels.recurrent.cuda.selective_scan import scan
 
 tiles.TRITON = rows.CPU
@@ -94,7 +95,7 @@ calls = {
     "sum": lambda: rows.AGGREGATION.run(total).out,
     "tiles, float32": lambda: tile_backend.WAYS["cuda"].run(exact).out,
     "tiles, bfloat16": lambda: tile_backend.WAYS["cuda"].run(narrow).out,
-    "recurrence": lambda: Recurrence.apply(x, x, x, gate, beta, state, 0.1, 2, (4, 9))[0],
+    "recurrence": lambda: derivatives.launch(KERNEL, (0.1, 2, (4, 9)), None, x, x, x, gate, beta, state)[0],
     "chunks": lambda: chunks.run(x, x, x, gate, beta, state, 0.1, 2, (4, 9), torch.float32)[0],
     "Mamba-1's scan": lambda: scan(steps, steps, *rates, [4, 40])[0],
 }

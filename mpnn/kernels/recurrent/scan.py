@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.derivatives import Fused
+from mpnn.kernels.derivatives import Kernel, launch
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.recurrent import reference
 
@@ -283,12 +283,13 @@ def recurrence(
 
         refuse_tangents(inputs)
         return chunks.run(*inputs, scale, heads, ends, dtype)
-    function: Any = _Recurrence
+    kernel = _KERNEL
     if on_gpu:
         from mpnn.kernels.recurrent.cuda import recurrence as node_by_node
 
-        function = node_by_node.Recurrence
-    out, last = function.apply(*inputs, scale, heads, ends)
+        kernel = node_by_node.KERNEL
+    options = scale, heads, ends
+    out, last = launch(kernel, options, partial(reference.recurrence, *options), *inputs)
     return out.to(dtype), last
 
 
@@ -363,52 +364,43 @@ def check_device(x: Tensor, what: str) -> None:
         raise RuntimeError(f"there are no compiled kernels for {what}: {reason}")
 
 
-class _Recurrence(Fused):
-    TENSORS = slice(0, 6)
+_Options = tuple[float, int, tuple[int, ...]]
+"""The scale, the number of heads of the result, and the ends of documents."""
 
-    @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        log_gate: Tensor | None,
-        beta: Tensor | None,
-        state: Tensor | None,
-        scale: float,
-        heads: int,
-        ends: tuple[int, ...],
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(query, key, value, log_gate, beta, state)
-        ctx.options = options = scale, heads, ends
-        ctx.reference = partial(reference.recurrence, *options)
-        ctx.set_materialize_grads(False)
-        return _run(query, key, value, log_gate, beta, state, *options)
 
-    @staticmethod
-    def gradients(ctx, d_out: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
-        query, key, value, log_gate, beta, state = ctx.saved_tensors
-        p, _held = _parameters(query, key, value, log_gate, beta, state, *ctx.options)
-        like = query.new_empty(0, dtype=_wide(query))
-        heads = p.groups
-        d_out = like.new_zeros(p.batch, p.num_dst, heads, p.value_width) if d_out is None else _readable(d_out)
-        d_last = None if d_last is None else d_last.contiguous().resolve_neg()
-        shared = gcd(query.shape[2], key.shape[2], value.shape[2])  # other heads share no gradient with these
-        parts = min(heads, max(shared, -(-_MIN_PARTS // p.batch)))
-        parts = shared if shared * p.batch >= _MIN_PARTS else parts
-        copies = [parts if x.shape[2] % parts else 1 for x in (query, key, value)]
-        grads = [  # a part writes the groups of its heads: all of one copy, or the only one
-            (empty if n == 1 or x.shape[2] == 1 else zeros)(like, n, *x.shape)
-            for n, x in zip(copies, (query, key, value), strict=True)
-        ]
-        rest = [None if x is None else empty(like, *x.shape) for x in (log_gate, beta, state)]
-        p.d_out = _features(d_out, heads)
-        p.d_last = address(d_last)
-        p.d_query, p.d_key, p.d_value = (_Gradient(address(x), x.shape[3], len(x)) for x in grads)
-        p.d_log_gate, p.d_beta, p.d_state = map(address, rest)
-        library.run(_kernel(log_gate, beta) + "_backward", like.dtype, p, p.batch, parts)
-        sums = [(x[0] if len(x) == 1 else x.sum(0)).to(query.dtype) for x in grads]
-        return *sums, *rest
+def _forward(options: _Options, keeps: bool, *tensors: Any) -> tuple[tuple[Tensor, Tensor], tuple[()]]:
+    query, key, value, log_gate, beta, state = tensors
+    return _run(query, key, value, log_gate, beta, state, *options), ()
+
+
+def _gradients(
+    options: _Options, tensors: Sequence[Any], saved: Any, d_out: Tensor | None, d_last: Tensor | None
+) -> list[Tensor | None]:
+    query, key, value, log_gate, beta, state = tensors
+    p, _held = _parameters(query, key, value, log_gate, beta, state, *options)
+    like = query.new_empty(0, dtype=_wide(query))
+    heads = p.groups
+    d_out = like.new_zeros(p.batch, p.num_dst, heads, p.value_width) if d_out is None else _readable(d_out)
+    d_last = None if d_last is None else d_last.contiguous().resolve_neg()
+    shared = gcd(query.shape[2], key.shape[2], value.shape[2])  # other heads share no gradient with these
+    parts = min(heads, max(shared, -(-_MIN_PARTS // p.batch)))
+    parts = shared if shared * p.batch >= _MIN_PARTS else parts
+    copies = [parts if x.shape[2] % parts else 1 for x in (query, key, value)]
+    grads = [  # a part writes the groups of its heads: all of one copy, or the only one
+        (empty if n == 1 or x.shape[2] == 1 else zeros)(like, n, *x.shape)
+        for n, x in zip(copies, (query, key, value), strict=True)
+    ]
+    rest = [None if x is None else empty(like, *x.shape) for x in (log_gate, beta, state)]
+    p.d_out = _features(d_out, heads)
+    p.d_last = address(d_last)
+    p.d_query, p.d_key, p.d_value = (_Gradient(address(x), x.shape[3], len(x)) for x in grads)
+    p.d_log_gate, p.d_beta, p.d_state = map(address, rest)
+    library.run(_kernel(log_gate, beta) + "_backward", like.dtype, p, p.batch, parts)
+    sums = [(x[0] if len(x) == 1 else x.sum(0)).to(query.dtype) for x in grads]
+    return [*sums, *rest]
+
+
+_KERNEL = Kernel(_forward, _gradients)
 
 
 def _run(

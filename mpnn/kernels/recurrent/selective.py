@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
-from mpnn.kernels.derivatives import Fused
+from mpnn.kernels.derivatives import Kernel, launch
 from mpnn.kernels.memory import empty, zeros
 from mpnn.kernels.recurrent import reference
 from mpnn.kernels.recurrent.scan import (
@@ -126,7 +126,8 @@ def selective_scan(
         scanned = _padded(x, more_channels), _padded(step, more_channels)
         rest = _padded(B, more_states), _padded(C, more_states)
         A, state = (_padded(y, more_states, more_channels).mT for y in (A, state))
-        y, last = _SelectiveScan.apply(*scanned, A, *rest, state, starts)
+        again = partial(reference.selective_scan, list(ends))
+        y, last = launch(_KERNEL, starts, again, *scanned, A, *rest, state)
         return _factored(y[..., :channels], x, D, z), last.mT[:, :channels, :states]
     B, C, A, state = (_padded(y, more_states) for y in (B, C, A, state))
     x, dt = (y if y.stride(-1) == 1 else y.contiguous() for y in (x, dt))
@@ -149,35 +150,30 @@ def _padded(x: Tensor, columns: int, rows: int = 0) -> Tensor:
     return F.pad(x, (0, columns, 0, rows)) if columns or rows else x
 
 
-class _SelectiveScan(Fused):
-    """x, dt [batch, N, channels], A [S, channels], B, C [batch, N, S], state [batch, S, channels], in whole blocks."""
+def _forward(starts: Any, keeps: bool, *tensors: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[()]]:
+    """Of x, dt [batch, N, channels], A [S, channels], B, C [batch, N, S], state [batch, S, channels], in whole
+    blocks."""
+    return _scan([tensor.contiguous().resolve_neg() for tensor in tensors], starts), ()
 
-    TENSORS = slice(0, 6)
 
-    @staticmethod
-    def forward(ctx, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
-        *tensors, starts = inputs
-        ctx.save_for_backward(*tensors)
-        tensors = [tensor.contiguous().resolve_neg() for tensor in tensors]
-        ctx.starts = starts
-        ctx.reference = partial(reference.selective_scan, starts[1:].tolist())
-        ctx.set_materialize_grads(False)
-        return _scan(tensors, starts)
+def _gradients(
+    starts: Any, tensors: Sequence[Any], saved: Any, d_y: Tensor | None, d_last: Tensor | None
+) -> list[Tensor | None]:
+    tensors = x, _, A, B, _, state = [tensor.contiguous().resolve_neg() for tensor in tensors]
+    p = _parameters(tensors, starts)
+    d_y = torch.zeros_like(x) if d_y is None else d_y.contiguous().resolve_neg()
+    d_last = None if d_last is None else d_last.contiguous().resolve_neg()
+    # The parts depend on shapes and not on threads: d_B and d_C are sums over parts, whose bits they decide.
+    parts = min(p.channels // _CHANNELS, -(-_PARTS // p.batch))
+    d_x, d_dt, d_A = (empty(x, *shape) for shape in (x.shape, x.shape, (p.batch, *A.shape)))
+    (d_B, d_C), d_state = (zeros(x, parts, *B.shape) for _ in range(2)), empty(x, *state.shape)
+    p.d_y, p.d_last = address(d_y), address(d_last)
+    p.d_x, p.d_dt, p.d_A, p.d_B, p.d_C, p.d_state = map(address, (d_x, d_dt, d_A, d_B, d_C, d_state))
+    library.run("selective_scan_backward", x.dtype, p, p.batch, parts)
+    return [d_x, d_dt, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state]
 
-    @staticmethod
-    def gradients(ctx, d_y: Tensor | None, d_last: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
-        tensors = x, _, A, B, _, state = [tensor.contiguous().resolve_neg() for tensor in ctx.saved_tensors]
-        p = _parameters(tensors, ctx.starts)
-        d_y = torch.zeros_like(x) if d_y is None else d_y.contiguous().resolve_neg()
-        d_last = None if d_last is None else d_last.contiguous().resolve_neg()
-        # The parts depend on shapes and not on threads: d_B and d_C are sums over parts, whose bits they decide.
-        parts = min(p.channels // _CHANNELS, -(-_PARTS // p.batch))
-        d_x, d_dt, d_A = (empty(x, *shape) for shape in (x.shape, x.shape, (p.batch, *A.shape)))
-        (d_B, d_C), d_state = (zeros(x, parts, *B.shape) for _ in range(2)), empty(x, *state.shape)
-        p.d_y, p.d_last = address(d_y), address(d_last)
-        p.d_x, p.d_dt, p.d_A, p.d_B, p.d_C, p.d_state = map(address, (d_x, d_dt, d_A, d_B, d_C, d_state))
-        library.run("selective_scan_backward", x.dtype, p, p.batch, parts)
-        return d_x, d_dt, d_A.sum(0), d_B.sum(0), d_C.sum(0), d_state
+
+_KERNEL = Kernel(_forward, _gradients)
 
 
 def _scan(

@@ -2,6 +2,7 @@
 documents, shared heads, gates from 0 to 1."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -268,12 +269,15 @@ def by_triton(
     query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None, state: Tensor | None,
     *, scale: float = 1.0, documents: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from mpnn.kernels.recurrent.cuda.recurrence import Recurrence
+    from mpnn.kernels.derivatives import launch
+    from mpnn.kernels.recurrent import reference
+    from mpnn.kernels.recurrent.cuda.recurrence import KERNEL
 
     tensors = [None if x is None else x.to(TRITON.device) for x in (query, key, value, log_gate, beta, state)]
     ends = [sum(documents[: n + 1]) for n, length in enumerate(documents) if length] if documents else [query.shape[1]]
     heads = max(x.shape[2] for x in tensors[:5] if x is not None)
-    out, last = Recurrence.apply(*tensors, scale, heads, tuple(ends))
+    options = scale, heads, tuple(ends)
+    out, last = launch(KERNEL, options, partial(reference.recurrence, *options), *tensors)
     return out.cpu(), last.cpu()
 
 

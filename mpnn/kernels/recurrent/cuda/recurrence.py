@@ -14,7 +14,7 @@ the edges that it decays: those that end at i or later nodes of the document, le
 """
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,8 +25,7 @@ from torch import Tensor
 from mpnn.kernels.cuda.launch import start
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, real, with_contiguous_rows
-from mpnn.kernels.derivatives import Fused
-from mpnn.kernels.recurrent import reference
+from mpnn.kernels.derivatives import Kernel
 from mpnn.kernels.recurrent.cuda.chunks.tiles import of_document, rows
 
 _NUMBERS = 8192  # of a state in a program
@@ -172,69 +171,67 @@ def _readable(tensors: Sequence[Any]) -> tuple[Any, ...]:
     return *map(with_contiguous_rows, features), *(None if x is None else x.contiguous() for x in numbers)
 
 
-class Recurrence(Fused):
-    """The arguments and results of `scan.recurrence`; `heads` of the result, `ends` of the documents."""
+_Options = tuple[float, int, tuple[int, ...]]
+"""The scale, the number of heads of the result, and the ends of documents."""
 
-    TENSORS = slice(0, 6)
 
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor | None, beta: Tensor | None,
-        state: Tensor | None, scale: float, heads: int, ends: tuple[int, ...],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        given = query, key, value, log_gate, beta, state
-        query, key, value, log_gate, beta, state = _readable(given)
-        batch, nodes, _, width = query.shape
-        out = query.new_empty(batch, nodes, heads, value.shape[-1], dtype=real(query.dtype)[0])
-        last = out.new_empty(batch, heads, width, value.shape[-1])
-        e = torch.empty_like(out) if beta is not None and any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(*given, e, last)
-        ctx.scale = float(scale)
-        ctx.reference = partial(reference.recurrence, ctx.scale, heads, ends)
-        ctx.ends = ends
-        ctx.set_materialize_grads(False)
-        features = (rows(x, heads) for x in (query, key, value))
-        _launch(forward, ctx, last, nodes, log_gate, (*features, log_gate, beta, state, out, last, e))
-        return out, last
+def _run(options: _Options, keeps: bool, *given: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor]]:
+    """The arguments and results of `scan.recurrence`, and for the backward pass the e that beta multiplies and the last
+    state."""
+    query, key, value, log_gate, beta, state = _readable(given)
+    heads = options[1]
+    batch, nodes, _, width = query.shape
+    out = query.new_empty(batch, nodes, heads, value.shape[-1], dtype=real(query.dtype)[0])
+    last = out.new_empty(batch, heads, width, value.shape[-1])
+    e = torch.empty_like(out) if beta is not None and keeps else None
+    features = (rows(x, heads) for x in (query, key, value))
+    _launch(forward, options, last, nodes, log_gate, (*features, log_gate, beta, state, out, last, e))
+    return (out, last), (e, last)
 
-    @staticmethod
-    def gradients(ctx: Any, d_out: Tensor | None, d_last: Tensor | None) -> Any:
-        *given, e, last = ctx.saved_tensors
-        query, key, value, log_gate, beta, state = _readable(given)
-        batch, heads, width, deep = last.shape
-        nodes = query.shape[1]
-        blocks = _blocks(width, deep)[0]
-        d_out = last.new_zeros(batch, nodes, heads, deep) if d_out is None else with_contiguous_rows(d_out)
-        d_last = None if d_last is None else d_last.contiguous()
-        u = value if beta is None else e * beta[..., None]
-        d_query, d_key = last.new_empty(2, batch, blocks, nodes, heads, width)
-        own, d_u = last.new_empty(batch, blocks, nodes, heads), last.new_empty(batch, nodes, heads, deep)
-        d_state, read = (None if x is None else y.new_empty(y.shape) for x, y in ((state, last), (beta, d_key)))
-        q, k, stored, d_o = (rows(x, heads) for x in (query, key, u, d_out))
-        arguments = q, k, stored, log_gate, beta, d_o, d_last, d_key, own, d_u, d_state
-        _launch(backwards, ctx, last, nodes, log_gate, arguments)
-        d_value = d_u if beta is None else d_u * beta[..., None]
-        arguments = k, stored, log_gate, state, d_o, d_value, d_query, read
-        _launch(forwards, ctx, last, nodes, log_gate, arguments)
 
-        d_query = d_query.sum(1)
-        d_key = d_key.sum(1)
-        own = ctx.scale * own.sum(1)[..., None]
-        read = 0 if read is None else read.sum(1)
-        each_query, each_key = (x.repeat_interleave(heads // x.shape[2], 2).to(last.dtype) for x in (query, key))
-        d_log_gate = None
-        if log_gate is not None:
-            edges = each_query * d_query + each_key * (read - d_key)
-            # decayed by the first gate of the last document
-            entering = last.new_zeros(last.shape) if state is None or len(ctx.ends) > 1 else state * d_state
-            entering = entering.sum(-1)
-            if log_gate.dim() == 3:
-                edges, entering = edges.sum(-1), entering.sum(-1)
-            d_log_gate = _crossing(edges, None if d_last is None else entering, ctx.ends).to(last.dtype)
-        d_beta = None if beta is None else (d_u * e).sum(-1)
-        each = (d_query + own * each_key, query), (d_key + read + own * each_query, key), (d_value, value)
-        grads = [x.unflatten(2, (y.shape[2], -1)).sum(3).to(y.dtype) for x, y in each]
-        return *grads, d_log_gate, d_beta, d_state
+def _gradients(
+    options: _Options, given: Sequence[Any], saved: Any, d_out: Tensor | None, d_last: Tensor | None
+) -> list[Tensor | None]:
+    scale, heads, ends = options
+    e, last = saved
+    query, key, value, log_gate, beta, state = _readable(given)
+    batch, _, width, deep = last.shape
+    nodes = query.shape[1]
+    blocks = _blocks(width, deep)[0]
+    d_out = last.new_zeros(batch, nodes, heads, deep) if d_out is None else with_contiguous_rows(d_out)
+    d_last = None if d_last is None else d_last.contiguous()
+    u = value if beta is None else e * beta[..., None]
+    d_query, d_key = last.new_empty(2, batch, blocks, nodes, heads, width)
+    own, d_u = last.new_empty(batch, blocks, nodes, heads), last.new_empty(batch, nodes, heads, deep)
+    d_state, read = (None if x is None else y.new_empty(y.shape) for x, y in ((state, last), (beta, d_key)))
+    q, k, stored, d_o = (rows(x, heads) for x in (query, key, u, d_out))
+    arguments = q, k, stored, log_gate, beta, d_o, d_last, d_key, own, d_u, d_state
+    _launch(backwards, options, last, nodes, log_gate, arguments)
+    d_value = d_u if beta is None else d_u * beta[..., None]
+    arguments = k, stored, log_gate, state, d_o, d_value, d_query, read
+    _launch(forwards, options, last, nodes, log_gate, arguments)
+
+    d_query = d_query.sum(1)
+    d_key = d_key.sum(1)
+    own = scale * own.sum(1)[..., None]
+    read = 0 if read is None else read.sum(1)
+    each_query, each_key = (x.repeat_interleave(heads // x.shape[2], 2).to(last.dtype) for x in (query, key))
+    d_log_gate = None
+    if log_gate is not None:
+        edges = each_query * d_query + each_key * (read - d_key)
+        # decayed by the first gate of the last document
+        entering = last.new_zeros(last.shape) if state is None or len(ends) > 1 else state * d_state
+        entering = entering.sum(-1)
+        if log_gate.dim() == 3:
+            edges, entering = edges.sum(-1), entering.sum(-1)
+        d_log_gate = _crossing(edges, None if d_last is None else entering, ends).to(last.dtype)
+    d_beta = None if beta is None else (d_u * e).sum(-1)
+    each = (d_query + own * each_key, query), (d_key + read + own * each_query, key), (d_value, value)
+    grads = [x.unflatten(2, (y.shape[2], -1)).sum(3).to(y.dtype) for x, y in each]
+    return [*grads, d_log_gate, d_beta, d_state]
+
+
+KERNEL = Kernel(_run, _gradients)
 
 
 @lru_cache(maxsize=64)
@@ -252,12 +249,13 @@ def _blocks(width: int, deep: int) -> tuple[int, int]:
     return -(-deep // columns), columns
 
 
-def _launch(kernel: Any, ctx: Any, state: Tensor, nodes: int, log_gate: Tensor | None, tensors: Any) -> None:
+def _launch(kernel: Any, options: _Options, state: Tensor, nodes: int, log_gate: Tensor | None, tensors: Any) -> None:
     """Runs a kernel for states [B, H, F, D]."""
     batch, heads, width, deep = state.shape
     blocks, columns = _blocks(width, deep)
-    documents = len(ctx.ends)
-    sizes = documents, blocks, heads, nodes, ctx.scale, width, deep
+    scale, _, ends = options
+    documents = len(ends)
+    sizes = documents, blocks, heads, nodes, float(scale), width, deep
     constants = {
         "BY_FEATURE": log_gate is not None and log_gate.dim() == 4,
         "WIDTH": power_of_two(width),
@@ -265,7 +263,7 @@ def _launch(kernel: Any, ctx: Any, state: Tensor, nodes: int, log_gate: Tensor |
         "REAL": real(state.dtype)[1],
     }
     with on_device(state):
-        operands = _ends_on(ctx.ends, state.device)[0], *sizes, *tensors
+        operands = _ends_on(ends, state.device)[0], *sizes, *tensors
         start(kernel, batch * documents * heads * blocks, operands, constants)
 
 
