@@ -72,7 +72,7 @@ def _schnet(atoms: int, num_edges: int) -> Contest:
         summed = torch.zeros(atoms, WIDTH).index_add(0, dst, messages)
         return layer.update(x, attention.out(summed))
 
-    leaves = [x, *layer.parameters()]
+    leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
     entries = [Entry(OURS, lambda: layer(x, graph, edge_attr=basis), leaves), Entry(TORCH, plain, leaves)]
     return _contest(entries, len(leaves), atoms, num_edges)
 

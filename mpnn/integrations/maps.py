@@ -25,12 +25,19 @@ class Forward(Constant):
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        weight = module._parameters["weight"]
+        is_known = not isinstance(weight, UninitializedParameter)
+        depth = weight.shape[0 if _is_transposed(type(module)) else 1] if is_known else 0
+        self.least = maps.MIN_ROWS * depth
+        """The numbers of an input below which torch computes the map: so a new token asks nothing else."""
 
     def __call__(self, input: Tensor) -> Any:
         if torch.compiler.is_compiling():
             return type(self.module).forward(self.module, input)
         module: Any = calling(self.module)
         kind: Any = type(module)
+        if type(input) is Tensor and input.numel() < self.least:
+            return kind.forward(module, input)
         # What is computed (parametrized, pruned) is no parameter of the map, and left to its class.
         parameters = module._parameters
         out = None

@@ -20,7 +20,7 @@ from mpnn.kernels.dense import onednn
 # names in tables of prices
 TORCH = "torch map"
 ONEDNN = "onednn map"
-_MIN_ROWS = 16  # with fewer, the memory limits both products
+MIN_ROWS = 16  # with fewer, the memory limits both products
 _GAIN = 1.1  # oneDNN's product runs where it is expected to be this much faster: prices are not exact
 _RECORDING = 60e3  # nanoseconds that torch takes in a training step for a map whose derivative is written in Python
 
@@ -140,7 +140,7 @@ def least_rows(depth: int, width: int, threads: int, is_learned: bool = False) -
         ours += _RECORDING + sum(map(min, backward))
         return ours * _GAIN < torchs + sum(by_torch for _, by_torch in backward)
 
-    few = _MIN_ROWS
+    few = MIN_ROWS
     many = 1 << 24
     if not is_quicker(many):
         return math.inf

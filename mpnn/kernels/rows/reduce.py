@@ -132,7 +132,7 @@ class LinearReduce(Function, Fused):
         if d_weight is None:
             return of_value
         of_weight = LinearReduce.apply(value, d_weight, *of_graph)
-        return of_weight if of_value is None else of_value + of_weight
+        return of_weight if of_value is None else _added(of_value, of_weight)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None) -> Any:
@@ -394,6 +394,12 @@ def _adjoint_by_torch(
     products = (chunks * value.index_select(1, col).unflatten(-1, (heads, -1))).sum(-1)
     products = products.sum(0, keepdim=True) if len(weight) < len(products) else products
     return d_value, products.new_zeros(weight.shape).index_copy(1, edge, products)
+
+
+def _added(results: Tensor, others: Tensor) -> Tensor:
+    """`results + others`. To allocate a sum takes longer than to add, so results are overwritten if nothing records."""
+    is_recorded = results.requires_grad or others.requires_grad or torch._C._are_functorch_transforms_active()
+    return results + others if is_recorded else results.add_(others)
 
 
 def _elementwise(function: Any, d_out: Tensor, other: Tensor) -> Tensor:
