@@ -27,7 +27,12 @@ MOST = 1.1
 REASONS = {
     "dense": "exponentials are no products, and tiles on a causal diagonal compute pairs that are no edges",
     "sparse": "as dense; besides, rows of heads lie apart, and a tile of few keys spreads its start over less",
+    "length": "as sparse",
+    "density": "as sparse",
+    "shape": "as sparse; heads narrower than 64 leave less to each logit and exponential",
     "irregular": "weights of edges are computed, kept for the softmax and read again between the gathers",
+    "reduce": "rows narrower than 512 bytes are read at a lower rate, and extremes compare and count what they read",
+    "edges": "as irregular; below 100,000 edges the Python of a call, some 30 us, counts",
 }
 """Why the kernels of a group are above that."""
 

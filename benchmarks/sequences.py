@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import peers, roofs
 from benchmarks.contest import BOTH, FORWARD, OURS, Bar, Case, Contest, Entry, Missing
@@ -18,6 +19,8 @@ from mpnn import Graph, Topology, graphs, ops
 from mpnn.kernels.cpu import library
 
 DENSE = "torch SDPA, dense"
+SWIN = "torch SDPA by windows"
+WINDOW = 7  # of images
 DENSE_RATE = {FORWARD: 0.8, BOTH: 0.75}  # of the products alone, in the cache
 SPARSE_RATE = {"AVX512": {FORWARD: 0.65, BOTH: 0.6}, "AVX2": {FORWARD: 0.6, BOTH: 0.55}}
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -150,6 +153,41 @@ def _sparse(sizes: Sizes, backend: str) -> Iterator[Case]:
         bars = partial(bars_of, sizes)
         make = partial(contest, topology, n, sizes.heads, sizes.width, backend, rivals, bars)
         yield Case("sparse", f"{name}, N {n}", make)
+    for heads, side, shift in sizes.images:
+        images = graphs.windows(side, side, WINDOW, shift)
+        rivals = partial(_by_windows, side, shift)
+        make = partial(contest, images, side * side, heads, 32, backend, rivals, _image_bars)
+        shifted = f", shifted by {shift}" if shift else ""
+        yield Case("sparse", f"windows of {WINDOW} x {WINDOW} in {side} x {side}{shifted}, {heads} x 32", make)
+
+
+def _by_windows(side: int, shift: int, graph: Graph, given: Features) -> list[Entry | Missing]:
+    """torch's attention as Swin has it: a roll, a copy by windows, attention in each, and back."""
+    _, heads, width = given[0].shape
+    count = side // WINDOW
+    grid = side, side, heads, width
+    back = 0, 3, 1, 4, 2, 5
+
+    def split(x: Tensor) -> Tensor:
+        rolled = x.view(grid).roll((-shift, -shift), (0, 1)) if shift else x
+        parts = rolled.view(count, WINDOW, count, WINDOW, heads, width).permute(0, 2, 4, 1, 3, 5)
+        return parts.reshape(count * count, heads, WINDOW * WINDOW, width)
+
+    def call() -> Tensor:
+        out = scaled_dot_product_attention(*map(split, given), attn_mask=mask)
+        image = out.view(count, count, heads, WINDOW, WINDOW, width).permute(back).reshape(grid)
+        return (image.roll((shift, shift), (0, 1)) if shift else image).view(side * side, heads, width)
+
+    mask = None
+    if shift:
+        node = torch.arange(side * side, dtype=torch.float32)[:, None, None].expand(-1, heads, width)
+        node = split(node.contiguous())[:, :1, :, 0].long()
+        mask = graph.dense()[node[..., None], node[..., None, :]]
+    return [Entry(SWIN, call, given)]
+
+
+def _image_bars(graph: Graph) -> list[Bar]:
+    return [Bar(f"at most the time of {SWIN}", 1.0, "at most", d, SWIN) for d in (FORWARD, BOTH)]
 
 
 def _masked_rivals(graph: Graph, given: Features) -> list[Entry | Missing]:

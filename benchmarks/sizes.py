@@ -11,6 +11,7 @@ class Sizes:
     heads, width: of attention over sequences. nodes: of its sparse cases. dense: lengths of complete and causal graphs.
     lengths: of the series over N. unit: up to this length of that series torch's masked attention is run too.
     graph: nodes and edges of the irregular graph. edges: of the series over edges. shapes: heads and widths.
+    images: the heads, side and shift of images that are cut into windows.
     layers: of the transformer. million: nodes of the graph that is only bound. linear: lengths for linear attention.
     """
 
@@ -27,10 +28,12 @@ class Sizes:
     context: int
     layers: int
     million: int
+    images: tuple[tuple[int, int, int], ...]
     linear: tuple[int, ...]
 
 
 SHAPES = ((1, 128), (2, 64), (4, 32), (8, 16), (16, 8))
+IMAGES = ((3, 56, 0), (3, 56, 3), (12, 14, 0))  # of Swin-T's first and third stage
 
 DEFAULT = Sizes(
     heads=12,
@@ -46,6 +49,7 @@ DEFAULT = Sizes(
     context=1024,
     layers=2,
     million=1_000_000,
+    images=IMAGES,
     linear=(4096, 16384, 65536),
 )
 FULL = Sizes(
@@ -62,6 +66,7 @@ FULL = Sizes(
     context=1024,
     layers=12,
     million=1_000_000,
+    images=IMAGES,
     linear=DEFAULT.linear,
 )
 SMALL = Sizes(
@@ -78,5 +83,6 @@ SMALL = Sizes(
     context=64,
     layers=1,
     million=10_000,
+    images=((2, 14, 3),),
     linear=(256, 1024),
 )

@@ -25,9 +25,10 @@ class Forward(Constant):
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        kind: Any = type(module)
         weight = module._parameters["weight"]
         is_known = not isinstance(weight, UninitializedParameter)
-        depth = weight.shape[0 if _is_transposed(type(module)) else 1] if is_known else 0
+        depth = weight.shape[0 if _is_transposed(kind) else 1] if is_known else 0
         self.least = maps.MIN_ROWS * depth
         """The numbers of an input below which torch computes the map: so a new token asks nothing else."""
 

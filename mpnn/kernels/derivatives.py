@@ -82,7 +82,7 @@ class Kernel(NamedTuple):
     """The loops of a family on one kind of device, as functions of tensors.
 
     Attributes:
-        forward: (options, keeps, *tensors) -> the results, and the tensors that `gradients` reads beside the inputs,
+        forward: (options, keeps, *tensors) -> the results, and the tensors that `gradients` reads next to the inputs,
             None for those that are not wanted. `keeps`: whether there will be gradients.
         gradients: (options, tensors, saved, *upstream) -> the gradient of each tensor, None where there is none.
     """

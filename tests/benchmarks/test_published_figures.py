@@ -139,6 +139,12 @@ def test_the_table_of_roofs_gives_reasons_for_what_is_above() -> None:
     assert roofs.section({"rows": rows}) == []
 
 
+def test_every_group_with_roofs_has_a_reason() -> None:
+    rows = [row for row in published.read()["cpu"]["rows"] if "stream" in row.get("facts", {})]
+    assert {row["group"] for row in rows} <= roofs.REASONS.keys()
+    assert roofs.REASONS.keys() <= report.GROUPS.keys()
+
+
 def test_every_group_of_rows_has_a_title() -> None:
     groups = {row["group"] for name in ("cpu", "workloads") for row in published.read()[name]["rows"]}
     groups |= {case.group for case in all_cases(SMALL)}
