@@ -402,3 +402,19 @@ def test_inductor_which_reuses_memory(monkeypatch) -> None:
         for n in (37, 41):
             x, parameters = torch.randn(2, n, WIDTH, requires_grad=True), list(model.parameters())
             torch.testing.assert_close(outcome(compiled_model, parameters, x), outcome(model, parameters, x))
+
+
+@pytest.mark.parametrize("attention", [None, DotProduct(8, 2)], ids=["sum", "attention"])
+@pytest.mark.parametrize("names", [("sum", "max"), ("sum", "mean"), ("max", "sum")], ids=" then ".join)
+def test_layers_that_differ_by_their_aggregator_get_programs_of_their_own(
+    names: tuple[str, str], attention: Any
+) -> None:
+    """ "sum" is one object, which rounds read as a global, too: the guard of a program must be that of the layer."""
+    torch._dynamo.reset()
+    x = torch.randn(2, 12, 8)
+    for name in names:
+        layer = MessagePassing(graphs.window(2), name, None, attention)
+        program = torch.compile(layer, backend="eager", fullgraph=True)
+        torch.testing.assert_close(program(x), layer(x))
+    layer.aggregate = aggregate.aggregator(names[0])
+    torch.testing.assert_close(program(x), layer(x))
