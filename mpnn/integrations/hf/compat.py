@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from functools import wraps
+from itertools import chain
 from typing import Any
 
 import transformers
@@ -141,6 +142,15 @@ def has_only_idle_hooks(module: nn.Module) -> bool:
         if "key" not in cells or cells["key"].cell_contents == "hidden_states":
             return False
     return True
+
+
+def has_hook_of_a_user(module: nn.Module) -> bool:
+    """Whether a hook of a module's forward or backward pass is not one by which transformers collects outputs."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(
+        getattr(hook, "__module__", None) != output_capturing.__name__
+        for hook in chain.from_iterable(of_kind.values() for of_kind in hooks if of_kind)
+    )
 
 
 def is_empty(cache: Any, layer: int | None) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mpnn.graph.runs import Ints
 from mpnn.integrations.hf import masks, packing
+from mpnn.integrations.hf.compat import has_hook_of_a_user
 from mpnn.integrations.hf.packing import default_positions
 
 _MIXING = nn.Conv1d, nn.Conv2d, nn.RNNBase  # layers in which tokens of two documents would meet
@@ -44,7 +45,8 @@ def remove_padding(model: Any) -> Callable[[], None]:
     """Makes a bare encoder (`BertModel`) compute the tokens of a padded batch only; returns what undoes it.
 
     States at padding are zeros. A call without padding or with padding between tokens, with `output_attentions=True`,
-    with `inputs_embeds` or with a cache runs as before."""
+    with `inputs_embeds`, with a cache or with hooks on modules inside the model, which would not find the tokens of
+    each text at their places, runs as before."""
     if not is_encoder(model):
         raise ValueError(f"padding cannot be removed from {type(model).__name__}: {_reason(model)}")
     if isinstance(packing.replaced(model), _WithoutPadding):
@@ -106,7 +108,7 @@ class _WithoutPadding:
         forward: Any = type(model).forward
         given = _arguments(_signature(model), (model, *args), options)
         texts = _texts(model, given)
-        if texts is None:
+        if texts is None or any(map(has_hook_of_a_user, list(model.modules())[1:])):
             return forward(model, *args, **options)
         del given["attention_mask"]
         return_dict = given.pop("return_dict", None)
