@@ -84,7 +84,8 @@ class Kernel(NamedTuple):
     Attributes:
         forward: (options, keeps, *tensors) -> the results, and the tensors that `gradients` reads next to the inputs,
             None for those that are not wanted. `keeps`: whether there will be gradients.
-        gradients: (options, tensors, saved, *upstream) -> the gradient of each tensor, None where there is none.
+        gradients: (options, tensors, saved, *upstream) -> the gradient of each tensor, None where there is none. One
+            of the results, at least, has a gradient.
     """
 
     forward: Callable[..., tuple[Any, tuple[Tensor | None, ...]]]
@@ -114,6 +115,8 @@ class _Launch(Fused):
     def gradients(ctx: Any, *upstream: Tensor | None) -> Sequence[Tensor | None]:
         count = len(ctx.needs_input_grad) - _Launch.TENSORS.start
         saved = ctx.saved_tensors
+        if all(x is None for x in upstream):
+            return [None] * count
         return ctx.loops.gradients(ctx.options, saved[:count], saved[count:], *upstream)
 
 

@@ -332,7 +332,7 @@ class EdgeUpdate(nn.Module):
         count = edge.shape[:-2].numel()
         edges, dst, src = (x.reshape(count, *x.shape[-2:]) for x in (edge, of_dst, of_src))
         operands = edges, self.of_edge.weight, dst, src, *known[1]
-        new, sums = edge_sum.EdgeMap.apply(known[0], self.residual, to_dst, from_src, *operands)
+        new, sums = edge_sum.edge_map(known[0], self.residual, to_dst, from_src, *operands)
         return new.view(*edge.shape[:-1], new.shape[-1]), sums.view(*of_dst.shape[:-1], new.shape[-1])
 
     def _by_torch(self, edge: Tensor, of_dst: Tensor, of_src: Tensor, graph: Graph) -> Tensor:

@@ -31,7 +31,7 @@ def mapped(f: Any, x: Tensor) -> Tensor:
         return f(x)
     if torch.is_grad_enabled() and _bytes_kept(x, known[1]) <= KEPT:
         return f(x)
-    out: Tensor = edge_sum.RowMap.apply(known[0], x.reshape(-1, x.shape[-1]), *known[1])
+    out: Tensor = edge_sum.row_map(known[0], x.reshape(-1, x.shape[-1]), *known[1])
     return out.view(*x.shape[:-1], out.shape[-1])
 
 

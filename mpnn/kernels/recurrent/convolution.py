@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mpnn.kernels.derivatives import Fused
+from mpnn.kernels.derivatives import Kernel, launch
 
 
 def short_convolution(x: Tensor, weight: Tensor, documents: Sequence[int] | None = None) -> Tensor:
@@ -25,36 +25,32 @@ def short_convolution(x: Tensor, weight: Tensor, documents: Sequence[int] | None
     inside = None
     if documents is not None and len(documents) > 1:  # the number of each node in its document
         inside = torch.cat([torch.arange(n, device=x.device) for n in documents])
-    y: Tensor = _ShortConvolution.apply(x, weight.to(x.dtype), inside)
+    y: Tensor = launch(_KERNEL, inside, partial(_by_torch, inside), x, weight.to(x.dtype))
     return y
 
 
-class _ShortConvolution(Fused):
-    TENSORS = slice(0, 2)
+def _forward(inside: Tensor | None, keeps: bool, x: Tensor, weight: Tensor) -> tuple[Tensor, tuple[()]]:
+    y = x * weight[0]
+    for o, mask in _shifts(x, weight, inside):
+        # The product is added in place: one pass over x and y for each weight, and no new tensor.
+        _rows(y, o, None).addcmul_(_rows(x, 0, -o) if mask is None else _rows(x, 0, -o) * mask, weight[o])
+    return y, ()
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, inside: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.inside = inside
-        ctx.reference = partial(_by_torch, inside)
-        y = x * weight[0]
-        for o, mask in _shifts(x, weight, inside):
-            # The product is added in place: one pass over x and y for each weight, and no new tensor.
-            _rows(y, o, None).addcmul_(_rows(x, 0, -o) if mask is None else _rows(x, 0, -o) * mask, weight[o])
-        return y
 
-    @staticmethod
-    def gradients(ctx: Any, dy: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        dx = dy * weight[0]
-        dw = torch.empty_like(weight)
-        leading = list(range(x.dim() - 1))
-        dw.zero_()[0] = (dy * x).sum(leading)
-        for o, mask in _shifts(x, weight, ctx.inside):
-            late = _rows(dy, o, None) if mask is None else _rows(dy, o, None) * mask
-            _rows(dx, 0, -o).addcmul_(late, weight[o])
-            dw[o] = (late * _rows(x, 0, -o)).sum(leading)
-        return dx, dw
+def _gradients(inside: Tensor | None, tensors: Any, saved: Any, dy: Tensor) -> list[Tensor | None]:
+    x, weight = tensors
+    dx = dy * weight[0]
+    dw = torch.empty_like(weight)
+    leading = list(range(x.dim() - 1))
+    dw.zero_()[0] = (dy * x).sum(leading)
+    for o, mask in _shifts(x, weight, inside):
+        late = _rows(dy, o, None) if mask is None else _rows(dy, o, None) * mask
+        _rows(dx, 0, -o).addcmul_(late, weight[o])
+        dw[o] = (late * _rows(x, 0, -o)).sum(leading)
+    return [dx, dw]
+
+
+_KERNEL = Kernel(_forward, _gradients)
 
 
 def _by_torch(inside: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
