@@ -272,7 +272,14 @@ def _softmax_with_sinks(logits: Tensor, index: Index, sinks: Tensor) -> Tensor:
 def _logits(score: Score, round: Round, csr: CSR) -> Tensor:
     """The score's logits, [E, ..., H] in CSR order."""
     rows = {name: _rows(getattr(score, name), role, round, csr) for name, role in score.roles.items()}
-    logits = score.logits(**rows)
+    try:
+        logits = score.logits(**rows)
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        raise TypeError(
+            f"{type(score).__name__}.logits gets the fields of `roles` by name, {', '.join(rows)}: {error}"
+        ) from error
     expected = (csr.col.shape[0], *round.batch, round.heads)
     if not isinstance(logits, Tensor) or logits.shape != expected:
         raise ValueError(

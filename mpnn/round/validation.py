@@ -326,17 +326,16 @@ def features(name: str, x: Tensor, role: str, trailing: int, graph: Graph) -> No
 
 def score(score: Any) -> None:
     """Raises TypeError if this is not a score."""
-    if (
-        isinstance(score, type)
-        or not is_dataclass(score)
-        or not hasattr(score, "roles")
-        or not hasattr(score, "logits")
-    ):
+    what = "score must be a dataclass with `roles` and `logits`, as mpnn.scores.Dot"
+    if isinstance(score, type) or not is_dataclass(score):
         raise TypeError(
-            f"score must be a dataclass with `roles` and `logits`, as mpnn.scores.Dot; got "
-            f"{type(score).__name__}: pass logits that are already computed as a bias for each edge"
+            f"{what}; got {type(score).__name__}: pass logits that are already computed as a bias for each edge"
         )
-    for name, role in score.roles.items():
+    if missing := [name for name in ("roles", "logits") if not hasattr(score, name)]:
+        raise TypeError(f"{what}; {type(score).__name__} has no {' and no '.join(f'`{name}`' for name in missing)}")
+    declared: Any = score
+    roles: dict[str, Role] = declared.roles
+    for name, role in roles.items():
         if role.of not in ("dst", "src", "edge"):
             raise TypeError(
                 f'the role of {name} in {type(score).__name__} must be "dst", "src" or "edge"; got {role.of!r}'

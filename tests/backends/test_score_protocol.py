@@ -121,10 +121,30 @@ class NotADataclass:
     logits = Distance.logits
 
 
+@dataclass(frozen=True)
+class WithoutRoles:
+    query: Any
+
+    def logits(self, query: Any) -> Any:
+        return query.sum(-1)
+
+
+@dataclass(frozen=True)
+class OtherNames:
+    query: Any
+    key: Any
+    roles = {"query": Role("dst"), "key": Role("src")}  # noqa: RUF012
+
+    def logits(self, q: Any, k: Any) -> Any:
+        return (q * k).sum(-1)
+
+
 @pytest.mark.parametrize(
     ("score", "sentence"),
     [
         (NotADataclass(), "score must be a dataclass with `roles` and `logits`"),
+        (WithoutRoles(Q), "WithoutRoles has no `roles`"),
+        (OtherNames(Q, Q), "OtherNames.logits gets the fields of `roles` by name, query, key: "),
         (Distance(Q[:5], Q, torch.rand(HEADS)), "query has 5 nodes"),
         (Distance(Q, Q[:, :3], torch.rand(HEADS)), "4 heads cannot share 3 heads of key"),
         (Distance(Q, Q, torch.rand(3)), "size of tensor a"),

@@ -50,7 +50,8 @@ _NEEDS_GRAPH = frozenset({
 
 _KNOWN = HARMLESS.union(_NEEDS_GRAPH, packing.NAMES, {"scaling", "is_causal", "position_bias"})
 
-_REFUSED = {"cache": "runs over a paged cache"}
+_REFUSED = {"cache": "runs over a paged cache", "lengths": "gets the lengths of texts, as models of mpnn do"}
+_INSTEAD = {"lengths": "cu_seq_lens_q or seq_idx, which say where the packed texts of a model of transformers begin"}
 
 
 Visit = Callable[[Graph, Tensor | None], None]
@@ -179,7 +180,7 @@ def _check_keywords(module: nn.Module, options: dict[str, Any]) -> None:
             what = _REFUSED.get(name, "gives its attention an option that may change the result")
             raise ValueError(
                 f"{type(module).__name__} {what} ({name}=), which mpnn does not support; use "
-                "attn_implementation='eager'"
+                + _INSTEAD.get(name, "attn_implementation='eager'")
             )
 
 
