@@ -509,17 +509,20 @@ def _fit_gpu(path: Path, write: bool) -> None:
     results = json.loads(path.read_text())
     rows = [row for row in results["rows"] if row["group"] == gpu_plans.GROUP]
     start = tuned.shipped()["cuda"]["nanoseconds"]
-    if not gpu_plans.counted(rows, start):
-        gpu_plans.count(rows)
+    gpu_plans.count(rows)
     found, dense = gpu_plans.samples(rows), gpu_plans.of_torch(results["rows"])
+
+    def fitted(half: list[Any]) -> Any:
+        return fit.decided(half, fit.fitted(half, start, 0.0))
+
     halves = []
     for part in (0, 1):
         others = [row for k, row in enumerate(rows) if k // 4 % 2 != part]  # 4 rows of a graph and width
         half = gpu_plans.samples([row for k, row in enumerate(rows) if k // 4 % 2 == part])
-        gpu_plans.choose(others, fit.fitted(half + dense, start, 0.0))
+        gpu_plans.choose(others, fitted(half + dense))
         halves.append(gpu_report.regret_of(others))
         console.print(f"prices from half of the rounds, the others: {halves[-1]}", soft_wrap=True, markup=False)
-    prices = fit.fitted(found + dense, start, 0.0)
+    prices = fitted(found + dense)
     gpu_plans.choose(rows, prices)
     console.print(f"prices from all: {gpu_report.regret_of(rows)}", soft_wrap=True, markup=False)
     if write:

@@ -7,11 +7,14 @@ the operations that these rarely or never use.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import minimize
+from scipy.special import expit
 
 from benchmarks import regret
 from benchmarks.regret import Times
@@ -43,6 +46,9 @@ from mpnn.graph import Graph
 from mpnn.round import Round
 
 _FREEDOM = 4.0  # prices follow the times; those that few cases count stay near what they were
+_DRAW = 1.1  # times the fastest: up to it, a choice is right
+_MARGIN = 0.04  # of log estimates, by which a right choice is to be below the others
+_NEAR = 3e-3  # weight of the errors of estimates, where choices decide
 _NEW = {True: 20_000.0, False: 0.1}  # nanoseconds, of operations once per call and of others
 
 
@@ -150,14 +156,71 @@ def of_drawn(times: Times) -> Sample:
 
 def fitted(samples: Iterable[Sample], shipped: Prices | None = None, shared: float = calibration.SHARED) -> Prices:
     """Prices that explain the samples, from those that are shipped. Operations that no sample counts keep their
-    price, and new ones start at `_NEW`."""
+    price, and new ones start at that of float32, or at `_NEW`."""
     samples = list(samples)
     shipped = tuned.shipped()["nanoseconds"] if shipped is None else shipped
     prices = {name: dict(costs) for name, costs in shipped.items()}
     for name, counts in (item for sample in samples for item in sample.counts.items()):
         for kind in counts:
-            prices[name].setdefault(kind, _NEW[cost_model.is_once(kind)])
+            known = prices[name].get(kind.removeprefix("narrow "), _NEW[cost_model.is_once(kind)])
+            prices[name].setdefault(kind, known)
     return calibration.fit(prices, samples, _FREEDOM, shared)
+
+
+def decided(samples: Sequence[Sample], prices: Prices) -> Prices:
+    """Prices near these, by which the least estimate of each sample is that of a backend within `_DRAW` of the fastest,
+    as far as prices can: of each wrong choice, the estimate of the fastest is pressed below that of the others."""
+    columns = sorted({(b, kind) for sample in samples for b in sample.seconds for kind in sample.counts[b]})
+    at = {column: k for k, column in enumerate(columns)}
+    rounds = []
+    for sample in samples:
+        counts = np.zeros((len(sample.seconds), len(columns)))
+        for row, backend in zip(counts, sample.seconds, strict=True):
+            for kind, count in sample.counts[backend].items():
+                row[at[backend, kind]] = count
+        rounds.append((counts, np.log(1e9 * np.array(list(sample.seconds.values())))))
+    start = np.log([prices[b][kind] for b, kind in columns])
+
+    def loss(x: np.ndarray, width: float, freedom: float) -> tuple[float, np.ndarray]:
+        total = freedom * ((x - start) ** 2).sum()
+        slope = 2 * freedom * (x - start)
+        for counts, times in rounds:
+            parts = counts * np.exp(x)
+            estimate = parts.sum(1)
+            slopes = parts / estimate[:, None]
+            error = np.log(estimate) - times
+            total += _NEAR * (error**2).sum()
+            slope += 2 * _NEAR * error @ slopes
+            good = np.flatnonzero(times <= times.min() + np.log(_DRAW))
+            best = good[estimate[good].argmin()]
+            for bad in set(range(len(times))) - set(good.tolist()):
+                gap = (np.log(estimate[best] / estimate[bad]) + _MARGIN) / width
+                lost = 0.2 + times[bad] - times.min()
+                total += lost * width * np.logaddexp(0.0, gap)
+                slope += lost * expit(gap) * (slopes[best] - slopes[bad])
+        return total, slope
+
+    found: list[tuple[float, Prices]] = []
+    for freedom in (2e-2, 1e-2, 5e-3, 2e-3, 1e-3):
+        x = start
+        for width in (0.1, 0.03, 0.01):
+            x = minimize(loss, x, (width, freedom), jac=True, method="L-BFGS-B", options={"maxiter": 1000}).x
+        result = {b: dict(costs) for b, costs in prices.items()}
+        for (b, kind), price in zip(columns, np.exp(x), strict=True):
+            result[b][kind] = float(f"{price:.4g}")
+        found.append((worst(samples, result), result))
+        if found[-1][0] <= _DRAW:
+            break
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def worst(samples: Iterable[Sample], prices: Prices) -> float:
+    """The largest ratio of a choice's time to the fastest."""
+    ratios = [1.0]
+    for sample in samples:
+        estimates = {b: sum(prices[b][kind] * n for kind, n in sample.counts[b].items()) for b in sample.seconds}
+        ratios.append(sample.seconds[min(estimates, key=estimates.__getitem__)] / min(sample.seconds.values()))
+    return max(ratios)
 
 
 def write(prices: Prices, machine: dict[str, Any]) -> Path:

@@ -99,7 +99,8 @@ def counts(round: Round) -> dict[str, float]:
     if biased:
         operations |= {"biased pair": pairs, **of_biases(round.biases, "pair", pairs / max(heads, 1))}
     if masked:
-        operations |= {"mask call": 1.0, "masked pair": pairs}
+        narrow = "narrow " * (on_cuda and round.value.dtype.itemsize == 2)  # another kernel of torch
+        operations |= {f"{narrow}mask call": 1.0, "masked pair": pairs}
     if written:
         operations |= {"written call": 1.0, "written pair": pairs, "written number": pairs * width}
         if not on_cuda and pairs * torch.finfo(round.accumulate_dtype).bits / 8 >= _FRESH:
@@ -112,7 +113,7 @@ def counts(round: Round) -> dict[str, float]:
         kind = kind_of(round.value.dtype)
         if not by_parts and not biased and shape == "causal":
             # blocks of sources on the diagonal are computed in full
-            pairs *= 0.5 + min(0.5, 256 / max(num_src, 1))
+            pairs *= 0.5 + min(0.5, (32 if on_cuda else 256) / max(num_src, 1))
         operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
         operations["block"] = float(heads * _blocks(graph, parts))
         operations["node number"] = float(heads * (num_dst + num_src) * width)
@@ -132,6 +133,7 @@ def _counts_of_groups(groups: "list[_Packed]", heads: int, width: int, kind: str
         "call": 1.0,
         "size call": len(groups) - 1.0,
         f"{kind}pair": pairs,
+        f"{kind}causal pair": heads * sum(group.pairs for group in groups if group.is_causal),
         f"{kind}number": pairs * width,
         "clique number": float(heads * width * sum(group.copied for group in groups)),
     }

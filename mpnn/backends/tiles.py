@@ -422,6 +422,7 @@ def _count_on_gpu(round: Round) -> Counts:
     widths = score.query.shape[-1] + round.value.shape[-1]
     operations = {
         "call": 1.0,
+        "split call": float(round.value.dtype == torch.float32),
         f"{kind}pair": float(area * heads),
         f"{kind}partial pair": float(partial * heads),
         f"{wide}{kind}product": float(area * heads * widths),
