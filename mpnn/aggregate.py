@@ -344,6 +344,14 @@ Name = Literal["sum", "mean", "max", "min", "var", "std", "softmax", "powermean"
 """The names of the library's own aggregators."""
 
 SUM: Aggregator = Sum()
+
+
+def plain_sum() -> Aggregator:
+    """The sum, one object for all rounds. A traced program makes one of its own: to `torch.compile` an object of a
+    module that is also a global is only the global, and it would not notice that the module has another one now."""
+    return Sum() if torch.compiler.is_compiling() else SUM
+
+
 NAMED: dict[str, Callable[[], Aggregator]] = {
     "sum": lambda: SUM,
     "mean": Mean,

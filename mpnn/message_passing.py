@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpnn import engine
-from mpnn.aggregate import SUM, Aggregator, Index, Name, Sum
+from mpnn.aggregate import Aggregator, Index, Name, Sum
 from mpnn.attention import Attention, DotProduct, parts, whole_layer
 from mpnn.decoding.cache import KVCache
 from mpnn.engine.binding import bind
@@ -325,7 +325,7 @@ def _completed(
         if not isinstance(round, Round):
             owner, kind = map(parts.describe, (attention, round))
             raise TypeError(f"forward of an attention must return a Round; {owner} returned {kind}")
-        if round.normalize != "softmax" or round.dropout or round.reduce is not SUM or round.return_weights:
+        if round.normalize != "softmax" or round.dropout or type(round.reduce) is not Sum or round.return_weights:
             raise ValueError(
                 f"{parts.describe(attention)} set normalize, dropout, reduce or return_weights of its round, which the "
                 "operator sets: give the attention the attributes `normalize` and `dropout`, and the operator its "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import engine
-from mpnn.aggregate import NAMED, SUM, Aggregator, Index, Max, Mean, Min, Name, Sum, Var, aggregator
+from mpnn.aggregate import NAMED, SUM, Aggregator, Index, Max, Mean, Min, Name, Sum, Var, aggregator, plain_sum
 from mpnn.graph import Graph
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.edge_tables import BiasTable, PerEdge
@@ -217,7 +217,7 @@ def attend(
         if x is not None:
             validation.tensor(name, x)
 
-    aggregate = SUM if isinstance(reduce, str) and reduce == "sum" else _aggregator(reduce)
+    aggregate = plain_sum() if isinstance(reduce, str) and reduce == "sum" else _aggregator(reduce)
 
     def build(query: Tensor, key: Tensor, value: Tensor, graph: Graph) -> Round:
         return Round(
@@ -245,7 +245,7 @@ def attend(
             return_weights,
             return_lse,
             *of_recurrence,
-            aggregate is not SUM,
+            type(aggregate) is not Sum,
             mix_logits,
             mix_weights,
             edge_value,

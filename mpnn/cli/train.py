@@ -226,6 +226,8 @@ def saved_options(folder: Path) -> tuple[Options, dict[str, Any]]:
     """The options and the settings of the run in a folder."""
     path = folder / FINISHED
     if not path.is_file():
+        if (folder / CHECKPOINT).is_file():
+            raise ValueError(f"{folder} holds a run that has not finished: mpnn train continues it with --resume")
         raise ValueError(f"{folder} has no {FINISHED}: name a folder that mpnn train saved a finished run in")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -93,7 +93,10 @@ def _index(node: str, ids: Sequence[str] | None, size: int) -> int:
     """The number of a node from its id, or from its number where nodes have no ids."""
     if ids is not None:
         if node not in ids:
-            raise ValueError(f"--node {node}: there is no such id{did_you_mean(node, ids)}; it is one of {size:,}")
+            some = ", ".join(ids[:3]) + ", ..." * (size > 3)
+            raise ValueError(
+                f"--node {node}: there is no such id{did_you_mean(node, ids)}; the {size:,} ids are {some}"
+            )
         return ids.index(node)
     if not node.isdigit() or int(node) >= size:
         raise ValueError(f"--node {node}: the nodes of this run are 0 to {size - 1}")

@@ -88,7 +88,7 @@ class Preparation:
     def _advice(self) -> str:
         if self.known is not None:
             return "fill it: the model was trained with --missing refuse"
-        return "fill it, ignore the column, or let --missing mean or indicator fill it"
+        return "fill it, ignore the column (--ignore NAME), or let --missing mean or indicator fill it"
 
     def _feature(self, table: Table, name: str, rows: NDArray[np.bool_]) -> tuple[NDArray[np.float32], Column, str]:
         known = None if self.known is None else self.known[name]
@@ -131,7 +131,9 @@ class Preparation:
         """How a column of numbers becomes features. `rows`: those for training that have a number."""
         values = numbers[rows]
         if self.missing != "refuse" and gaps.any() and not len(values):
-            raise ValueError(f"column {name!r} of {table.path} has no value in a row for training; ignore the column")
+            raise ValueError(
+                f"column {name!r} of {table.path} has no value in a row for training; ignore it (--ignore {name})"
+            )
         with np.errstate(invalid="ignore", over="ignore"):  # infinities are refused
             mean = float(values.mean()) if len(values) else 0.0
             std = float(values.std()) if len(values) else 1.0
@@ -180,11 +182,11 @@ class Preparation:
         if len(values) > _MOST_CATEGORIES:
             raise ValueError(
                 f"column {name!r} of {table.path} has {len(values):,} categories, and {_MOST_CATEGORIES:,} are the "
-                "most: join the rare ones, or ignore the column"
+                "most: join the rare ones, or ignore the column (--ignore NAME)"
             )
         if not values:
             raise ValueError(
-                f"column {name!r} of {table.path} has no category in a row for training; ignore the column"
+                f"column {name!r} of {table.path} has no category in a row for training; ignore it (--ignore {name})"
             )
         share = tuple(count[value] / count.total() for value in values)
         return Column(
@@ -207,7 +209,7 @@ def _means_the_same(known: str, kind: str, numbers: NDArray[np.float64]) -> bool
 def _hint(table: Table) -> str:
     hint = (
         "; features are numbers, true and false, or dates such as 2020-01-31: write these, name the column in "
-        "categories, or ignore the column"
+        "categories (--categories NAME), or ignore it (--ignore NAME)"
     )
     return hint if table.id is not None else f"{hint}; if it names the nodes, call it id"
 

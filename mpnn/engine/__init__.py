@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn.graph import Graph
 from mpnn.graph.registry import FUNCTIONS
@@ -18,16 +19,37 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _listeners: list[Callable[[Round, str], None]] = []
+_unheard: list[int] = []  # threads
+layer_listeners: list[Callable[[nn.Module, Tensor], None]] = []
+"""Called with each layer of another library that one compiled call computes in place, and its features."""
 
 
 @contextmanager
-def listening(listener: Callable[[Round, str], None]) -> Iterator[None]:
-    """Calls `listener(round, backend)` before each round that `run` runs in the block, in any thread."""
+def listening(
+    listener: Callable[[Round, str], None], of_layers: Callable[[nn.Module, Tensor], None] | None = None
+) -> Iterator[None]:
+    """Calls `listener(round, backend)` before each round that `run` runs in the block, in any thread, and
+    `of_layers(layer, x)` before each layer of another library that one compiled call computes."""
     _listeners.append(listener)
+    layers = [] if of_layers is None else [of_layers]
+    layer_listeners.extend(layers)
     try:
         yield
     finally:
         _listeners.remove(listener)
+        for each in layers:
+            layer_listeners.remove(each)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """No listener is called for the rounds that this thread runs in the block: a kernel is tried."""
+    thread = get_ident()
+    _unheard.append(thread)
+    try:
+        yield
+    finally:
+        _unheard.remove(thread)
 
 
 def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
@@ -51,7 +73,8 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
 
         return traced(round, backend)
     for listener in _listeners:
-        listener(round, backend)
+        if get_ident() not in _unheard:
+            listener(round, backend)
     if "dispatch" not in globals():
         # It imports all backends, a third of this library, and becomes an attribute of this package, as steps do.
         import_module("mpnn.engine.dispatch")

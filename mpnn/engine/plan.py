@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mpnn import engine
 from mpnn.backends import Backend, registered
@@ -71,7 +71,7 @@ class Plan:
         lines += [f"layer   {self.layer}"] if self.layer else []
         lines += [f"plan    {self.backend}"]
         lines += [f"by      {self.rewrites}"] if self.rewrites else []
-        width = max(10, *(len(c.name) for c in self._shown))
+        width = max([10, *(len(c.name) for c in self._shown)])
         for c in self._shown:
             if c.reason is None:
                 note = "chosen" if c.name == self.backend else "would run, but is estimated slower"
@@ -182,6 +182,14 @@ def _plan_of_operator(op: Any, features: tuple[Any, ...], call: dict[str, Any]) 
     return replace(planned, maps=described, layer=layer, is_whole_layer=is_whole_layer)
 
 
+def _plan_of_layer(layer: nn.Module, x: Tensor) -> Plan:
+    """The plan of a layer of another library that one compiled call computes in place."""
+    graph = "the texts of the call, each complete, or causal in a decoder"
+    size = " x ".join(map(str, x.shape))
+    work = f"{type(layer).__name__}, {size}, {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
+    return Plan("compiled layer", (), graph, work, is_whole_layer=True, layer=_WHOLE)
+
+
 def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]) -> Any:
     """Prints and returns the plans of the rounds that run in `function(*features, **call)`."""
     plans_of: list[tuple[str, Plan]] = []
@@ -203,7 +211,12 @@ def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]
             plans_of.append(("", _plan_of_round(round, backend)))
             running.pop()
 
+    def heard_layer(layer: nn.Module, x: Tensor) -> None:
+        if not running and get_ident() == thread:
+            plans_of.append((names.get(layer, type(layer).__name__), _plan_of_layer(layer, x)))
+
     module = function if isinstance(function, nn.Module) else nn.Module()
+    names = {part: name for name, part in module.named_modules()}
     operators = [(name, one) for name, one in module.named_modules() if hasattr(one, "rounds")]
     handles: list[Any] = []
     for name, one in operators:
@@ -211,7 +224,7 @@ def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]
         handles.append(one.register_forward_hook(end, always_call=True))
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        with engine.listening(heard), torch.random.fork_rng(devices=[]):
+        with engine.listening(heard, heard_layer), torch.random.fork_rng(devices=[]):
             function(*features, **call)
     finally:
         for handle in handles:

@@ -1,5 +1,6 @@
 """Explicit edges as a topology, so that whatever takes a topology takes any graph."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,8 +34,12 @@ def listed(
     for e, ends in enumerate(zip(src, dst, strict=True)):
         if not 0 <= min(ends) <= max(ends) < num_nodes:
             raise IndexError(f"edge {e} ({ends[0]} -> {ends[1]}) leaves the {num_nodes} nodes, counted from 0")
-    if len(set(zip(src, dst, strict=True))) < len(src):
-        raise ValueError("an edge is listed twice; as a topology, edges are a set")
+    (edge, count), *_ = Counter(zip(src, dst, strict=True)).most_common(1) or [(None, 0)]
+    if count > 1:
+        raise ValueError(
+            f"edge {edge[0]} -> {edge[1]} is listed {count} times, and a topology is a set of edges: drop the others "
+            "by torch.unique(edge_index, dim=1)"
+        )
     return Topology.of(_listed, src, dst, int(num_nodes), bool(prefixes), positional=True)
 
 

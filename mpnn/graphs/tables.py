@@ -326,6 +326,7 @@ def edge_columns(table: Table, columns: Columns | None) -> list[int]:
             raise ValueError(
                 f"{table.path} has {width} columns{listed}, and edges have two, source and destination"
                 + ("; name two as columns (--columns src,dst), by name or by number from 0" if width > 2 else "")
+                + (", or one as weights" if width == 3 else "")
             )
         columns = (0, 1)
     places = [names.index(str(column)) if names.count(str(column)) == 1 else column for column in columns]

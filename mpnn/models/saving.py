@@ -331,8 +331,8 @@ def _to_json(value: Any, name: str) -> Any:
     if isinstance(value, Topology):
         if (text := text_of(value)) is None:
             raise ValueError(
-                f"{name}={value} cannot be written as text: register its builder with graphs.register, or save the "
-                "weights with safetensors instead"
+                f"{name}={value} cannot be written as text: decorate its builder with graphs.register, and give "
+                "its rule the name of the builder after an underscore, or save the weights with safetensors instead"
             )
         return {"topology": text}
     if isinstance(value, BoundGraph):

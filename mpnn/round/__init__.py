@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from mpnn.aggregate import SUM, Aggregator, Composed
+from mpnn.aggregate import SUM, Aggregator, Composed, plain_sum
 from mpnn.graph import Graph, rng
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, total
 from mpnn.round.needs import has_own, needs_of
@@ -146,7 +146,7 @@ class Round:
 
     def __post_init__(self) -> None:
         if cast(Any, self.reduce) is None:
-            self.reduce = SUM
+            self.reduce = plain_sum()
         if type(self.bias) is not tuple:
             raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
         bias: Any

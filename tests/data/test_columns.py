@@ -109,7 +109,7 @@ def test_a_model_without_gaps_refuses_them(nodes: Path) -> None:
 @pytest.mark.parametrize(
     ("gone", "why"),
     [
-        ({"10,": ",", "30,": ","}, "column 'age' of .* has no value in a row for training; ignore the column"),
+        ({"10,": ",", "30,": ","}, "column 'age' of .* has no value in a row for training; ignore it"),
         ({"Rome,a,train": ",a,train", "Oslo,": ","}, "column 'city' of .* has no category in a row for training"),
     ],
 )

@@ -219,7 +219,7 @@ def test_tables_that_do_not_fit_are_refused(files: dict[str, Path], name: str, t
         (
             PEOPLE.replace("id,", "person,"),
             KNOWS,
-            r"line 2 of .* has 'ann' .* in column 'person'; .*ignore the column; if it names the nodes, call it id",
+            r"line 2 of .* has 'ann' .* in column 'person'; .*ignore it \(--ignore NAME\); if it names .*call it id",
         ),
         (
             "user_id,age,job,team\n" + "".join(f"{k},5,{k % 2},a\n" for k in range(9)),

@@ -45,6 +45,35 @@ def layer(graph: Any, **attention: Any) -> MessagePassing:
     return MessagePassing(graph, "sum", None, DotProduct(WIDTH, 2, **attention))
 
 
+class _SumsFirst(nn.Module):
+    """An operator after functions of the library that sum, too."""
+
+    def __init__(self, op: MessagePassing) -> None:
+        super().__init__()
+        self.op = op
+        self.graph = graphs.causal().bind(9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (2, -1))
+        sums = ops.attend(self.graph, heads, heads, heads) + ops.aggregate(self.graph, x).view(heads.shape)
+        return self.op(sums.flatten(-2))
+
+
+@pytest.mark.parametrize("is_after_sums", [False, True])
+@pytest.mark.parametrize("name", [name for name in aggregate.NAMED if name != "sum"])
+def test_a_program_of_a_sum_does_not_run_another_aggregator(name: str, is_after_sums: bool) -> None:
+    """Programs belong to the code, which all operators share, and an operator's aggregator may be replaced."""
+    x = torch.randn(2, 9, WIDTH)
+    op = MessagePassing(graphs.window(2), "sum", None, None)
+    for aggregator in ("sum", name):
+        if aggregator in ("mean", "max"):
+            op.aggregate = aggregate.aggregator(aggregator)
+        else:
+            op = MessagePassing(graphs.window(2), aggregator, None, None)
+        model = _SumsFirst(op) if is_after_sums else op
+        torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))
+
+
 def explicit(n: int, edge_dim: int | None = None) -> Graph:
     generator = torch.Generator().manual_seed(n)
     edges = torch.randint(0, n, (2, 3 * n + 5), generator=generator)

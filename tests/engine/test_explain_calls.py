@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import mpnn
+import mpnn.hf
 from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.models import GAT, GCN, GIN, GraphPredictor
@@ -36,6 +37,22 @@ def test_a_function_of_several_rounds() -> None:
     assert plans[1] == mpnn.explain(ops.aggregate, GRAPH, x, "max")
     with pytest.raises(ValueError, match="<lambda> ran no round of message passing"):
         mpnn.explain(lambda x: x + 1, x)
+
+
+def test_a_model_in_place_names_its_compiled_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, num_attention_heads=2)).eval()
+    mpnn.hf.use(model)
+    tokens = torch.randint(60, (2, 9))
+    with torch.no_grad():
+        plans = mpnn.explain(model, tokens)  # the first call also compares each layer with its class, unheard
+        assert [plan.is_whole_layer for plan in plans] == [True, True]
+        assert mpnn.explain(model, tokens) == plans
+    assert capsys.readouterr().out.startswith("encoder.layer.0, encoder.layer.1:\n")
+    assert "BertLayer, 2 x 9 x 64" in plans[0].work
+    assert "compiled layer" in plans[0]._repr_html_()
+    assert not any(plan.is_whole_layer for plan in mpnn.explain(model.train(), tokens))
 
 
 def test_a_model_shows_each_layer_once_and_stays_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,7 +139,7 @@ def test_what_cannot_be_is_refused_when_the_model_is_made() -> None:
         Transformer(SMALL, None, TREE)
     with pytest.raises(ValueError, match="as many destinations as sources"):
         Bert(BERT, graphs.complete().bind(2, 3))
-    with pytest.raises(ValueError, match="listed twice"):
+    with pytest.raises(ValueError, match="edge 0 -> 1 is listed 2 times"):
         Bert(BERT, graphs.from_edges(torch.tensor([[0, 0], [1, 1]]), 2))
     with pytest.raises(IndexError, match=r"edge 1 \(0 -> 5\)"):
         graphs.listed([0, 0], [1, 5], 3)

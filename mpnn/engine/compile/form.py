@@ -205,7 +205,8 @@ def _reduced(reduce: str, heads: int, width: int) -> tuple[int, int]:
 
 _PLAIN_TYPES = (Sum, Mean, Max, Min, Var, Median)
 _PLAIN: dict[str, Any] = {kind.__name__: kind() for kind in _PLAIN_TYPES}
-_BY_NAME: dict[str, Any] = {name: aggregator(name) for name in NAMED}
+# None of these objects is one that a user's operator holds, see `mpnn.aggregate.plain_sum`.
+_BY_NAME: dict[str, Any] = {name: aggregator(name) for name in NAMED} | {"sum": Sum()}
 _TABLES: dict[str, Any] = {kind.__name__: kind for kind in TABLES}
 _SCORES: dict[str, Any] = {kind.__name__: kind for kind in (Dot, AdditiveScore, AdditiveV2Score)}
 _NUMBERS = count()

@@ -83,10 +83,10 @@ def warn_without_attention(name: str) -> None:
 
     @wraps(check)
     def checked(model: Any, requested_attention: str | None, *args: Any, **options: Any) -> Any:
-        if requested_attention == name and _has_no_attention(type(model)):
+        if requested_attention == name and has_no_attention(type(model)):
             warnings.warn(
                 f"{type(model).__name__} has no attention layers, so attn_implementation={name!r} changes nothing; "
-                "mpnn.hf.use(model) runs its recurrent layers by mpnn",
+                "mpnn.hf.use(model) runs recurrent layers, if it has any, by mpnn",
                 stacklevel=3,
             )
         return check(model, requested_attention, *args, **options)
@@ -94,7 +94,7 @@ def warn_without_attention(name: str) -> None:
     owner.get_correct_attn_implementation = checked
 
 
-def _has_no_attention(kind: type) -> bool:
+def has_no_attention(kind: type) -> bool:
     """Whether a family's module has no attention, and contains no other models."""
     names = vars(sys.modules[kind.__module__])
     if any(name.startswith("Auto") for name in names):

@@ -26,6 +26,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from transformers.pytorch_utils import Conv1D
 
 from mpnn.attention.whole_layer import parts_of
+from mpnn.engine import layer_listeners, unheard
 from mpnn.graph import guard
 from mpnn.graph.sharding import active
 from mpnn.graph.witness import Constant, Unwatchable, Witness
@@ -244,6 +245,8 @@ class Forward(Constant):
         cos_sin = _cos_sin_of(given.get(_COS_SIN), shape, parts.head_width) if layer.has_cos_sin else None
         if texts is None or (layer.has_cos_sin and cos_sin is None):
             return None
+        for listener in layer_listeners:
+            listener(self.module, x)
         cache = given.get(_CACHE)
         if cache is None:
             return kernel(x.contiguous(), weights, texts, cos_sin)
@@ -514,7 +517,7 @@ class _Layer:
             cos_sin = angles.cos(), angles.sin()
             given[_COS_SIN] = cos_sin
         try:
-            with torch.no_grad(), packing.within(None):
+            with torch.no_grad(), packing.within(None), unheard():
                 expected = type(self._module).forward(self._module, x, **given)
         except Exception:  # a layer that needs more than these arguments
             return None

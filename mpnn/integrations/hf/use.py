@@ -73,7 +73,7 @@ class Handle:
 
     def __repr__(self) -> str:
         layers = [layer for part in _models(self.model) for layer in _layers(part)] if self._undo else []
-        kinds = Counter((type(layer).__name__, text_of(layer) or "the model's own masks") for layer in layers)
+        kinds = Counter((type(layer).__name__, _short(text_of(layer)) or "the model's own masks") for layer in layers)
         recurrent = filter(recurrences.runs_here, self.model.modules())
         kinds += Counter((type(layer).__name__, "causal(), as a recurrence") for layer in recurrent)
         lines = [f"{count} x {kind} over {text}" for (kind, text), count in kinds.items()]
@@ -173,6 +173,10 @@ def use(
                     raise ValueError(f"the layers of {type(part).__name__} are recurrences, which read no graph")
                 handle._undo += _divide(part)
                 continue
+            if compat.has_no_attention(type(part)):
+                raise ValueError(
+                    f"{type(part).__name__} has no attention, so there is nothing for mpnn.hf.use to change"
+                )
             handle._undo.append(_set_implementation(part))
             handle._undo += by_offset(part)
             handle._undo += _divide(part)
@@ -200,6 +204,11 @@ def use(
         handle.restore()
         raise
     return handle
+
+
+def _short(text: str | None) -> str:
+    """The text of a topology, with long lists abbreviated."""
+    return "" if text is None else str(parse(text))
 
 
 def _models(module: nn.Module) -> list[PreTrainedModel]:
