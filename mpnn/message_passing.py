@@ -227,8 +227,6 @@ class MessagePassing(nn.Module):
         """Returns the rounds that a call with these arguments runs: one, unless an exchange between processes needs
         more. `mpnn.explain` shows the plan of the first."""
         modules: Any = self._modules
-        if torch.compiler.is_compiling():
-            parts.read_first(self.aggregate)
         dst = _prepared(modules["update"], x)
         src = dst if source is None else self._source(dst, source)
         graph = self.graph if graph is None else graph

@@ -114,14 +114,6 @@ PARTS: dict[str, Callable[[Any], Any]] = {
 """For each attribute of an operator, the function that validates and converts it."""
 
 
-def read_first(part: Any) -> None:
-    """Lets torch.compile guard a part of an operator by the attribute that holds it.
-
-    It guards an object where the traced code reads it first. "sum" is one object, `SUM`, which rounds read as a global:
-    a program that met it there would not see that another operator has another aggregate."""
-    type(part).__name__  # noqa: B018
-
-
 def checked_edges(edge_attr: Tensor, graph: Graph) -> Tensor:
     """Validates attributes passed with the call. While a program is traced, the number of edges is not known."""
     validation.tensor("edge_attr", edge_attr)

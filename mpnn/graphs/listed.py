@@ -34,7 +34,7 @@ def listed(
     for e, ends in enumerate(zip(src, dst, strict=True)):
         if not 0 <= min(ends) <= max(ends) < num_nodes:
             raise IndexError(f"edge {e} ({ends[0]} -> {ends[1]}) leaves the {num_nodes} nodes, counted from 0")
-    (edge, count), *_ = Counter(zip(src, dst, strict=True)).most_common(1) or [(None, 0)]
+    edge, count = next(iter(Counter(zip(src, dst, strict=True)).most_common(1)), ((0, 0), 0))
     if count > 1:
         raise ValueError(
             f"edge {edge[0]} -> {edge[1]} is listed {count} times, and a topology is a set of edges: drop the others "

@@ -59,19 +59,21 @@ class _SumsFirst(nn.Module):
         return self.op(sums.flatten(-2))
 
 
-@pytest.mark.parametrize("is_after_sums", [False, True])
-@pytest.mark.parametrize("name", [name for name in aggregate.NAMED if name != "sum"])
-def test_a_program_of_a_sum_does_not_run_another_aggregator(name: str, is_after_sums: bool) -> None:
+@pytest.mark.parametrize("attention", [None, DotProduct(WIDTH, 2)], ids=["sum", "attention"])
+@pytest.mark.parametrize("names", [("sum", "max"), ("sum", "mean"), ("max", "sum")], ids=" then ".join)
+@pytest.mark.parametrize("of", [lambda op: op, _SumsFirst], ids=["operator", "model that sums first"])
+def test_operators_that_differ_by_their_aggregator_get_programs_of_their_own(
+    of: Callable[[MessagePassing], nn.Module], names: tuple[str, str], attention: Any
+) -> None:
     """Programs belong to the code, which all operators share, and an operator's aggregator may be replaced."""
     x = torch.randn(2, 9, WIDTH)
-    op = MessagePassing(graphs.window(2), "sum", None, None)
-    for aggregator in ("sum", name):
-        if aggregator in ("mean", "max"):
-            op.aggregate = aggregate.aggregator(aggregator)
-        else:
-            op = MessagePassing(graphs.window(2), aggregator, None, None)
-        model = _SumsFirst(op) if is_after_sums else op
-        torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))
+    for name in names:
+        op = MessagePassing(graphs.window(2), name, None, attention)
+        model = of(op)
+        program = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(program(x), model(x))
+    op.aggregate = aggregate.aggregator(names[0])
+    torch.testing.assert_close(program(x), model(x))
 
 
 def explicit(n: int, edge_dim: int | None = None) -> Graph:
@@ -431,19 +433,3 @@ def test_inductor_which_reuses_memory(monkeypatch) -> None:
         for n in (37, 41):
             x, parameters = torch.randn(2, n, WIDTH, requires_grad=True), list(model.parameters())
             torch.testing.assert_close(outcome(compiled_model, parameters, x), outcome(model, parameters, x))
-
-
-@pytest.mark.parametrize("attention", [None, DotProduct(8, 2)], ids=["sum", "attention"])
-@pytest.mark.parametrize("names", [("sum", "max"), ("sum", "mean"), ("max", "sum")], ids=" then ".join)
-def test_layers_that_differ_by_their_aggregator_get_programs_of_their_own(
-    names: tuple[str, str], attention: Any
-) -> None:
-    """ "sum" is one object, which rounds read as a global, too: the guard of a program must be that of the layer."""
-    torch._dynamo.reset()
-    x = torch.randn(2, 12, 8)
-    for name in names:
-        layer = MessagePassing(graphs.window(2), name, None, attention)
-        program = torch.compile(layer, backend="eager", fullgraph=True)
-        torch.testing.assert_close(program(x), layer(x))
-    layer.aggregate = aggregate.aggregator(names[0])
-    torch.testing.assert_close(program(x), layer(x))
