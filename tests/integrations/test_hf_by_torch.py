@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import flash
@@ -18,6 +20,7 @@ import mpnn.hf
 from mpnn import ops
 from mpnn.engine import dispatch
 from mpnn.integrations.hf import by_torch, interface, masks
+from mpnn.kernels.dense import varlen
 
 CAUSAL = hf.masking_utils.causal_mask_function
 BANDS: dict[str, Any] = {
@@ -172,6 +175,13 @@ class Waits(TorchDispatchMode):
         super().__exit__(*error)
         self.functions.__exit__(*error)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For what stands for a kernel."""
+        before = len(self.seen)
+        yield
+        del self.seen[before:]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, options = func.overloadpacket.__name__, kwargs or {}
         waits = name in LOOKS or name == "lift_fresh"
@@ -297,6 +307,55 @@ def test_a_batch_without_its_padding_launches_no_more_than_sdpa(monkeypatch: pyt
         counts.append(operations.count)
     theirs, ours = counts
     assert ours <= theirs
+
+
+BATCHES: dict[str, dict[str, Tensor]] = {
+    "padded": {"input_ids": IDS, "attention_mask": LEFT},
+    "packed": {"input_ids": IDS[:1], "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])},
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_batch_on_a_gpu_is_one_launch_a_layer_and_one_graph_a_pass(
+    batch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU in 16 bits; torch's kernel for packed texts is imitated by a loop over texts."""
+    model, ours = pair("llama")
+    launched: list[int] = []
+    made: list[int] = []
+
+    def packed(query: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        launched.append(len(query))
+        with waits.paused():
+            return flash.packed(query, *arguments, **options)
+
+    graph = masks._graph
+
+    def counted(*arguments: Any) -> Any:
+        made.append(1)
+        return graph(*arguments)
+
+    monkeypatch.setattr(varlen, "runs_here", lambda *_: True)
+    monkeypatch.setattr(varlen, "packed", packed)
+    monkeypatch.setattr(masks, "_graph", counted)
+    # As the plan chooses on a GPU; with gradients, because without them other kernels of a CPU run whole layers.
+    monkeypatch.setattr(ops, "attend", partial(ops.attend, backend="dense"))
+    options = BATCHES[batch] | {"use_cache": False}
+    waits = Waits()
+    expected = model(**options).logits
+    ours(**options)
+    launched.clear()
+    made.clear()
+    with waits:
+        found = ours(**options).logits
+    real = LEFT[: len(found)].bool() if batch == "padded" else torch.ones(found.shape[:2], dtype=torch.bool)
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=2e-6)
+    assert len(launched) == ours.config.num_hidden_layers
+    assert len(made) <= 1
+    if batch == "padded":
+        assert waits.seen == ["cpu", "numpy"]  # one copy for all layers
+    else:
+        assert waits.seen.count("numpy") == 2  # the numbers of texts and positions that the mask reads, for all layers
 
 
 def test_packed_sequences_of_known_lengths_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,6 +211,29 @@ def test_whatever_triton_specializes_on_is_compiled_for(triton: str, tmp_path: P
     assert set(map(tuple, found.values())) == {(1, 0)}, found
 
 
+WAITS = (
+    CALLS.split("found = {}")[0]
+    + """
+from watched import COPIES, LOOKS, Watched
+found = {}
+for name, call in calls.items():
+    call().sum().backward()
+    with Watched(LOOKS | COPIES) as watched:
+        out = call()
+        out.backward(torch.ones_like(out))
+    found[name] = watched.looks
+print(json.dumps(found))
+"""
+)
+
+
+@both
+def test_later_calls_neither_wait_for_the_device_nor_copy_from_it(triton: str, tmp_path: Path) -> None:
+    """So that CUDA graphs capture them, as far as operators of torch show it."""
+    found = in_process(WAITS, triton, tmp_path)
+    assert found == {name: [] for name in found}
+
+
 COSTS = (
     CALLS.replace("print(json.dumps(found))", "")
     + """

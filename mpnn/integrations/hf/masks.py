@@ -320,9 +320,10 @@ class Mask:
         if self.padding is None:
             return None
         _check_not_capturing("a padding mask")
-        if bool(self.padding[:, keys].all()):
+        padding = self.padding.cpu().numpy()
+        if padding[:, keys].all():
             return None
-        return [entry.tobytes() for entry in self.padding.cpu().numpy()]
+        return [entry.tobytes() for entry in padding]
 
     def _topology(self, b: int, instead: Instead | None, keys: int) -> Topology:
         """Returns the topology of an entry of the batch."""

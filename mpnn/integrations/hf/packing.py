@@ -208,8 +208,8 @@ def _said(options: Mapping[str, Any], shape: tuple[int, int]) -> Packing | None:
 
 def _from_breaks(breaks: Tensor, shape: tuple[int, int], said: Tensor) -> Packing:
     """The packing of rows whose tokens begin a text where `breaks`, bool [B or 1, N - 1], says so."""
-    begins = F.pad(breaks, (1, 0), value=True).expand(shape).flatten()
-    starts = begins.nonzero().flatten().cpu()
+    begins = F.pad(breaks.cpu(), (1, 0), value=True).expand(shape).flatten()
+    starts = begins.nonzero().flatten()
     return Packing(shape, starts.diff(append=starts.new_tensor([begins.numel()])).tolist(), said=said)
 
 
@@ -304,7 +304,7 @@ class Divided:
             positions = positions[0]
         if positions.dim() != 2 or positions.shape[-1] != shape[1]:
             return None
-        breaks = positions.diff(dim=-1) != 1
+        breaks = (positions.diff(dim=-1) != 1).cpu()
         return _from_breaks(breaks, shape, positions) if bool(breaks.any()) else None
 
     def _check(self, given: Mapping[str, Any]) -> None:
