@@ -56,7 +56,7 @@ def test_padding_inside_a_text_is_numbered_as_alone() -> None:
 def test_embeddings_of_three_tokens_refuse_packed_texts(told: dict[str, Any]) -> None:
     model = hf_walk.tiny(transformers.MobileBertModel)
     mpnn.hf.use(model)
-    with pytest.raises(ValueError, match="MobileBertEmbeddings adds to each token those before and behind it"):
+    with pytest.raises(ValueError, match="MobileBertEmbeddings adds to each token those before and after it"):
         states(model, input_ids=IDS, **told)
 
 
