@@ -1,5 +1,6 @@
 """The functional interface: attention and aggregation over a graph, without layers or parameters."""
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature
@@ -202,7 +203,7 @@ def attend(
         assert isinstance(graph, Graph)
     if scale is None:
         scale = max(query.shape[-1], 1) ** -0.5
-    else:
+    elif type(scale) is not float or not -math.inf < scale < math.inf:  # two calls fewer for a plain number
         check_scale(scale)
     of_recurrence = (log_gate, beta, state, return_state)
     of_edges = (mix_logits, mix_weights, edge_value)

@@ -24,10 +24,12 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None, by_offset: OffsetBias | None
 ) -> Tensor | None:
     """Out [B, queries, H, D_v]; None where a graph is faster."""
-    if query.shape[2] > 1 and not _takes_several(query, key, pairs, by_offset):
-        return None
-    key = pairs.cut(key)
-    value = pairs.cut(value)
+    if query.shape[2] > 1:
+        is_masked = pairs.allowed is not None
+        serves = _takes_bias(query, key, pairs, by_offset) if by_offset is not None else is_masked or is_fastest(query)
+        if not serves:
+            return None
+    key, value = pairs.cut(key, value)
     scale = _scale(query, scale)
     if query.shape[2] == 1:
         out = _of_one_query(query, key, value, scale, _row(query, key, pairs, by_offset))
@@ -43,10 +45,8 @@ def is_fastest(query: Tensor) -> bool:
     return query.is_cuda and query.dtype.itemsize == 2
 
 
-def _takes_several(query: Tensor, key: Tensor, pairs: Pairs, by_offset: OffsetBias | None) -> bool:
-    """Whether torch's kernel computes several queries."""
-    if by_offset is None:
-        return pairs.allowed is not None or is_fastest(query)
+def _takes_bias(query: Tensor, key: Tensor, pairs: Pairs, by_offset: OffsetBias) -> bool:
+    """Whether a bias by offset is written out for several queries."""
     queries = query.shape[2]
     keys = key.shape[2]
     is_whole = pairs.allowed is None and pairs.empty is None and pairs.start == 0 and pairs.stop in (None, keys)

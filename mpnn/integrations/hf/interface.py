@@ -274,8 +274,7 @@ def _without_graph(
 def _of_text(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None) -> Tensor:
     """Attention over all tokens of a text or those before, [B, queries, H, D]. All texts of this length share the
     graph."""
-    key = pairs.cut(key)
-    value = pairs.cut(value)
+    key, value = pairs.cut(key, value)
     graph = _text_graph(pairs.is_causal, query.shape[2], key.shape[2], query.device)
     return ops.attend(graph, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=scale)
 

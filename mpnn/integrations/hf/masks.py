@@ -61,10 +61,11 @@ class Pairs:
     empty: Tensor | None = None
     _added: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
-    def cut(self, x: Tensor) -> Tensor:
-        """Keys or values x [B, H, keys, D] of the tokens that some query attends to."""
-        is_whole = self.stop is None or (self.start, self.stop) == (0, x.shape[2])
-        return x if is_whole else x[:, :, self.start : self.stop]
+    def cut(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, keys, D] of the tokens that some query attends to."""
+        if self.stop is None or (self.start, self.stop) == (0, key.shape[2]):
+            return key, value
+        return key[:, :, self.start : self.stop], value[:, :, self.start : self.stop]
 
     def added(self, dtype: torch.dtype) -> Tensor:
         """Returns the bias of the logits, 0 or -inf, of the shape of `allowed`. All layers of a forward pass share
