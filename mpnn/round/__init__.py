@@ -146,7 +146,7 @@ class Round:
 
     def __post_init__(self) -> None:
         if cast(Any, self.reduce) is None:
-            self.reduce = plain_sum()
+            self.reduce = plain_sum() if torch.compiler.is_compiling() else SUM  # a call less of each layer
         if type(self.bias) is not tuple:
             raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
         bias: Any
