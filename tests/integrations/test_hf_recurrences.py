@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from typing import Any
+from unittest import mock
 
 import company
 import hf_walk
@@ -337,3 +339,30 @@ def test_a_recurrence_of_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(modeling_mamba2, "causal_conv1d_fn", other)
         with pytest.raises(ValueError, match=sentence):
             mpnn.hf.use(made)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_functions_and_classes_of_a_file_change_after_use(packed: bool) -> None:
+    """As other libraries patch them, the original class among them."""
+    made = model("mamba2")
+    peer = copy.deepcopy(made)
+    mpnn.hf.use(made)
+    assert sys.modules[modeling_mamba2.__name__] is modeling_mamba2
+    ids = IDS[:1]
+    options = (
+        {"position_ids": torch.cat([torch.arange(n) for n in LENGTHS])[None]} if packed and not compat.IS_OLDER else {}
+    )
+    logits(made, ids, **options)
+    masked = modeling_mamba2.apply_mask_to_padding_states
+    forward = modeling_mamba2.Mamba2Mixer.forward
+    changes = [
+        (modeling_mamba2, "apply_mask_to_padding_states", lambda x, *args: 1.2 * masked(x, *args)),
+        (modeling_mamba2.Mamba2Mixer, "forward", lambda *args, **options: 1.2 * forward(*args, **options)),
+    ]
+    for owner, name, function in changes:
+        before = logits(made, ids, **options)
+        with mock.patch.object(owner, name, function):
+            parts = ids.split(LENGTHS, 1) if options else (ids,)
+            expected = torch.cat([logits(peer, part) for part in parts], 1)
+            assert agree(logits(made, ids, **options), expected)
+        assert not agree(before, expected, 1e-3)

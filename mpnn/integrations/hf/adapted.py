@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from functools import update_wrapper
+from itertools import count
 from types import CellType, FunctionType, ModuleType
 from typing import Any, NamedTuple, cast
 
@@ -88,14 +89,18 @@ def _copy(function: Any, names: dict[str, Any], closure: Any) -> Any:
     return copy
 
 
+_NUMBERS = count()
+
+
 def _names_in_a_module(module: str, functions: dict[str, Any]) -> dict[str, Any]:
     """The global names of a module with other functions under some of them. torch.compile looks global names up in
     `sys.modules`, so they are those of a module there."""
-    ours = ModuleType(f"mpnn_{module.replace('.', '_')}")
+    name = f"mpnn_{module.replace('.', '_')}_{next(_NUMBERS)}"
+    ours = ModuleType(name)
     names = vars(ours)
     names.update(vars(sys.modules[module]), **functions)
-    names["__name__"] = ours.__name__
-    sys.modules[ours.__name__] = ours
+    names["__name__"] = name  # else the copy would take the place of the module itself
+    sys.modules[name] = ours
     return names
 
 

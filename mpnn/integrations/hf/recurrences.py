@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from mpnn.graph.sharding import active
+from mpnn.graph.witness import Witness
 from mpnn.graphs import causal, window
 from mpnn.integrations.hf import adapted, packing
 from mpnn.integrations.hf.adapted import is_adapted
@@ -384,27 +385,56 @@ def _with_our_functions(kind: Any) -> Any:
         forward = adapted.rebound(kind.forward, functions)
     else:
         forward = _instead_of(kind.forward, own)
+    forward = _as_long_as_it_is_its_code(kind, forward)
     return adapted.subclass(kind, _again(_padding_first(forward)), _with_our_functions)
 
 
 @cache
 def _around_recurrences(kind: Any) -> Any:
     """A subclass of a layer around recurrences, which finds the texts of its pass if it is computed again."""
-    return adapted.subclass(kind, _again(kind.forward), _around_recurrences)
+
+    def forward(layer: nn.Module, *args: Any, **options: Any) -> Any:
+        return kind.forward(layer, *args, **options)
+
+    return adapted.subclass(kind, _again(update_wrapper(forward, kind.forward)), _around_recurrences)
 
 
 @cache
 def _text_by_text(kind: Any) -> Any:
     """A subclass of a layer that mixes the tokens of a row, which computes packed texts one after the other."""
-    original = kind.forward
+    return adapted.subclass(kind, _again(_padding_first(_of_each_text(kind))), _text_by_text)
+
+
+def _of_each_text(kind: Any) -> Callable[..., Any]:
+    """The forward pass of a class as it is when it is called, of packed texts one after the other."""
 
     def forward(layer: nn.Module, *args: Any, **options: Any) -> Any:
         texts = packing.current()
         if texts is None:
-            return original(layer, *args, **options)
-        return _each_text(partial(original, layer), texts, args, options)
+            return kind.forward(layer, *args, **options)
+        return _each_text(partial(kind.forward, layer), texts, args, options)
 
-    return adapted.subclass(kind, _again(_padding_first(update_wrapper(forward, original))), _text_by_text)
+    return update_wrapper(forward, kind.forward)
+
+
+def _as_long_as_it_is_its_code(kind: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward pass that was made from the code of a class. If this code changes, or functions of its file do, the
+    class itself computes, each text on its own."""
+    witness = Witness()
+    witness.method(kind, "forward")
+    changed = _of_each_text(kind)
+
+    def run(layer: nn.Module, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or witness.holds():
+            return forward(layer, *args, **options)
+        if active() is not None:
+            raise ValueError(
+                f"the code of {kind.__name__} changed after mpnn.hf.use, which does not pass states from process to "
+                "process; change it before, or compute in one process"
+            )
+        return changed(layer, *args, **options)
+
+    return update_wrapper(run, forward)
 
 
 @torch.compiler.disable
