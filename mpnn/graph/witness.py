@@ -27,7 +27,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -50,9 +50,13 @@ class Constant:
     such as plans. A witness compares it by identity alone."""
 
 
+LENGTH = "len()"
+"""The name of a read of how many entries a dictionary, a list or a set has."""
+
+
 class Read(NamedTuple):
     """One place that was read: the attribute or the entry `name` of `owner`, and the object that was there. A name of
-    None: the numbers of a tensor."""
+    None: the numbers of a tensor. A name of `LENGTH`: the number of entries."""
 
     owner: Any
     name: Any
@@ -148,6 +152,8 @@ class Witness(Constant):
     def __init__(self) -> None:
         self.unread: list[Tensor] = []
         """Tensors that were met, of which the numbers were not read: a witness sees which one is there."""
+        self.of_calls: list[tuple[dict[str, Any], str]] = []
+        """Entries of dictionaries that each call reads itself, such as parameters. A witness does not compare them."""
         self._tables: list[_Table] = []
         self._dicts: list[dict[str, Any]] = []  # those of the tables
         self._versions = array("Q")
@@ -216,17 +222,22 @@ class Witness(Constant):
         )
 
     def reads(self) -> Iterator[Read]:
-        """Returns all places that were read."""
+        """Returns all places that are compared."""
         items = iter(self._items)
         for table in self._tables:
             for name, value in table.known.items():
                 yield Read(table.owner, name, value)
+            if table.is_whole:
+                yield Read(table.owner, LENGTH, len(table.known))
         for container, length in zip(self._lists, self._lengths, strict=True):
             yield from map(Read, [container] * length, range(length), items)
+            yield Read(container, LENGTH, length)
+        yield from (Read(container, LENGTH, 0) for container in self._empty)
         yield from (Read(owner, "__class__", kind) for owner, kind in zip(self._objects, self._kinds, strict=True))
         yield from map(Read, self._owners, self._names, self._values)
         yield from self._others
-        yield from (Read(f, "__code__", code) for f, code in zip(self._functions, self._codes, strict=True))
+        yield from map(Read, self._functions, repeat("__code__"), self._codes)
+        yield from map(Read, self._functions, repeat("__defaults__"), self._defaults)
         for x in self._tensors:
             yield Read(x, None, x)
 

@@ -367,7 +367,7 @@ class _Parameters:
     `sources`: for each weight of the kernel, the number of its tensor, as `Places` takes them.
     """
 
-    def __init__(self, parts: _Submodules) -> None:
+    def __init__(self, parts: _Submodules, witness: Witness) -> None:
         self._owners: list[dict[str, Any]] = []
         self._names: list[str] = []
         self._absent: list[tuple[dict[str, Any], str]] = []
@@ -375,6 +375,8 @@ class _Parameters:
         numbers = {map: [self._number(map, name) for name in ("weight", "bias")] for map in parts.maps}
         of_maps = [numbers[map] for map in maps] + [[0, 0]] * (len(MAPS) - len(maps))
         of_norms = [[self._number(norm, name) for name in ("weight", "bias")] for norm in parts.norms]
+        weighted = (*parts.maps, *parts.norms)
+        witness.of_calls += [(part._parameters, name) for part in weighted for name in ("weight", "bias")]
         self.sources = [pair[k] for group in (of_maps, of_norms) for k in (0, 1) for pair in group]
 
     def _number(self, part: nn.Module, name: str) -> int:
@@ -433,7 +435,7 @@ def _learn(module: nn.Module, names: _Names) -> _Known:
     activation = _activation(parts.activation)
     if activation is None or not _attends(parts.attention, witness):
         return _Known(witness, None)
-    return _Known(witness, _Layer(module, parts, activation))
+    return _Known(witness, _Layer(module, parts, activation, witness))
 
 
 def _runs_its_classes(module: nn.Module) -> bool:
@@ -459,12 +461,12 @@ def _attends(attention: nn.Module, witness: Witness) -> bool:
 class _Layer:
     """A layer that its kernel computes if it gives the numbers of the class, as long as a witness holds."""
 
-    def __init__(self, module: nn.Module, parts: _Submodules, activation: str) -> None:
+    def __init__(self, module: nn.Module, parts: _Submodules, activation: str, witness: Witness) -> None:
         self.parts = parts
         self.has_cos_sin = _COS_SIN in _parameters_of(module)
         self._module = module
         self._activation = activation
-        self._parameters = _Parameters(parts)
+        self._parameters = _Parameters(parts, witness)
         self._kernel: EncoderLayer | None = None
         self._is_refused = False
         self._forms: tuple[_Form, ...] = ()
