@@ -747,3 +747,31 @@ def test_a_graph_of_an_encoder_decoder_says_for_which_attention() -> None:
         mpnn.hf.use(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match="got the class LlamaModel; pass a model"):
         mpnn.hf.use(hf.LlamaModel)  # type: ignore[arg-type]
+
+
+def test_a_graph_of_another_size_is_refused() -> None:
+    size = IDS.shape[1]
+    for nodes in (size - 2, size + 2):
+        model = tiny("bert")
+        mpnn.hf.use(model, graphs.window(2).bind(nodes))
+        with torch.no_grad(), pytest.raises(ValueError, match=rf"{nodes} nodes, and .*{size}"):
+            output(model)
+
+
+def test_a_prefix_has_the_edges_that_it_has_in_a_causal_graph() -> None:
+    size = IDS.shape[1]
+    topology = graphs.causal() & graphs.window(2)
+    results = []
+    for graph in (topology, topology.bind(size + 2)):
+        model = tiny("gpt2")
+        mpnn.hf.use(model, graph)
+        with torch.no_grad():
+            results.append(output(model))
+    torch.testing.assert_close(results[0], results[1], **CLOSE)
+
+
+def test_a_prefix_of_another_graph_is_refused_in_a_decoder() -> None:
+    model = tiny("gpt2")
+    mpnn.hf.use(model, graphs.window(2).bind(IDS.shape[1] + 2), causal=False)
+    with torch.no_grad(), pytest.raises(ValueError, match="never cut"):
+        output(model)

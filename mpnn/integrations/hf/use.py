@@ -110,7 +110,8 @@ def use(
             earlier call or a checkpoint gave it a topology (`model.config.mpnn_graph` keeps that one); or a topology
             that replaces causal masks, windows and chunks, while padding and packed sequences stay as they are: a
             topology or its text, such as "causal() & window(256)"; a `Graph` of the tokens (its edges become
-            `graphs.listed(...)`; a shorter text has the edges among its tokens); a dictionary from layer types (of
+            `graphs.listed(...)`; a call of another number of tokens is refused, but for prefixes of a causal graph in
+            a decoder); a dictionary from layer types (of
             `config.layer_types`) or layer numbers to these; or a function of the layer's number. For an
             encoder-decoder: a dictionary with some of the keys "encoder", "decoder" and "cross"; the destinations of
             "cross" are the decoder's tokens, its sources the encoder's. For a model of several towers, such as CLIP or
@@ -419,7 +420,8 @@ def _towers(config: PretrainedConfig) -> dict[str, PretrainedConfig]:
 
 
 def _set_graph_of(model: PreTrainedModel, config: PretrainedConfig, graph: Graphs, causal: bool) -> None:
-    spec = _text_by_role(graph, model) if config.is_encoder_decoder else _text(graph, config)
+    decodes = any(getattr(module, "is_causal", False) for module in model.modules())
+    spec = _text_by_role(graph, model) if config.is_encoder_decoder else _text(graph, config, decodes)
     if getattr(config, "add_cross_attention", False):
         raise ValueError(
             f"{type(model).__name__} has cross-attention in a decoder of its own, to which a topology over one "
@@ -442,17 +444,17 @@ def _text_by_role(graph: Graphs, model: PreTrainedModel) -> dict[str, str]:
     layers = [module for module in model.modules() if hasattr(module, "is_decoder") and hasattr(module, "is_causal")]
     if missing := set(graph) - {role_of(module) for module in layers}:
         raise ValueError(f"the attention layers of {type(model).__name__} do not say which are {sorted(missing)[0]}")
-    return {role: _written(topology) for role, topology in graph.items()}
+    return {role: _written(topology, role == "decoder") for role, topology in graph.items()}
 
 
-def _text(graph: Graphs, config: PretrainedConfig) -> str | dict[str, str]:
-    """The graph as `config.mpnn_graph` stores it: text, or text by layer type or number."""
-    graph = as_topology(graph)
-    if isinstance(graph, (str, Topology)):
-        return _written(graph)
+def _text(graph: Graphs, config: PretrainedConfig, decodes: bool) -> str | dict[str, str]:
+    """The graph as `config.mpnn_graph` stores it: text, or text by layer type or number. `decodes`: texts may be
+    prefixes of the one that a `Graph` is of."""
+    if isinstance(graph, (str, Topology, BoundGraph)):
+        return _written(graph, decodes)
     if callable(graph):
         by_layer = {k: graph(k) for k in range(config.num_hidden_layers)}
-        return {str(k): _written(topology) for k, topology in by_layer.items() if topology is not None}
+        return {str(k): _written(topology, decodes) for k, topology in by_layer.items() if topology is not None}
     if not isinstance(graph, Mapping):
         raise TypeError(f"graph must be a topology, its text, a dictionary or a function; got {_described(graph)}")
     types = set(getattr(config, "layer_types", None) or ())
@@ -462,16 +464,18 @@ def _text(graph: Graphs, config: PretrainedConfig) -> str | dict[str, str]:
             f"there is no layer type or number {unknown[0]!r}; there are "
             f"{', '.join([*sorted(types), f'0 to {config.num_hidden_layers - 1}'])}"
         )
-    return {str(k): _written(topology) for k, topology in graph.items()}
+    return {str(k): _written(topology, decodes) for k, topology in graph.items()}
 
 
 def _described(other: Any) -> str:
     return type(other).__name__
 
 
-def _written(topology: str | Topology | Graph) -> str:
-    """A topology as text that can be read back."""
-    topology = as_topology(topology)
+def _written(topology: str | Topology | Graph, decodes: bool = False) -> str:
+    """A topology as text that can be read back. A `Graph` is never cut, but a prefix of a text that is decoded has the
+    edges that it has in the whole text."""
+    if isinstance(topology, BoundGraph):
+        topology = as_topology(topology, prefixes=decodes and _is_causal(topology))
     if isinstance(topology, str):
         parse(topology)
         return topology
@@ -480,6 +484,13 @@ def _written(topology: str | Topology | Graph) -> str:
     if (text := written(topology)) is None:
         raise ValueError(f"{topology} cannot be saved as text; register its builder with mpnn.graphs.register")
     return text
+
+
+def _is_causal(graph: Any) -> bool:
+    if not isinstance(graph, Graph):  # it has others by item and head, and is refused
+        return False
+    src, dst = graph.edge_index
+    return bool((src <= dst).all())
 
 
 def from_hf(
