@@ -284,6 +284,25 @@ def of_models_in_place(records: Records) -> list[str]:
     return [*lines, "", f"{machine(record)}."]
 
 
+_OF_PERFORMANCE = re.compile(r"(MiniLM|GPT-2|Llama)(, \d+ layers of \d+)?, \d+ x \d+|Llama of .* call")
+
+
+def memory_in_place(records: Records) -> list[str]:
+    """Times and memory of an encoder, GPT-2 and Llama in place, and of the first call of a process."""
+    record = records["in_place"]
+    lines = ["| float32 | transformers | mpnn | ratio | memory, transformers | mpnn |", "|---|---|---|---|---|---|"]
+    for row in record["rows"]:
+        if not _OF_PERFORMANCE.fullmatch(row["case"]):
+            continue
+        ours = row["entries"][row["ours"]]
+        peer = next(entry for name, entry in row["entries"].items() if name != row["ours"])
+        seconds = [report.duration(entry["least"]) for entry in (peer, ours)]
+        room = [report.memory(entry["peak_bytes"]) if "peak_bytes" in entry else "" for entry in (peer, ours)]
+        times = f"{peer['least'] / ours['least']:.2f}"
+        lines.append(f"| {' | '.join([row['case'], *seconds, times, *room])} |")
+    return [*lines, "", f"{machine(record)}."]
+
+
 def weak_scaling(records: Records) -> list[str]:
     """Times of one and of two processes."""
     record = records["scaling"]
@@ -324,6 +343,7 @@ BLOCKS: dict[str, Callable[[Records], list[str]]] = {
     "sentences": sentences,
     "encoders": of_encoders,
     "in place": of_models_in_place,
+    "memory in place": memory_in_place,
     "scaling": weak_scaling,
     "sampling": of_samples,
     "scatter": lambda records: scatter.section(records["scatter"]),
