@@ -166,7 +166,8 @@ def check(thing: Thing, mode: Any, place: Place) -> bool:
         Unchangeable: the place takes no other object.
     """
     module, known = used(thing, mode)
-    copy = thing.make()
+    # A copy may have read numbers when it was made, as a block mask does, and its peer has not.
+    copy = thing.peer() if place.read.name is None and thing.peer is not None else thing.make()
     before = outcome(thing, module, mode)
     with ExitStack() as stack:
         owners = {id(owner): owner for owner in (place.owner_in(module), place.owner_in(copy))}
@@ -323,7 +324,7 @@ def _other(value: Any) -> Any:
         case nn.Parameter():
             return nn.Parameter(other(value), value.requires_grad)
         case Tensor():
-            return other(value) if value.is_floating_point() else value.flip(-1) if value.dim() else value + 1
+            return other(value) if value.is_floating_point() else value.flip(0) if value.dim() else value + 1
         case EmbeddingTable():
             return replace(value, table=_other(value.table))
         case nn.Module():

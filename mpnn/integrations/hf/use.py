@@ -475,7 +475,7 @@ def _written(topology: str | Topology | Graph, decodes: bool = False) -> str:
     """A topology as text that can be read back. A `Graph` is never cut, but a prefix of a text that is decoded has the
     edges that it has in the whole text."""
     if isinstance(topology, BoundGraph):
-        topology = as_topology(topology, prefixes=decodes and _is_causal(topology))
+        topology = as_topology(topology, prefixes=decodes and _has_no_later_sources(topology))
     if isinstance(topology, str):
         parse(topology)
         return topology
@@ -486,7 +486,7 @@ def _written(topology: str | Topology | Graph, decodes: bool = False) -> str:
     return text
 
 
-def _is_causal(graph: Any) -> bool:
+def _has_no_later_sources(graph: Any) -> bool:
     if not isinstance(graph, Graph):  # it has others by item and head, and is refused
         return False
     src, dst = graph.edge_index
