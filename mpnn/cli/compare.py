@@ -174,7 +174,7 @@ def compare(
         def train_aloud(graph: str, rate: float, seed: int, until: float) -> Curve:
             """Trains, and prints a line, also into a file: a comparison takes minutes."""
             curve = train(graph, rate, seed, until)
-            reached = f"{min(curve.errors):.3g}{contest.unit} after {curve.steps[-1]:,} steps"
+            reached = f"{min(curve.errors):.3g}{contest.unit} after step {curve.steps[-1]:,}"
             if not math.isfinite(curve.errors[-1]):
                 reached = "diverged"
             spent = f"{perf_counter() - began:.0f} s"

@@ -48,7 +48,7 @@ def test_a_comparison_of_nodes_ends_in_a_verdict_and_a_page(tmp_path: Path) -> N
     assert "no_graph(3) is left out" in done.output
     assert 'mpnn train --task digits --graph "knn(4)"' in done.output, "neighbors help"
     lines = re.findall(
-        r"^ +\d+ s  (\S+), rate \S+, seed \d: \S+ of the nodes wrong after [\d,]+ steps$", done.output, re.M
+        r"^ +\d+ s  (\S+), rate \S+, seed \d: \S+ of the nodes wrong after step [\d,]+$", done.output, re.M
     )
     assert len(lines) == 2 * 3 + 2 * 2, "one for each training: three rates, then two seeds, of two graphs"
     results = json.loads((tmp_path / "compare.json").read_text())
