@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # benchmarks are no part of the installed package
 
-from benchmarks import cli, disk, gpu, gpu_report, measure, run, series, truth  # noqa: E402
+from benchmarks import cli, disk, forward_mode, gpu, gpu_report, measure, run, series, truth  # noqa: E402
 from benchmarks.cases import all_cases, select  # noqa: E402
 from benchmarks.contest import BOTH, FORWARD, OURS, STEP, Bar, Case, Contest, Entry, Missing  # noqa: E402
 from benchmarks.sizes import DEFAULT, FULL, SMALL  # noqa: E402
@@ -226,6 +226,27 @@ def test_points_and_molecules_run_beside_their_peers(tmp_path: Path) -> None:
     text = page.read_text()
     assert "## Points and molecules" in text
     assert all(f"| {row['case']} | {row['direction']} | " in text for row in rows)
+
+
+@pytest.mark.slow
+def test_layers_of_physics_and_windows_of_images_agree_with_torch(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.json"
+    done = here("cpu", "--small", "--seconds", 0, "--only", "physics", "--only", "windows of", "--out", file)
+    assert done.exit_code == 0, done.output
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["group"] for row in rows} == {"physics", "sparse"}
+    assert all(len(row["checked"]["errors"]) == 2 for row in rows)
+
+
+@pytest.mark.slow
+def test_tangents_are_measured_next_to_forward_passes(tmp_path: Path) -> None:
+    file = tmp_path / "forward_mode.json"
+    done = here("forward-mode", "--small", "--seconds", 0, "--out", file)
+    assert done.exit_code == 0, done.output
+    results = json.loads(file.read_text())
+    table = forward_mode.table(results)
+    assert len(table) == 2 + len(results["rows"])
+    assert any(line.startswith("| attention, Swin's windows of 7 x 7, 14 x 14 | 9,604 | ") for line in table)
 
 
 @pytest.mark.slow
