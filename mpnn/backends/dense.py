@@ -133,7 +133,6 @@ def _counts_of_groups(groups: "list[_Packed]", heads: int, width: int, kind: str
         "call": 1.0,
         "size call": len(groups) - 1.0,
         f"{kind}pair": pairs,
-        f"{kind}causal pair": heads * sum(group.pairs for group in groups if group.is_causal),
         f"{kind}number": pairs * width,
         "clique number": float(heads * width * sum(group.copied for group in groups)),
     }
