@@ -338,7 +338,7 @@ def _other(value: Any) -> Any:
         case dict() | list() | set():
             return value.copy()
         case tuple():
-            return tuple(map(_other, value))
+            return tuple(map(_other, value)) or (1.0,)
         case types.ModuleType():
             module = types.ModuleType(value.__name__)
             vars(module).update(vars(value))
