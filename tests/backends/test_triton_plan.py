@@ -120,11 +120,11 @@ plain = given.Round(
 for request in (attending, plain):
     backend = given.AGGREGATION if given.csr.is_plain(request) else given.ATTENTION
     backend.run(request).out.sum().backward()
-from mpnn.kernels.derivatives import launch
+from mpnn.kernels import derivatives
 from mpnn.kernels.recurrent.cuda.recurrence import KERNEL
 x = given.leaf(1, 9, 2, 8)
 numbers = given.leaf(1, 9, 2, 8), given.leaf(1, 9, 2), given.leaf(1, 2, 8, 8)
-launch(KERNEL, (0.1, 2, (4, 9)), None, x, x, x, *numbers)[0].sum().backward()
+derivatives.launch(KERNEL, (0.1, 2, (4, 9)), None, x, x, x, *numbers)[0].sum().backward()
 from mpnn.kernels.recurrent.cuda.chunks import function
 gate, beta, state = numbers
 for gates in (gate, given.leaf(1, 9, 2)):
