@@ -347,8 +347,9 @@ SUM: Aggregator = Sum()
 
 
 def plain_sum() -> Aggregator:
-    """The sum, one object for all rounds. A traced program makes one of its own: to `torch.compile` an object of a
-    module that is also a global is only the global, and it would not notice that the module has another one now."""
+    """Returns the sum, one object for all rounds. A traced program makes one of its own: to `torch.compile` an object
+    of a module that is also a global is only the global, and it would not notice that the module has another one now.
+    """
     return Sum() if torch.compiler.is_compiling() else SUM
 
 

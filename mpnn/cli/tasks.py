@@ -47,7 +47,7 @@ MEASURES = {"classes": "accuracy", "multilabel": "F1", "regression": "R2"}
 HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory")
 _LEFT_ALIGNED = ("task", "graph", "backend")
 LEGEND = {
-    "edges": "of the graph that the model runs over: links count in both directions, and self-loops with them",
+    "edges": "of the graph that the model runs over, with both directions of links and with self-loops",
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
     "backend": "selected by the plan; dense computes all pairs and masks those without an edge, "
     "tiles the blocks of pairs that have edges, csr the edges only",

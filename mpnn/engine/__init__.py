@@ -43,7 +43,7 @@ def listening(
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """No listener is called for the rounds that this thread runs in the block: a kernel is tried."""
+    """Keeps the rounds that this thread runs in the block from listeners: a kernel is tried."""
     thread = get_ident()
     _unheard.append(thread)
     try:

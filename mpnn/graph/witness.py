@@ -350,10 +350,7 @@ class Witness(Constant):
         function = getattr(function, "__func__", function)
         if not isinstance(function, types.FunctionType) or not self._is_new(function, *owners):
             return
-        self._functions.append(function)
-        self._codes.append(_code_of(function))
-        self._defaults.append(_defaults_of(function))
-        self._known = None
+        self.function(function)
         if function.__code__.co_kwonlyargcount:
             self._value(self.attribute(function, "__kwdefaults__"))
         for cell in function.__closure__ or ():
@@ -366,6 +363,13 @@ class Witness(Constant):
                 self._attributes_of(type(value), names, function)
         for owner in owners:
             self._attributes_of(owner, names, function)
+
+    def function(self, function: types.FunctionType) -> None:
+        """Reads the code and the defaults of a function, and nothing that they name."""
+        self._functions.append(function)
+        self._codes.append(_code_of(function))
+        self._defaults.append(_defaults_of(function))
+        self._known = None
 
     # ------------------------------------------------------------------------------------------------ how
 

@@ -7,6 +7,7 @@ this module.
 
 import sys
 from functools import cache, partial
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -55,8 +56,25 @@ def use(model: nn.Module) -> list[partial[None]]:
     Returns:
         For each map, a function that restores it.
     """
-    taken = [module for module in model.modules() if _can_take(module)] if maps.is_useful() else []
-    return [_take(module) for module in taken]
+    if not maps.is_useful():
+        return []
+    # A shallow copy of a map has the `forward` of its original, which a direct call, `map.forward(x)`, does not tell.
+    called = {map for module in model.modules() if _calls_forward(module) for map in _parts(module)}
+    return [_take(module) for module in model.modules() if module not in called and _can_take(module)]
+
+
+def _calls_forward(module: nn.Module) -> bool:
+    """Whether the code of a module names `forward` of others, and is not a call of its base class."""
+    code = getattr(unwrap(type(module).forward), "__code__", None)
+    return code is not None and "forward" in code.co_names and "super" not in code.co_names
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """The modules that a module holds itself, or in lists and dictionaries."""
+    parts = []
+    for part in module.children():
+        parts += part.children() if isinstance(part, (nn.ModuleList, nn.ModuleDict)) else [part]
+    return parts
 
 
 def _take(module: nn.Module) -> partial[None]:

@@ -67,7 +67,9 @@ def test_the_page_leads_from_links_to_scores(loans: str) -> None:
     text = " ".join(loans.split())
     assert "24 links, header found, commas, reader to book: 8 reader, 6 book (two sets: no name is in both" in text
     assert "21 train, 1 val, 2 test (by time, column day)" in text
-    assert text.count("2 test links, each beside an absent pair with another destination") == 2, "of train and of eval"
+    assert text.count("2 test links, each compared with an absent pair with another destination") == 2, (
+        "of train and of eval"
+    )
     tables = re.findall(r"^ +AUC .*\n(lightgcn .*)\n(popularity .*)", loans, re.M)
     assert len(tables) == 2
     assert tables[0] == tables[1], "the saved model's"
@@ -154,7 +156,7 @@ def test_links_of_one_set_and_features(tmp_path: Path, monkeypatch: pytest.Monke
     said = run(
         "train --task links --edges friends.csv --nodes people.csv --categories group --steps 40 --dim 16 --out runs/f"
     )
-    assert "each beside an absent pair drawn at random" in said
+    assert "each compared with an absent pair drawn at random" in said
     assert measured("runs/f")["lightgcn"]["AUC"] > 0.75 > measured("runs/f")["popularity"]["AUC"]
     others = [(i, j) for i, j in pairs if (i, j) not in {*kept}]
     Path("p.csv").write_text("to,from\n" + "\n".join(f"p{i},p{j}" for i, j in [(0, 40), *others]))

@@ -125,15 +125,23 @@ def _references(thing: Thing, change: Change, first: Any, later: Any) -> list[di
         if thing.peer is not None and not (change in LOOSE and thing.is_loose):
             peer = _used(thing, thing.peer(), change, first)
             for k, result in enumerate(_along(thing, peer, change, later)):
-                references[k]["its peer"] = result
-        for k in range(len(others)):
-            if not isinstance(references[k].get("its peer"), dict):
+                if _is_finite(result):  # transformers' own Longformer in float64 has gradients that are not
+                    references[k]["its peer"] = result
+        for k in range(len(references)):
+            if not isinstance(references[k].get("its peer"), dict) and "an unused copy" not in references[k]:
                 references[k]["an unused copy"] = _unused(thing, change, k, later)
     except Nothing:
         raise
     except Exception as error:
         raise Nothing(f"it does not allow the change: {error!r}") from error
     return references
+
+
+def _is_finite(result: Results | Exception) -> bool:
+    """Whether all numbers are finite, or it is an error."""
+    if not isinstance(result, dict):
+        return True
+    return all(bool(x.isfinite().all()) for x in result.values() if isinstance(x, Tensor))
 
 
 def _along(thing: Thing, module: Any, change: Change, mode: Any) -> list[Results | Exception]:

@@ -71,6 +71,11 @@ class Recorded(NamedTuple):
     tensors: list[Tensor]
     rounds: list[tuple[Round, str]]
 
+    def meet(self, round: Round, backend: str) -> None:
+        """Adds a round that a step runs, one of each form."""
+        if not any(backend == other and steps.Form(known, False).fits(round) for known, other in self.rounds):
+            self.rounds.append((round, backend))
+
 
 @contextmanager
 def recorded() -> Iterator[Recorded]:
@@ -87,13 +92,22 @@ def recorded() -> Iterator[Recorded]:
     readers = [
         (Witness, "__init__", found.witnesses.append),
         (programs, "_form", lambda program: found.tensors.extend(program.captured)),
-        (steps, "teach", lambda round, backend, *others: found.rounds.append((round, backend))),
+        (steps, "teach", lambda round, backend, *others: found.meet(round, backend)),
     ]
     if HAS_PYG:
         from mpnn.integrations.pyg import graph_cache
 
         readers.append((graph_cache, "_kept", lambda form, tensors, build: found.tensors.extend(tensors)))
+    find = steps.find
+
+    def met(round: Round, backend: str) -> Any:
+        step = find(round, backend)
+        if step is not None:  # another test may have taught it
+            found.meet(round, backend)
+        return step
+
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(steps, "find", met))
         for owner, name, add in readers:
             stack.enter_context(mock.patch.object(owner, name, note(getattr(owner, name), add)))
         yield found

@@ -25,18 +25,6 @@ from mpnn.kernels.layers.encoder_layer import EncoderLayer
 
 THINGS = {**LAYERS, **FUNCTIONS, **OPERATORS, **MODELS, **CACHES, **CONVOLUTIONS, **FAMILIES}
 
-_BY_OFFSET = "a shallow copy computes biases by the table of its original"
-_DIRECT = "PyTorch Geometric calls `forward` of these maps, which does not tell of which copy they are"
-_INFERENCE = ("no_grad", "inference_mode")
-RED: dict[tuple[str, tuple[str, ...], tuple[str, ...]], str] = {
-    ("attention: T5ForConditionalGeneration", ("a shallow copy",), ()): _BY_OFFSET,
-    ("native: LongformerModel", ("weights become double",), ("grad", "no_grad, then grad")): "gradients are not finite",
-    ("in place: TAG", ("a shallow copy",), ()): _DIRECT,
-    ("in place: Cheb", ("a shallow copy",), ()): _DIRECT,
-}  # fmt: skip
-"""Cases that do not hold yet: how the names of the thing and of its changes begin, the modes (all, if none is named),
-and the reason. A case that is listed and holds fails its test, as `xfail(strict=True)` does."""
-
 Case = tuple[str, str]
 
 
@@ -47,42 +35,22 @@ def _cases(number: int) -> list[Case]:
     return [(change, [*MODES][(k + number) % len(MODES)]) for k, change in enumerate(names)]
 
 
-def _reason(thing: str, change: str, mode: str) -> str | None:
-    """Why a case is red."""
-    for (name, changes, modes), why in RED.items():
-        if thing.startswith(name) and change.startswith(changes) and (not modes or mode in modes):
-            return why
-    return None
-
-
 def _run(name: str, thing: Thing, cases: list[Case], at_most: int = 10**9) -> None:
     """Checks a thing: as many cases as concern it, up to a number. Shows all cases that do not hold."""
-    broken: dict[Case, Any] = {}
-    red = {}
+    broken: dict[Case, Exception] = {}
     done = 0
     for change, mode in cases:
-        reason = _reason(name, change, mode)
         try:
             check(thing, CHANGES[change], mode)
-        except Nothing as nothing:
-            if reason is not None:
-                broken[change, mode] = f"it is in RED ({reason}) and proves nothing: {nothing}"
+        except Nothing:
             continue
         except Exception as error:
-            if reason is None:
-                broken[change, mode] = error
-            else:
-                red[change, mode] = reason
-        else:
-            if reason is not None:
-                broken[change, mode] = f"holds now: take it out of RED ({reason})"
+            broken[change, mode] = error
         done += 1
         if done == at_most:
             break
     assert not broken
     assert done
-    if red:
-        pytest.xfail(str(red))
 
 
 def test_names_are_of_one_thing() -> None:

@@ -9,6 +9,7 @@ in each call whether the modules on the way run their own code alone. If not, tr
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -159,8 +160,14 @@ class _ByOffset:
         self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: int | Tensor = 0
     ) -> OffsetBias | Tensor:
         layer = self.layer
+        is_copy = False
+        if not torch.compiler.is_compiling():
+            # An attribute is not bound: a shallow copy of the layer has that of its original.
+            caller = sys._getframe(1).f_locals.get("self", layer)
+            is_copy = caller is not layer and getattr(caller, "__dict__", {}).get("compute_bias") is self
+            layer = caller if is_copy else layer
         original = type(layer).compute_bias
-        if not (_is_of_a_library(original) and passes_on(self.stack, type(layer))):
+        if is_copy or not (_is_of_a_library(original) and passes_on(self.stack, type(layer))):
             dense: Tensor = original(layer, query_length, key_length, device, past_seen_tokens)
             return dense
         bucket = partial(

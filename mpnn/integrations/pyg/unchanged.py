@@ -31,6 +31,8 @@ _DECISIONS: WeakKeyDictionary[nn.Module, tuple[_Decision, ...]] = WeakKeyDiction
 _CODE: dict[type, dict[str, Any]] = {}
 _CALLED: dict[type, list[tuple[dict[str, Any], str, Any]]] = {}
 """The functions that the code of a class calls: the globals in which each is found, its name, and what it was."""
+_AS_IMPORTED: dict[types.FunctionType, tuple[Any, ...]] = {}
+"""The code and the defaults of these functions."""
 _HOOKS_OF_ALL = frozenset(vars(nn.Module()))
 
 
@@ -58,10 +60,12 @@ def _witness(conv: Any) -> Witness:
     witness.code(_has_any_global_hook)
     for part in (conv, *conv.aggr_module.modules()):
         kind = _remembered(part)
-        for name in _CODE.get(kind, ()):
+        for name, value in _CODE.get(kind, {}).items():
             witness.attribute(kind, name)
-        for namespace, name, _ in _CALLED.get(kind, ()):
+            witness.function(_function(value))
+        for namespace, name, value in _CALLED.get(kind, ()):
             witness.entry(namespace, name)
+            witness.function(value)
     return witness
 
 
@@ -85,6 +89,8 @@ def remember(kinds: Iterable[type]) -> None:
                 names += names_in(_function(value).__code__)
         _CODE[kind] = code
         _CALLED[kind] = _called(map(_function, code.values()))
+        for value in (*map(_function, code.values()), *(value for _, _, value in _CALLED[kind])):
+            _AS_IMPORTED[value] = _code_of(value)
 
 
 def _called(functions: Iterable[types.FunctionType]) -> list[tuple[dict[str, Any], str, Any]]:
@@ -117,8 +123,10 @@ def change_of(part: nn.Module) -> str | None:
         now = getattr(kind, name, None)
         if now is not value and not _module(now).startswith(generated):
             return f"{name} of {kind.__name__} changed"
+        if _AS_IMPORTED[_function(value)] != _code_of(_function(value)):
+            return f"the code of {name} of {kind.__name__} changed"
     for namespace, name, value in _CALLED.get(kind, ()):
-        if namespace.get(name) is not value:
+        if namespace.get(name) is not value or _AS_IMPORTED[value] != _code_of(value):
             return f"{name} of {namespace['__name__']} changed"
     return None
 
@@ -137,6 +145,10 @@ def _remembered(part: nn.Module) -> type:
 
 def _function(value: Any) -> Any:
     return getattr(value, "fget", value)
+
+
+def _code_of(function: Any) -> tuple[Any, ...]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
 def _module(value: Any) -> str:
