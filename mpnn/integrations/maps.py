@@ -71,7 +71,7 @@ def _calls_forward(module: nn.Module) -> bool:
 
 def _parts(module: nn.Module) -> list[nn.Module]:
     """The modules that a module holds itself, or in lists and dictionaries."""
-    parts = []
+    parts: list[nn.Module] = []
     for part in module.children():
         parts += part.children() if isinstance(part, (nn.ModuleList, nn.ModuleDict)) else [part]
     return parts

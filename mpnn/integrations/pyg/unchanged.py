@@ -31,7 +31,7 @@ _DECISIONS: WeakKeyDictionary[nn.Module, tuple[_Decision, ...]] = WeakKeyDiction
 _CODE: dict[type, dict[str, Any]] = {}
 _CALLED: dict[type, list[tuple[dict[str, Any], str, Any]]] = {}
 """The functions that the code of a class calls: the globals in which each is found, its name, and what it was."""
-_AS_IMPORTED: dict[types.FunctionType, tuple[Any, ...]] = {}
+_AS_IMPORTED: dict[Any, tuple[Any, ...]] = {}
 """The code and the defaults of these functions."""
 _HOOKS_OF_ALL = frozenset(vars(nn.Module()))
 
