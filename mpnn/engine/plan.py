@@ -22,6 +22,8 @@ from mpnn.update import maps
 
 _OF_FEW_ROUNDS = ("scan", "scatter")
 _WHOLE = "one call computes attention, maps, norms and network; the backends of the plan would compute attention alone"
+_SLOWER = "would run, but is estimated slower"
+_OF_A_BATCH = "would run, but the numbers of an item would depend on the batch that it is in"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Plan:
         slow: why the round is slow, and what would make it fast.
         is_whole_layer: whether one compiled call computes the layer, so that no backend runs.
         layer: for layers of dot-product attention, the compiled call, or why there is none.
+        is_named: whether the call named the backend.
     """
 
     backend: str
@@ -60,6 +63,7 @@ class Plan:
     slow: str = ""
     is_whole_layer: bool = False
     layer: str = ""
+    is_named: bool = False
 
     @property
     def _shown(self) -> list[Candidate]:
@@ -72,9 +76,12 @@ class Plan:
         lines += [f"plan    {self.backend}"]
         lines += [f"by      {self.rewrites}"] if self.rewrites else []
         width = max([10, *(len(c.name) for c in self._shown)])
+        chosen = next((c.seconds for c in self._shown if c.name == self.backend), 0.0)
         for c in self._shown:
             if c.reason is None:
-                note = "chosen" if c.name == self.backend else "would run, but is estimated slower"
+                faster = "would run, and is estimated faster" if self.is_named else _OF_A_BATCH
+                note = _SLOWER if c.seconds >= chosen else faster
+                note = "chosen" if c.name == self.backend else note
                 lines.append(f"  {c.name:<{width}} {_seconds(c.seconds):>8}  {_bytes(c.bytes):>8}  {note}")
             else:
                 lines.append(f"  {c.name:<{width}} {'-':>8}  {'-':>8}  no: {c.reason}")
@@ -110,7 +117,8 @@ def plan(round: Round, backend: str = "auto") -> Plan:
     graph = _describe_graph(round)
     work = _describe_work(round)
     slow = slowness.sentence(round, chosen) if backend == "auto" else ""
-    return Plan(chosen.name, tuple(candidates), graph, work, rewrites=first.rewrites, slow=slow)
+    is_named = backend != "auto"
+    return Plan(chosen.name, tuple(candidates), graph, work, rewrites=first.rewrites, slow=slow, is_named=is_named)
 
 
 def _alone(backend: Backend, round: Round) -> Candidate:

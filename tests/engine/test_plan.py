@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mpnn
-from mpnn import MessagePassing, engine, explain, graphs
+from mpnn import MessagePassing, engine, explain, graphs, ops
 from mpnn.aggregate import Index, segment_sum
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
@@ -90,6 +90,15 @@ def test_what_is_explained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None
     for topology, n in cases:
         engine.run(request(topology, n))
     assert ran == [plan(request(topology, n)).backend for topology, n in cases]
+
+
+def test_explain_says_why_a_faster_backend_does_not_run() -> None:
+    x = torch.randn(9, 1, 64)
+    texts = str(mpnn.explain(ops.attend, graphs.documents([9]).bind(9), x, x, x))
+    assert "would run, but the numbers of an item would depend on the batch that it is in" in texts
+    named = str(mpnn.explain(ops.attend, graphs.complete().bind(9), x, x, x, backend="edge_list"))
+    assert "would run, and is estimated faster" in named
+    assert "batch" not in named
 
 
 @pytest.mark.parametrize("grad", [False, True])
