@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from mpnn.graph.sharding import active
-from mpnn.graph.witness import Witness
+from mpnn.graph.witness import Witness, names_in
 from mpnn.graphs import causal, window
 from mpnn.integrations.hf import adapted, packing
 from mpnn.integrations.hf.adapted import is_adapted
@@ -417,15 +417,34 @@ def _of_each_text(kind: Any) -> Callable[..., Any]:
     return update_wrapper(forward, kind.forward)
 
 
+def _watched(kind: Any) -> tuple[Witness, frozenset[Any]]:
+    """A witness of the forward pass of a class, and of all that it has read what the code names."""
+    witness = Witness()
+    witness.method(kind, "forward")
+    reads = [*witness.reads()]
+    names = {name for read in reads if read.name == "__code__" for name in names_in(read.value)}
+    names |= {"__code__", "__defaults__", "__kwdefaults__", "cell_contents"}
+    return witness, frozenset((id(read.owner), read.name, id(read.value)) for read in reads if read.name in names)
+
+
 def _as_long_as_it_is_its_code(kind: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     """A forward pass that was made from the code of a class. If this code changes, or functions of its file do, the
     class itself computes, each text on its own."""
-    witness = Witness()
-    witness.method(kind, "forward")
+    witness, known = _watched(kind)
     changed = _of_each_text(kind)
 
+    def is_same() -> bool:
+        nonlocal witness
+        if witness.holds():
+            return True
+        # Others change classes that this one derives from: torch.compile adds attributes to nn.Module.
+        again, named = _watched(kind)
+        if named == known:
+            witness = again
+        return named == known
+
     def run(layer: nn.Module, *args: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling() or witness.holds():
+        if torch.compiler.is_compiling() or is_same():
             return forward(layer, *args, **options)
         if active() is not None:
             raise ValueError(
