@@ -227,6 +227,18 @@ def test_positions_that_restart_are_packed_sequences(family: str) -> None:
     assert division.current() is None
 
 
+def test_what_other_libraries_add_to_modules_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `torch.compile` does to nn.Module. The layers are not computed text by text, by the code of their class."""
+    made = model("mamba2")
+    mpnn.hf.use(made)
+    expected = logits(made, IDS[:1], **packing())
+    monkeypatch.setattr(torch.nn.Module, "_of_another_library", True, raising=False)
+    texts: list[Any] = []
+    monkeypatch.setattr(recurrences, "_each_text", lambda *args: texts.append(args))
+    assert torch.equal(logits(made, IDS[:1], **packing()), expected)
+    assert not texts
+
+
 def test_packed_sequences_have_no_cache() -> None:
     made = model("mamba2")
     mpnn.hf.use(made)
