@@ -148,7 +148,7 @@ def short(records: Records) -> list[str]:
         row = next((row for row in rows_of(record, group, case, direction) if ratio(row, peer)), None)
         line = None if row is None else _beside({**row, "case": f"{WORK[group]} {row['case']}"}, peer)
         lines += [line] if line else []
-    lost = _losses(record)
+    lost = _losses(records)
     lines += [line for row, peer in lost if (line := _beside(row, peer))]
     last = f" The last {len(lost)} rows are those in which mpnn loses most." if lost else ""
     return [f"Equal functions, on {machine(record)}.{last}", "", *lines]
@@ -168,11 +168,10 @@ def peers(records: Records) -> list[str]:
 
 def losses(records: Records) -> list[str]:
     """The rows in which a peer is faster, the greatest losses first."""
-    record = records["cpu"]
-    lost = _losses(record, None)
+    lost = _losses(records, None)
     lines = [line for row, peer in lost if (line := _beside(row, peer))]
     return [
-        f"{len(lines)} cases, on {machine(record)}.",
+        f"{len(lines)} cases, on {machine(records['cpu'])}.",
         "",
         "| forward+backward | mpnn | peer | |",
         "|---|---|---|---|",
@@ -180,14 +179,21 @@ def losses(records: Records) -> list[str]:
     ]
 
 
-def _losses(record: Record, most: int | None = LOSSES) -> list[tuple[Row, str]]:
+_WITH_LOSSES = "cpu", "real", "in_place"
+_STEP = "step"
+
+
+def _losses(records: Records, most: int | None = LOSSES) -> list[tuple[Row, str]]:
     """The rows with both directions in which a peer is faster, and the peer, the greatest losses first."""
     found: dict[str, tuple[float, Row, str]] = {}
-    for row in record["rows"]:
+    rows = [row for name in _WITH_LOSSES if name in records for row in records[name]["rows"]]
+    for row in rows:
         if row["direction"] == FORWARD or row["group"] == "overhead":
             continue
+        row = {**row, "case": f"{row['case']}, a training step"} if row["direction"] == _STEP else row
         for peer in row.get("entries", {}):
-            times = ratio(row, peer) if report.is_equal(row, peer) and peer != row["ours"] else None
+            is_of_others = report.is_equal(row, peer) and not peer.startswith(row["ours"])
+            times = ratio(row, peer) if is_of_others else None
             if times is not None and times < min(0.95, found.get(row["case"], (1.0,))[0]):
                 found[row["case"]] = times, row, peer
     ordered = sorted(found.values(), key=lambda loss: loss[0])[:most]
