@@ -38,6 +38,14 @@ VERSES = "so much depends upon a red wheel barrow\n" * 30
 
 
 @pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell ignores Ctrl-C in what it runs in the background, and so would these tests and their processes."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are quickly drawn."""
     monkeypatch.setattr(pictures, "_DPI", 30)
