@@ -273,8 +273,6 @@ def _changed(owner: Any, name: Any, way: str) -> Iterator[None]:
 
 def _replaced(owner: Any, name: Any, way: str) -> Callable[[], Any]:
     """Puts another object at a place, and returns what puts the one back that was there."""
-    if owner is nn.Module and name == "__getattr__":
-        raise Unchangeable("modules would initialize copies of their weights, and compute with memory as it was found")
     get, put = _access(owner)
     is_absent = name not in vars(owner) if isinstance(owner, type) else isinstance(owner, dict) and name not in owner
     before = None if is_absent and isinstance(owner, dict) else get(name)
