@@ -450,3 +450,25 @@ def test_inference_mode() -> None:
     with torch.inference_mode():
         expected, found = (model(PIXELS)[0] for model in (hf_model, ours))
         torch.testing.assert_close(found, expected, rtol=0, atol=3e-6)
+
+
+def test_a_weight_that_is_computed_when_it_is_read_is_left_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is free again before the kernel would read it."""
+    model, plain = MODELS["bert"]().eval(), MODELS["bert"]().eval()
+    plain.load_state_dict(model.state_dict())
+    mpnn.hf.use(model)
+    ids = torch.randint(1, 60, (2, 7))
+    get = nn.Module.__getattr__
+
+    def scaled(self: nn.Module, name: str) -> Any:
+        value = get(self, name)
+        return value * 1.2 if isinstance(value, nn.Parameter) else value
+
+    monkeypatch.setattr(nn.Module, "__getattr__", scaled)
+    places: list[Any] = []
+    locate = encoder_layers.Places.read
+    monkeypatch.setattr(encoder_layers.Places, "read", lambda *args: places.append(args) or locate(*args))
+    with torch.no_grad():
+        found, expected = (net(ids).last_hidden_state for net in (model, plain))
+    torch.testing.assert_close(found, expected)
+    assert not places

@@ -499,7 +499,10 @@ class _Layer:
             self._is_refused = self._kernel is None
         if self._kernel is None or not self._kernel.reads(weights):
             return None
-        places = Places(self._kernel, weights, tensors, self._parameters.sources)
+        try:
+            places = Places(self._kernel, weights, tensors, self._parameters.sources)
+        except TypeError:  # weights are computed from those that the layer holds
+            return None
         form = _Form(guard.of_all(tensors), any(x.requires_grad for x in tensors), places)
         # The tuple is replaced and never changed, because another thread may go over it.
         self._forms = (form, *self._forms[: _MOST_FORMS - 1])

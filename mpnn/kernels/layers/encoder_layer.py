@@ -121,7 +121,7 @@ class Places:
             same way for each bias (`len(MAPS)` each), for the weights of both norms and for their biases.
 
     Raises:
-        TypeError, ValueError: if the layer cannot read the weights.
+        TypeError, ValueError: if the layer cannot read the weights, or one of them does not lie in its tensor.
     """
 
     def __init__(
@@ -133,6 +133,10 @@ class Places:
         self._sources = sources
         pointers = [at or 0 for part in (p.weight, p.bias, p.norm_weight, p.norm_bias) for at in part]
         starts = [0, *map(Tensor.data_ptr, tensors)]  # the zero stands for a tensor that is not there
+        # What computes a weight returns memory that is free again, at an address that means nothing in another call.
+        memory = [range(1), *map(_memory, tensors)]
+        if not all(at in memory[k] for at, k in zip(pointers, sources, strict=True)):
+            raise TypeError("a weight of the layer does not lie in the tensor of its map or norm")
         self._offsets = [at - starts[k] for at, k in zip(pointers, sources, strict=True)]
 
     def read(self, tensors: Sequence[Tensor]) -> Located | None:
@@ -141,6 +145,12 @@ class Places:
         if 0 in starts[1:]:
             return None
         return Located(self._p, list(map(add, map(starts.__getitem__, self._sources), self._offsets)))
+
+
+def _memory(x: Tensor) -> range:
+    """The addresses of the storage of a tensor."""
+    storage = x.untyped_storage()
+    return range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
 
 
 class Located(NamedTuple):
