@@ -64,6 +64,7 @@ def text(tmp_path: Path) -> list[str]:
 
 def _command(arguments: list[str], log: str, largest_file: int | None) -> None:
     forked.redirected(log, log)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server of forks may have begun without
     torch.set_num_threads(1)
     pictures._DPI = 30  # type: ignore[misc]
     if largest_file is not None:
