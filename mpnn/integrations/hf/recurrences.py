@@ -418,13 +418,14 @@ def _of_each_text(kind: Any) -> Callable[..., Any]:
 
 
 def _watched(kind: Any) -> tuple[Witness, frozenset[Any]]:
-    """A witness of the forward pass of a class, and of all that it has read what the code names."""
+    """A witness of the forward pass of a class, and all that it has read, but for attributes of classes that the code
+    does not name."""
     witness = Witness()
     witness.method(kind, "forward")
     reads = [*witness.reads()]
     names = {name for read in reads if read.name == "__code__" for name in names_in(read.value)}
-    names |= {"__code__", "__defaults__", "__kwdefaults__", "cell_contents"}
-    return witness, frozenset((id(read.owner), read.name, id(read.value)) for read in reads if read.name in names)
+    kept = [read for read in reads if read.name in names or not isinstance(read.owner, type)]
+    return witness, frozenset((id(read.owner), read.name, id(read.value)) for read in kept)
 
 
 def _as_long_as_it_is_its_code(kind: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
