@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks import measure, report
+from benchmarks import measure, report, units
 from benchmarks.contest import FORWARD, OURS, Bar, Case, Contest, Entry, Missing
 from benchmarks.machine import multiply_in_cache
 from benchmarks.truth import Agreement
@@ -189,17 +189,18 @@ def section(run: dict[str, Any]) -> list[str]:
         "# Encoders on a CPU",
         "",
         "A BERT of MiniLM's shape (6 layers, 384 wide, random weights, float32) on one thread. Times are the "
-        "processor's, the minimum of interleaved rounds, as other programs of a shared machine "
-        "only add. `share of peak` is "
-        "the rate of all multiplications in the layers, of the faster of our two, over that of products in the "
-        "nearest cache; 1 over it is by how much any program that computes in float32 can still be faster. `x` is "
-        "the time of the faster of the last two over that of our faster one.",
+        "processor's, the minimum of interleaved rounds: other programs of a shared machine can only add to it. "
+        "`share of peak` is the rate of all multiplications in the layers, in the faster column of mpnn, divided by "
+        "the rate of products in the nearest cache. No program that computes in float32 can be faster by more than "
+        f"1 / this share. {units.MEANING} The peer is the faster of ONNX Runtime and OpenVINO; mpnn is the faster of "
+        "its two columns.",
         "",
         *report._machine(run),
         f"- products in cache: {run['peak'] / 1e9:.1f} GFLOP/s",
         *([f"- {run['note']}"] if run.get("note") else []),
         "",
-        f"| texts x tokens | in place | {OWN_LAYERS} | {TRANSFORMERS} | {ONNX} | {OPENVINO} | x | share of peak |",
+        f"| texts x tokens | in place | {OWN_LAYERS} | {TRANSFORMERS} | {ONNX} | {OPENVINO} | {units.RATIO} | "
+        "share of peak |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [_line(row, run["peak"]) for row in run["rows"]]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from benchmarks import gpu
 from benchmarks.contest import BOTH, FORWARD, OURS
 from benchmarks.report import duration, spreads, times_faster
+from benchmarks.units import MEANING, RATIO
 
 Row = dict[str, Any]
 Results = dict[str, Any]
@@ -87,7 +88,7 @@ def _largest(rows: Iterable[Row]) -> str:
 
 
 class Comparison(NamedTuple):
-    """One row with one peer. `ratio`: the peer's time over ours."""
+    """One row with one peer. `ratio`: the peer's time / mpnn's time."""
 
     group: str
     case: str
@@ -104,7 +105,7 @@ class Comparison(NamedTuple):
     def line(self) -> str:
         where = self.case if self.direction not in (FORWARD, BOTH) else f"{self.case}, {self.direction}"
         times = f"{duration(self.ours)} | {self.peer}: {duration(self.theirs)}"
-        return f"| {where} | {times} | {self.ratio:.2f} x |"
+        return f"| {where} | {times} | {self.ratio:.2f} |"
 
 
 def comparisons(rows: Iterable[Row]) -> list[Comparison]:
@@ -119,12 +120,16 @@ def comparisons(rows: Iterable[Row]) -> list[Comparison]:
     return found
 
 
-BESIDE = ("| | mpnn | peer | |", "|---|---|---|---|")
+BESIDE = (f"| | mpnn | peer | {RATIO} |", "|---|---|---|---|")
 
 
 def _peers(results: Results) -> list[str]:
     rows = [row for row in results["rows"] if any(c.case == row["case"] for c in comparisons([row]))]
-    return ["The peer's time over ours, the median of rows, and the range:", "", *spreads(times_faster(rows, "median"))]
+    return [
+        f"{MEANING} The median of rows, and the range:",
+        "",
+        *spreads(times_faster(rows, "median")),
+    ]
 
 
 def _lost(results: Results) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import measure, report
+from benchmarks import measure, report, units
 from benchmarks.contest import FORWARD, OURS, STEP, Bar, Case, Contest, Entry
 from benchmarks.truth import Agreement
 
@@ -257,13 +257,12 @@ def section(results: dict[str, Any]) -> list[str]:
         f"Measured by `{results['command']}`. Models of transformers after `mpnn.hf.use`, compared "
         "with the same and torch's "
         "own attention, sdpa (eager where weights are returned), in inference in float32 if not said otherwise. Times "
-        "are the processor's, the minimum of interleaved rounds. `ratio` is our time over the "
-        "peer's; the goal is at most "
-        f"{LIMIT}. Memory is what one call adds at its peak; of the first call, what four calls add.",
+        f"are the processor's, the minimum of interleaved rounds. {units.MEANING} The goal is at least "
+        f"{1 / LIMIT:.2f}. Memory is what one call adds at its peak; of the first call, what four calls add.",
         "",
         *report._machine(results),
         "",
-        "| case | mpnn | transformers | ratio | memory, mpnn | memory, transformers |",
+        f"| case | mpnn | transformers | {units.RATIO} | memory, mpnn | memory, transformers |",
         "|---|---|---|---|---|---|",
     ]
     for row in results["rows"]:
@@ -272,7 +271,7 @@ def section(results: dict[str, Any]) -> list[str]:
             lines.append(f"| {row['case']} | {row.get('error') or row.get('skipped') or 'not compared'} | | | | |")
             continue
         ours, theirs = (entry["least"] for entry in entries)
-        ratio = f"{ours / theirs:.2f}" if ours <= LIMIT * theirs else f"**{ours / theirs:.2f}**"
+        ratio = f"{theirs / ours:.2f}" if ours <= LIMIT * theirs else f"**{theirs / ours:.2f}**"
         room = [report.memory(entry["peak_bytes"]) if entry.get("peak_bytes") else "" for entry in entries]
         shown = [row["case"], report.duration(ours), report.duration(theirs), ratio, *room]
         lines.append(f"| {' | '.join(shown)} |")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import encoders, forward_mode, in_place, report, scatter
+from benchmarks import encoders, forward_mode, in_place, report, scatter, units
 from benchmarks.contest import BOTH, FORWARD, OURS, STEP
 
 Record = dict[str, Any]
@@ -115,7 +115,7 @@ def rows_of(record: Record, group: str, case: str, direction: str) -> Iterator[R
 
 
 def ratio(row: Row, peer: str) -> float | None:
-    """A peer's time over ours."""
+    """The peer's time / mpnn's time."""
     theirs, ours = (row["entries"].get(name, {}).get("least") for name in (peer, row["ours"]))
     return theirs / ours if theirs and ours else None
 
@@ -129,7 +129,7 @@ def machine(record: Record) -> str:
 
 
 def _first_ratio(record: Record, group: str, case: str, direction: str, peer: str) -> str:
-    """How many times faster we are in the first row of a kind, or a dash."""
+    """The peer's time / mpnn's time in the first row of a kind, or a dash."""
     found = next(rows_of(record, group, case, direction), None)
     times = None if found is None else ratio(found, peer)
     if times is None:
@@ -143,24 +143,23 @@ def _first_ratio(record: Record, group: str, case: str, direction: str, peer: st
 def short(records: Records) -> list[str]:
     """The README's table: rows that were chosen, then those that this library loses most."""
     record = records["cpu"]
-    lines = ["| forward+backward | mpnn | peer | |", "|---|---|---|---|"]
+    lines = [f"| forward+backward | mpnn | peer | {units.RATIO} |", "|---|---|---|---|"]
     for group, case, direction, peer in SHORT:
         row = next((row for row in rows_of(record, group, case, direction) if ratio(row, peer)), None)
         line = None if row is None else _beside({**row, "case": f"{WORK[group]} {row['case']}"}, peer)
         lines += [line] if line else []
     lost = _losses(records)
     lines += [line for row, peer in lost if (line := _beside(row, peer))]
-    last = f" The last {len(lost)} rows are those in which mpnn loses most." if lost else ""
-    return [f"Equal functions, on {machine(record)}.{last}", "", *lines]
+    last = f" In the last {len(lost)} rows mpnn loses most." if lost else ""
+    return [f"Equal functions. {units.MEANING}{last} {machine(record)}.", "", *lines]
 
 
 def peers(records: Records) -> list[str]:
-    """How many times faster we are than each peer."""
+    """The ratio of times for each peer."""
     record = records["cpu"]
     times = report.times_faster(record["rows"])
     return [
-        "How many times faster mpnn is: the median over all rows of a peer, and the least and the most. "
-        f"{machine(record)}.",
+        f"{units.MEANING} For each peer: the median of its rows, then the lowest and the highest. {machine(record)}.",
         "",
         *report.spreads(times),
     ]
@@ -173,7 +172,7 @@ def losses(records: Records) -> list[str]:
     return [
         f"{len(lines)} cases, on {machine(records['cpu'])}.",
         "",
-        "| forward+backward | mpnn | peer | |",
+        f"| forward+backward | mpnn | peer | {units.RATIO} |",
         "|---|---|---|---|",
         *lines,
     ]
@@ -205,7 +204,7 @@ def _beside(row: Row, peer: str) -> str | None:
     if times is None:
         return None
     ours, theirs = (report.duration(row["entries"][name]["least"]) for name in (row["ours"], peer))
-    return f"| {row['case']} | {ours} | {peer}: {theirs} | {times:.1f} x |"
+    return f"| {row['case']} | {ours} | {peer}: {theirs} | {units.times(times)} |"
 
 
 def length(records: Records) -> list[str]:
@@ -240,7 +239,7 @@ def models(records: Records) -> list[str]:
     ]
     sentences = [_sentences(records, order) for order in ("as they come", "sorted by length")]
     return [
-        "| times as fast as before | |",
+        f"| | {units.RATIO} |",
         "|---|---|",
         f"| BERT's layers of transformers, 1 x 2,048 tokens, forward / training step | {' / '.join(bert)} |",
         f"| Mamba-2's scan, N 2,048, forward / with backward | {' / '.join(scan)} |",
@@ -266,10 +265,10 @@ def sentences(records: Records) -> list[str]:
 
 
 def of_encoders(records: Records) -> list[str]:
-    """Times of MiniLM's shape over ours, for each peer."""
+    """Ratios of the times of MiniLM's shape, for each peer."""
     record = records["encoders"]
     peers = encoders.TRANSFORMERS, encoders.ONNX, encoders.OPENVINO
-    lines = [f"| MiniLM's shape, peer's time over ours | {' | '.join(peers)} |", "|---|---|---|---|"]
+    lines = [f"| MiniLM's shape, {units.RATIO} | {' | '.join(peers)} |", "|---|---|---|---|"]
     for row in record["rows"]:
         if "entries" in row:
             times = [ratio(row, peer) for peer in peers]
@@ -281,7 +280,7 @@ def of_encoders(records: Records) -> list[str]:
 def of_models_in_place(records: Records) -> list[str]:
     """Times of models of transformers and of the same after `mpnn.hf.use`: each row of the record, losses included."""
     record = records["in_place"]
-    lines = ["| float32 | transformers | mpnn | ratio |", "|---|---|---|---|"]
+    lines = [f"| float32 | transformers | mpnn | {units.RATIO} |", "|---|---|---|---|"]
     for row in record["rows"]:
         names = list(row.get("entries", {}))
         if row["group"] == in_place.GROUP and len(names) == 2 and (times := ratio(row, names[1])):
@@ -296,7 +295,8 @@ _OF_PERFORMANCE = re.compile(r"(MiniLM|GPT-2|Llama)(, \d+ layers of \d+)?, \d+ x
 def memory_in_place(records: Records) -> list[str]:
     """Times and memory of an encoder, GPT-2 and Llama in place, and of the first call of a process."""
     record = records["in_place"]
-    lines = ["| float32 | transformers | mpnn | ratio | memory, transformers | mpnn |", "|---|---|---|---|---|---|"]
+    head = f"| float32 | transformers | mpnn | {units.RATIO} | memory, transformers | memory, mpnn |"
+    lines = [head, "|---|---|---|---|---|---|"]
     for row in record["rows"]:
         if not _OF_PERFORMANCE.fullmatch(row["case"]):
             continue
@@ -321,16 +321,17 @@ def weak_scaling(records: Records) -> list[str]:
 
 
 def of_samples(records: Records) -> list[str]:
-    """Batches a second compared with PyTorch Geometric's."""
+    """Times of a batch compared with PyTorch Geometric's."""
     record = records["sampling"]
-    lines = ["| graph | work | `neighbor_batches` | `NeighborLoader` | ratio |", "|---|---|---|---|---|"]
+    head = f"| graph | work | mpnn, `neighbor_batches` | peer, `NeighborLoader` | {units.RATIO} |"
+    lines = [head, "|---|---|---|---|---|"]
     for row in record["rows"]:
         work = row["case"].split(", ")[1]
         rates = row["batches_per_second"]
-        theirs = max((rate for name, rate in rates.items() if name != OURS), default=None)
-        beside = ["", ""] if theirs is None else [f"{theirs:.1f}", f"{rates[OURS] / theirs:.1f}"]
+        peer = max((rate for name, rate in rates.items() if name != OURS), default=None)
+        compared = ["", ""] if peer is None else [report.duration(1 / peer), units.times(rates[OURS] / peer)]
         where = f"{row['nodes']:,} nodes, {row['edges']:,} edges"
-        lines.append(f"| {where} | {work} | {rates[OURS]:.1f} | {' | '.join(beside)} |")
+        lines.append(f"| {where} | {work} | {report.duration(1 / rates[OURS])} | {' | '.join(compared)} |")
     return [*lines, "", f"{machine(record)}."]
 
 

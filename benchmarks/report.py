@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import plots, roofs, series
 from benchmarks.contest import BOTH, FORWARD
 from benchmarks.truth import TOLERANCE
-from benchmarks.units import duration, memory
+from benchmarks.units import MEANING, RATIO, duration, memory
 
 GROUPS = {
     "device": "What the device can do",
@@ -70,8 +70,8 @@ def _page(results: dict[str, Any]) -> list[str]:
         f"Written by `python -m benchmarks report` from what `{results.get('command', 'python -m benchmarks cpu')}` "
         "measured. Entries of a row ran interleaved in one process on the same inputs; results "
         "were checked before anything "
-        "was timed. Times are the processor's, the minimum of all rounds. `x` is the peer's time over ours, so above 1 "
-        "we are faster. Memory is what one call adds to the process at its peak, inputs not counted. The largest error "
+        "was timed. Times are the processor's, the minimum of all rounds. {MEANING} "
+        "Memory is what one call adds to the process at its peak, inputs not counted. The largest error "
         f"is relative to the largest number of a result or gradient. An entry whose error exceeds {TOLERANCE:.0e} is "
         "not timed; if it is ours, the whole row is skipped. What ran on a GPU is on [its own page](gpu.md).",
         "",
@@ -98,17 +98,17 @@ def _peers(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
     return [
         "## Peer by peer",
         "",
-        "How many times faster we are: the median over all rows in which a peer takes part, the least and the most.",
+        f"{MEANING} For each peer: the median of its rows, then the lowest and the highest.",
         "",
-        "![How many times faster mpnn is than each peer, forward and forward+backward: a line from the least to the "
-        "most over all cases, and a point at the median; the table below has the numbers](img/performance_peers.png)",
+        "![The peer's time / mpnn's time for each peer, forward and forward+backward: a line from the lowest to the "
+        "highest of all cases, and a point at the median; the table below has the numbers](img/performance_peers.png)",
         "",
         *spreads(ratios),
     ]
 
 
 def spreads(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
-    """A line for each peer: how many times faster we are."""
+    """A line for each peer: the ratio of its time to mpnn's."""
     lines = ["| peer | forward | forward+backward |", "|---|---|---|"]
     for name, found in ratios.items():
         lines.append(f"| {name} | {' | '.join(_spread(found.get(d, [])) for d in (FORWARD, BOTH))} |")
@@ -116,7 +116,7 @@ def spreads(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
 
 
 def times_faster(rows: Sequence[dict[str, Any]], time: str = "least") -> dict[str, dict[str, list[float]]]:
-    """For each peer and direction, how many times faster we are in each row in which the peer computes the same."""
+    """For each peer and direction, its time / mpnn's time in each row in which it computes the same."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for name, entry in row.get("entries", {}).items():
@@ -244,7 +244,7 @@ def amount(measured: float, kind: str) -> str:
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each entry of each row."""
     lines = [
-        "| case | direction | entry | time | x | rate | memory | largest error |",
+        f"| case | direction | entry | time | {RATIO} | rate | memory | largest error |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

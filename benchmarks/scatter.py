@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import report
+from benchmarks import report, units
 from benchmarks.contest import BOTH, FORWARD, OURS, Case, Contest, Entry, Missing
 from benchmarks.peers import unless_missing
 from benchmarks.truth import Agreement, Whole
@@ -173,12 +173,12 @@ def section(results: dict[str, Any]) -> list[str]:
     """A line for each row, with the least times."""
     lines = [
         f"Measured by `{results['command']}` on one thread. Times are the processor's, the minimum of interleaved "
-        "rounds. Each result was compared before it was timed. `x` is a peer's time over ours: above 1, "
-        "these functions are faster." + (f" {results['note']}" if results.get("note") else ""),
+        f"rounds. Each result was compared before it was timed. {units.MEANING}"
+        + (f" {results['note']}" if results.get("note") else ""),
         "",
         *report._machine(results),
         "",
-        f"| case | direction | mpnn | {SCATTER}, {CLUSTER} | x | {TORCH} | x |",
+        f"| case | direction | mpnn | {SCATTER}, {CLUSTER} | {units.RATIO} | {TORCH} | {units.RATIO} |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in results["rows"]:

@@ -1,6 +1,15 @@
-"""Seconds and bytes as pages show them."""
+"""Seconds, bytes and ratios of times as pages show them."""
 
 from __future__ import annotations
+
+RATIO = "peer / mpnn"
+"""The head of a column of ratios, in every table that compares times with those of another library."""
+MEANING = f"`{RATIO}` is the peer's time divided by mpnn's time: above 1, mpnn is faster."
+
+
+def times(ratio: float) -> str:
+    """A ratio of times with two digits after the point, or one from 10 on."""
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
 
 
 def duration(seconds: float) -> str:

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks.units import RATIO
 from mpnn import backends
 from mpnn.backends import BACKENDS
 from mpnn.data.errors import DatasetNotFound
@@ -26,6 +27,8 @@ PAGES = [
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if "```python" in page.read_text()
 ]
+
+EVERY_PAGE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 CODE = re.compile(r"```python\n(?P<code>.*?)```(?:\n\n```text\n(?P<output>.*?)```)?", re.S)
@@ -175,6 +178,55 @@ def test_the_table_of_results_says_what_was_recorded() -> None:
         script, *options = record["command"].removeprefix("python ").split()
         assert (ROOT / script).is_file()
         assert not {"--steps", "--limit"} & set(options), f"{path.name} records a test run"
+
+
+CELL = r"(?:(?P<seconds>[\d.]+) (?P<unit>us|ms|s))\b"
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The tables of a page, as rows of cells; the first row is the head."""
+    found = re.findall(r"(?:^\|.*\|\n)+", text, re.M)
+    return [[[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()] for table in found]
+
+
+def seconds(cell: str) -> list[float]:
+    """The times that a cell holds."""
+    return [float(match["seconds"]) * UNITS[match["unit"]] for match in re.finditer(CELL, cell)]
+
+
+def wrong_ratios(text: str) -> list[str]:
+    """Rows of tables whose ratio is not the peer's time / mpnn's, and heads that name a ratio otherwise."""
+    found = []
+    for head, _, *rows in tables(text):
+        if any(re.search(r"^(x|ratio|speed-?up)$|\btimes as fast|\btimes faster|\bover ours|mpnn / ", c) for c in head):
+            found.append(" | ".join(head))
+        places = [i for i, cell in enumerate(head) if cell == RATIO]
+        ours = next((i for i, cell in enumerate(head) if re.match("mpnn(,|$)", cell)), None)
+        if ours is None or not places:
+            found += [" | ".join(row) for row in rows if re.fullmatch(r"[\d.]+ x", row[-1])]
+            continue
+        for row in rows:
+            for place in places:
+                peers = [i for i in range(place) if i != ours and seconds(row[i]) and head[i] != RATIO]
+                if peers and seconds(row[ours]) and row[place]:
+                    expected = min(seconds(row[peers[-1]])) / seconds(row[ours])[0]
+                    if abs(float(row[place].strip("*")) / expected - 1) > 0.06:
+                        found.append(" | ".join(row))
+    return found
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: page.name)
+def test_every_ratio_of_times_is_that_of_the_peer_to_mpnn(page: Path) -> None:
+    assert not wrong_ratios(page.read_text())
+
+
+def test_ratios_in_the_other_direction_are_found() -> None:
+    page = "| case | mpnn | peer | {} |\n|---|---|---|---|\n| a | 2 ms | X: 4.1 ms | {} |\n"
+    assert not wrong_ratios(page.format(RATIO, "2.05"))
+    assert wrong_ratios(page.format(RATIO, "0.49")) == ["a | 2 ms | X: 4.1 ms | 0.49"]
+    assert wrong_ratios(page.format("ratio", "2.05")) == ["case | mpnn | peer | ratio"]
+    assert wrong_ratios(page.format("", "2.05 x")) == ["a | 2 ms | X: 4.1 ms | 2.05 x"]
 
 
 def test_code_on_pages_has_88_columns() -> None:

@@ -108,9 +108,9 @@ def test_the_readme_shows_the_greatest_losses() -> None:
     record = {"rows": rows, "processor": "P", "instructions": "AVX2", "threads": 1, "commit": "abc"}
     record |= {"versions": {"torch": "2"}, "date": "2026-01-02 03:04 UTC"}
     lines = published.short({"cpu": record})
-    assert lines[0].startswith("Equal functions, on P (AVX2), one thread; torch 2, float32; commit abc, 2026-01-02.")
+    assert lines[0].endswith(" P (AVX2), one thread; torch 2, float32; commit abc, 2026-01-02.")
     assert [line.split(" | ")[0] for line in lines[-2:]] == ["| c", "| d"]
-    assert lines[-1].endswith("| 2.00 s | torch: 1.00 s | 0.5 x |")
+    assert lines[-1].endswith("| 2.00 s | torch: 1.00 s | 0.50 |")
 
 
 def test_a_roof_is_the_longest_of_products_and_bytes() -> None:

@@ -11,9 +11,9 @@ def test_the_page_has_all_rows_within_its_bars() -> None:
     expected = [[a, t, g] for g in made_graphs() for t in ATTENTIONS for a in AGGREGATES]
     assert [row[:3] for row in rows] == expected
     for *names, forward, gradient, second in rows:
-        assert max(map(float, (forward, gradient, second))) <= 1.0, names
+        assert min(map(float, (forward, gradient, second))) >= 1.0, names
         if names[0] in ("max", "std") and names[1] != "none":
-            assert float(gradient) <= (0.25 if names[2] == "window(8)" else 0.6), names
+            assert float(gradient) >= (4.0 if names[2] == "window(8)" else 1.7), names
 
 
 @pytest.mark.slow
@@ -22,6 +22,6 @@ def test_the_bars_hold_here() -> None:
     torch.set_num_threads(1)
     try:
         for row in measured(("max", "std"), repeats=1):  # one measurement, beside other tests
-            assert max(row.ratios[kind] for kind in KINDS) < 1.6, row  # 1.0 on a quiet machine
+            assert min(row.ratios[kind] for kind in KINDS) > 0.6, row  # 1.0 on a quiet machine
     finally:
         torch.set_num_threads(threads)
