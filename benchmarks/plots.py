@@ -1,5 +1,5 @@
-"""Pictures of measurements: time against length, density, edges, heads and width, one line for each entry; and how many
-times faster we are than each peer."""
+"""Pictures of measurements: time against length, density, edges, heads and width, a line for each entry; and the times
+of peers divided by mpnn's."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def draw_peers(ratios: Mapping[str, Mapping[str, Sequence[float]]], path: Path) 
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     ax.set_yticks(range(len(names)), names, fontsize=8, color=INK)
-    ax.set_xlabel("times faster (median, least and most over all cases)", color=MUTED)
+    ax.set_xlabel("peer's time / mpnn's time (median, lowest and highest of all cases)", color=MUTED)
     ax.grid(axis="x", color=FRAME, lw=0.5)
     ax.tick_params(axis="x", colors=MUTED, labelsize=8)
     ax.legend(fontsize=8, frameon=False, loc="lower right")
