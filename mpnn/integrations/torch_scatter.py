@@ -14,6 +14,9 @@ differentiated any number of times. They differ where torch_scatter's results ar
 - an index outside the result raises an error.
 """
 
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +26,7 @@ from mpnn.aggregate import root
 from mpnn.kernels.rows import row_extremes, row_products, row_squares, row_sums, rows_at
 
 _NARROW = (torch.float16, torch.bfloat16)
+_OF_SEGMENTS = ("sum", "add", "mean", "min", "max")
 
 
 # ------------------------------------------------------------------------------------------------ scatter
@@ -41,83 +45,50 @@ def scatter(
     Args:
         src: [..., E, ...].
         index: int64: [E], the leading dimensions of src up to `dim`, or its whole shape; sizes of 1 are repeated.
-        out: [..., N, ...]: what the numbers are added to, multiplied with or compared with, in place.
+        out: [..., N, ...]: what the numbers are added to, multiplied with or compared with, in place. A mean adds it
+            to the sum and does not count it.
         dim_size: N. Default: the size of `out`, or the largest index plus 1.
-        reduce: "sum" or "add", "mul", "mean", "min" or "max".
+        reduce: "sum" or "add", "mul", "mean" (of integers: rounded down), "min" or "max".
 
     Returns:
         [..., N, ...], or `out`. Targets without numbers get 0, or 1 for "mul".
     """
-    if reduce in ("min", "max"):
-        return _scatter_extremes(src, index, dim, out, dim_size, reduce == "min")[0]
-    return _of_name(reduce, _SCATTERS)(src, index, dim, out, dim_size)
+    return _values(_scattered(src, index, dim, out, dim_size, reduce=reduce))
 
 
-def scatter_sum(
-    src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
-) -> Tensor:
-    """Returns `scatter` with reduce="sum"."""
-    flat = _flat(src, index, dim, out, dim_size)
-    total = flat.result(_sums(flat)).to(src.dtype)
+def _scattered(
+    src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None, *, reduce: str
+) -> Any:
+    return _reduction(reduce)(_flat(src, index, dim, out, dim_size), out, "floor")
+
+
+def _sum(flat: "_Flat", out: Tensor | None, rounding: str) -> Tensor:
+    total = flat.result(_sums(flat)).to(flat.x.dtype)
     return total if out is None else out.add_(total)
 
 
-def scatter_add(
-    src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
-) -> Tensor:
-    """Returns `scatter_sum`."""
-    return scatter_sum(src, index, dim, out, dim_size)
-
-
-def scatter_mean(
-    src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
-) -> Tensor:
-    """Returns `scatter` with reduce="mean". What `out` holds is added to the sum and not counted. Means of integers are
-    rounded down."""
-    return _mean(src, index, dim, out, dim_size, "floor")
-
-
-def _mean(src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None, rounding: str) -> Tensor:
-    flat = _flat(src, index, dim, out, dim_size)
+def _mean(flat: "_Flat", out: Tensor | None, rounding: str) -> Tensor:
+    """Means; those of integers are rounded as `rounding` says."""
     total = _sums(flat)
+    count = _counts(flat).clamp(min=1)
+    mode = None if flat.x.is_floating_point() else rounding
     if out is None:
-        return flat.result(_divided(total, _counts(flat), rounding)).to(src.dtype)
-    count = flat.result(_counts(flat).clamp(min=1).expand_as(total))
-    return out.add_(flat.result(total)).div_(count, rounding_mode=None if out.is_floating_point() else rounding)
+        return flat.result(total.div(count.to(total.dtype), rounding_mode=mode)).to(flat.x.dtype)
+    return out.add_(flat.result(total)).div_(flat.result(count.expand_as(total)), rounding_mode=mode)
 
 
-def scatter_mul(
-    src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
-) -> Tensor:
-    """Returns `scatter` with reduce="mul"."""
-    flat = _flat(src, index, dim, out, dim_size)
-    if not src.numel():  # as torch_scatter: no product, but zeros
-        return src.new_zeros(flat.shape) if out is None else out
-    product = flat.result(row_products(_wide(flat.x), flat.to, flat.num_rows)).to(src.dtype)
+def _product(flat: "_Flat", out: Tensor | None, rounding: str) -> Tensor:
+    if not flat.x.numel():  # as torch_scatter: no product, but zeros
+        return flat.x.new_zeros(flat.shape) if out is None else out
+    product = flat.result(row_products(_wide(flat.x), flat.to, flat.num_rows)).to(flat.x.dtype)
     return product if out is None else out.mul_(product)
 
 
-def scatter_min(
-    src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Returns `scatter` with reduce="min", and the first index along `dim` that each minimum is from; the size of `src`
-    where it is from none, but from `out`, or a target has no numbers."""
-    return _scatter_extremes(src, index, dim, out, dim_size, True)
-
-
-def scatter_max(
-    src: Tensor, index: Tensor, dim: int = -1, out: Tensor | None = None, dim_size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Returns `scatter` with reduce="max", and the first index along `dim` that each maximum is from; as
-    `scatter_min`."""
-    return _scatter_extremes(src, index, dim, out, dim_size, False)
-
-
-def _scatter_extremes(
-    src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None, smallest: bool
-) -> tuple[Tensor, Tensor]:
-    flat = _flat(src, index, dim, out, dim_size)
-    extremes, arg = _extremes(flat, smallest)
+def _extreme(flat: "_Flat", out: Tensor | None, rounding: str, *, smallest: bool) -> tuple[Tensor, Tensor]:
+    """Extremes, and the index along the dimension that each is from, both in the shape of the result."""
+    extremes, row = row_extremes(_wide(flat.x), flat.to, flat.num_rows, smallest)
+    extremes = flat.result(extremes).to(flat.x.dtype)
+    arg = flat.result(flat.index_of(row))
     if out is None:
         return extremes, arg
     beats = extremes < out if smallest else extremes > out
@@ -126,7 +97,50 @@ def _scatter_extremes(
     return out, torch.where(beats, arg, flat.length)
 
 
-_SCATTERS = {"sum": scatter_sum, "add": scatter_sum, "mul": scatter_mul, "mean": scatter_mean}
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": _sum,
+    "add": _sum,
+    "mul": _product,
+    "mean": _mean,
+    "min": partial(_extreme, smallest=True),
+    "max": partial(_extreme, smallest=False),
+}
+"""By name: a function of rows by target, of what `out` holds, and of how means of integers are rounded."""
+
+
+def _reduction(name: str, known: Sequence[str] = (*_REDUCTIONS,)) -> Callable[..., Any]:
+    if name not in known:
+        raise ValueError(f"reduce must be one of {', '.join(known)}; got {name!r}")
+    return _REDUCTIONS[name]
+
+
+def _values(result: Any) -> Tensor:
+    """The numbers of a result that may also say where they are from."""
+    values: Tensor = result[0] if isinstance(result, tuple) else result
+    return values
+
+
+def _variant(name: str, general: Callable[..., Tensor], results: Callable[..., Any], reduce: str) -> Any:
+    """Returns a general function with one reduction: `results` are its numbers, and for extremes where they are
+    from."""
+    parameters = [*inspect.signature(general).parameters.values()]
+    where = (
+        ", and the first index along the dimension that each number is from: the size of `src` where it is from none, "
+        "but from `out`, or a target has no numbers"
+    )
+
+    def function(*args: Any, **options: Any) -> Any:
+        return results(*args, reduce=reduce, **options)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f'Returns `{general.__name__}` with reduce="{reduce}"{where * (reduce in ("min", "max"))}.'
+    function.__signature__ = inspect.Signature(parameters[:-1])  # type: ignore[attr-defined]  # without `reduce`
+    return function
+
+
+scatter_sum, scatter_add, scatter_mul, scatter_mean, scatter_min, scatter_max = (
+    _variant(f"scatter_{reduce}", scatter, _scattered, reduce) for reduce in _REDUCTIONS
+)
 
 
 # ------------------------------------------------------------------------------------------------ compositions
@@ -214,50 +228,23 @@ def segment_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None, reduce: 
         src: [..., E, ...].
         indptr: int64 [..., N + 1], ascending; leading dimensions of size 1 are repeated.
         out: [..., N, ...], which is overwritten.
-        reduce: "sum" or "add", "mean", "min" or "max".
+        reduce: "sum" or "add", "mean" (of integers: rounded towards 0), "min" or "max".
 
     Returns:
         [..., N, ...], or `out`; 0 for empty segments.
     """
-    if reduce in ("min", "max"):
-        return _segment_extremes_csr(src, indptr, out, reduce == "min")[0]
-    return _of_name(reduce, _SEGMENTS_CSR)(src, indptr, out)
+    return _values(_of_ptr(src, indptr, out, reduce=reduce))
 
 
-def segment_sum_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
-    """Returns `segment_csr` with reduce="sum"."""
-    flat = _flat_of_ptr(src, indptr)
-    return _written(flat.result(_sums(flat)), src, out)
+def _of_ptr(src: Tensor, indptr: Tensor, out: Tensor | None = None, *, reduce: str) -> Any:
+    result = _reduction(reduce, _OF_SEGMENTS)(_flat_of_ptr(src, indptr), None, "trunc")
+    values = _written(_values(result), src, out)
+    return (values, result[1]) if isinstance(result, tuple) else values
 
 
-def segment_add_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
-    """Returns `segment_sum_csr`."""
-    return segment_sum_csr(src, indptr, out)
-
-
-def segment_mean_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
-    """Returns `segment_csr` with reduce="mean". Means of integers are rounded towards 0."""
-    flat = _flat_of_ptr(src, indptr)
-    count = _expanded_ptr(src, indptr).diff().reshape(-1, 1)
-    return _written(flat.result(_divided(_sums(flat), count, "trunc")), src, out)
-
-
-def segment_min_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Returns `segment_csr` with reduce="min", and the first index that each minimum is from; the size of `src` if
-    none."""
-    return _segment_extremes_csr(src, indptr, out, True)
-
-
-def segment_max_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Returns `segment_csr` with reduce="max", and the first index that each maximum is from; the size of `src` if
-    none."""
-    return _segment_extremes_csr(src, indptr, out, False)
-
-
-def _segment_extremes_csr(src: Tensor, indptr: Tensor, out: Tensor | None, smallest: bool) -> tuple[Tensor, Tensor]:
-    flat = _flat_of_ptr(src, indptr)
-    extremes, arg = _extremes(flat, smallest)
-    return _written(extremes, src, out), arg
+segment_sum_csr, segment_add_csr, segment_mean_csr, segment_min_csr, segment_max_csr = (
+    _variant(f"segment_{reduce}_csr", segment_csr, _of_ptr, reduce) for reduce in _OF_SEGMENTS
+)
 
 
 def gather_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> Tensor:
@@ -280,43 +267,24 @@ def segment_coo(
     src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None, reduce: str = "sum"
 ) -> Tensor:
     """Returns `scatter` along the last dimension of `index`. torch_scatter needs an ascending index; this function does
-    not.
+    not. Means of integers are rounded towards 0.
 
     Args:
         index: int64 [..., E]; leading dimensions of size 1 are repeated.
     """
-    if reduce == "mean":
-        return segment_mean_coo(src, index, out, dim_size)
-    return scatter(src, _expanded_index(src, index), index.dim() - 1, out, dim_size, reduce)
+    return _values(_of_index(src, index, out, dim_size, reduce=reduce))
 
 
-def segment_sum_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """Returns `segment_coo` with reduce="sum"."""
-    return scatter_sum(src, _expanded_index(src, index), index.dim() - 1, out, dim_size)
+def _of_index(
+    src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None, *, reduce: str
+) -> Any:
+    flat = _flat(src, index.expand(src.shape[: index.dim()]), index.dim() - 1, out, dim_size)
+    return _reduction(reduce)(flat, out, "trunc")
 
 
-def segment_add_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """Returns `segment_sum_coo`."""
-    return segment_sum_coo(src, index, out, dim_size)
-
-
-def segment_mean_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """Returns `segment_coo` with reduce="mean". Means of integers are rounded towards 0."""
-    return _mean(src, _expanded_index(src, index), index.dim() - 1, out, dim_size, "trunc")
-
-
-def segment_min_coo(
-    src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Returns `segment_coo` with reduce="min", and the first index that each minimum is from, as `scatter_min`."""
-    return scatter_min(src, _expanded_index(src, index), index.dim() - 1, out, dim_size)
-
-
-def segment_max_coo(
-    src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Returns `segment_coo` with reduce="max", and the first index that each maximum is from, as `scatter_max`."""
-    return scatter_max(src, _expanded_index(src, index), index.dim() - 1, out, dim_size)
+segment_sum_coo, segment_add_coo, segment_mean_coo, segment_min_coo, segment_max_coo = (
+    _variant(f"segment_{reduce}_coo", segment_coo, _of_index, reduce) for reduce in _OF_SEGMENTS
+)
 
 
 def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
@@ -331,9 +299,6 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     _check(index, src.shape[dim])
     to = _in_batch(index, src.shape[dim])
     return _written(rows_at(src.reshape(-1, src.shape[dim + 1 :].numel()), to).view(shape), src, out)
-
-
-_SEGMENTS_CSR = {"sum": segment_sum_csr, "add": segment_sum_csr, "mean": segment_mean_csr}
 
 
 # ------------------------------------------------------------------------------------------------ rows by target
@@ -369,6 +334,17 @@ class _Flat(NamedTuple):
     def result(self, rows: Tensor) -> Tensor:
         """Rows [num_rows, D] in the shape of the result."""
         return rows.reshape(self.shape)
+
+    def index_of(self, row: Tensor) -> Tensor:
+        """The index along the dimension that is reduced of rows of x; its length for the number of rows, no row."""
+        count = len(self.x)
+        if count == self.length and self.taken is None:
+            return row
+        is_none = row == count
+        row = row.clamp(max=max(count - 1, 0))
+        if self.taken is not None and count:
+            row = self.taken.index_select(0, row.flatten()).view(row.shape)
+        return (row // self.depth % max(self.length, 1)).masked_fill(is_none, self.length)
 
 
 def _flat(src: Tensor, index: Tensor, dim: int, out: Tensor | None, dim_size: int | None) -> _Flat:
@@ -427,10 +403,6 @@ def _check(index: Tensor, count: int | None) -> int:
     return count
 
 
-def _expanded_index(src: Tensor, index: Tensor) -> Tensor:
-    return index.expand(src.shape[: index.dim()])
-
-
 def _expanded_ptr(src: Tensor, indptr: Tensor) -> Tensor:
     if indptr.dtype is not torch.int64:
         raise TypeError(f"indptr must be int64; got {indptr.dtype}")
@@ -485,25 +457,6 @@ def _counts(flat: _Flat) -> Tensor:
     return flat.to.new_zeros(flat.num_rows).index_add(0, flat.to, torch.ones_like(flat.to))[:, None]
 
 
-def _divided(total: Tensor, count: Tensor, rounding: str = "") -> Tensor:
-    """Means; those of integers are rounded as `rounding` says."""
-    count = count.clamp(min=1).to(total.dtype)
-    return total / count if total.is_floating_point() else total.div(count, rounding_mode=rounding)
-
-
-def _extremes(flat: _Flat, smallest: bool) -> tuple[Tensor, Tensor]:
-    """Extremes, and the index along the dimension that each is from, both in the shape of the result."""
-    extremes, row = row_extremes(_wide(flat.x), flat.to, flat.num_rows, smallest)
-    count = len(flat.x)
-    if count != flat.length or flat.taken is not None:
-        is_none = row == count
-        row = row.clamp(max=max(count - 1, 0))
-        if flat.taken is not None and count:
-            row = flat.taken.index_select(0, row.flatten()).view(row.shape)
-        row = (row // flat.depth % max(flat.length, 1)).masked_fill(is_none, flat.length)
-    return flat.result(extremes).to(flat.x.dtype), flat.result(row)
-
-
 def _written(extremes: Tensor, src: Tensor, out: Tensor | None) -> Tensor:
     return extremes.to(src.dtype) if out is None else out.copy_(extremes)
 
@@ -512,9 +465,3 @@ def _floating(name: str, src: Tensor) -> Tensor:
     if not src.is_floating_point():
         raise ValueError(f"`scatter_{name}` can only be computed over tensors with floating point data types.")
     return src
-
-
-def _of_name(reduce: str, functions: dict[str, Any]) -> Any:
-    if reduce not in functions:
-        raise ValueError(f"reduce must be one of {', '.join((*functions, 'min', 'max'))}; got {reduce!r}")
-    return functions[reduce]
