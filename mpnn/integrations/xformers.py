@@ -128,22 +128,21 @@ def _attend(
 def _graph(bias: Any, shape: tuple[int, int, int, int]) -> tuple[Graph, Tensor | None]:
     """The graph of a bias for [B, H, M, N], and the numbers [B or 1, H or 1, M, N] that it adds."""
     _, _, queries, keys = shape
-    numbers = None
-    if isinstance(bias, LowerTriangularMaskWithTensorBias):
-        numbers = bias._bias
-    elif isinstance(bias, Tensor):
-        bias, numbers = None, bias
-    elif bias is not None and not isinstance(bias, AttentionBias):
+    is_tensor = isinstance(bias, Tensor)
+    numbers = bias if is_tensor else getattr(bias, "_bias", None)
+    pairs = AttentionBias() if bias is None or is_tensor else bias
+    if not isinstance(pairs, AttentionBias):
         raise TypeError(
             f"attn_bias must be a tensor or an AttentionBias of mpnn.integrations.xformers; got {type(bias).__name__}"
         )
-    if numbers is not None:
-        numbers = numbers.flatten(1, 2) if numbers.dim() == 5 else numbers
-        numbers = numbers.unsqueeze(1) if numbers.dim() == 3 else numbers
-        numbers = numbers.expand(-1, -1, queries, keys) if numbers.dim() == 4 else numbers
-        if numbers.dim() != 4 or numbers.shape[0] not in (1, shape[0]) or numbers.shape[1] not in (1, shape[1]):
-            raise ValueError(f"attn_bias must expand to {list(shape)}; got {list(numbers.shape)}")
-    return (AttentionBias() if bias is None else bias).graph(queries, keys), numbers
+    if numbers is not None and numbers.dim() in (3, 4, 5):
+        numbers = numbers.unsqueeze(1) if numbers.dim() == 3 else numbers.flatten(1, -3)
+        numbers = numbers.expand(-1, -1, queries, keys)
+    if numbers is not None and (
+        numbers.dim() != 4 or any(n not in (1, m) for n, m in zip(numbers.shape, shape, strict=True))
+    ):
+        raise ValueError(f"attn_bias must expand to {list(shape)}; got {list(numbers.shape)}")
+    return pairs.graph(queries, keys), numbers
 
 
 # ---------------------------------------------------------------------------------------------------- biases
@@ -153,11 +152,15 @@ class AttentionBias:
     """A set of (query, key) pairs: all of them."""
 
     from_bottom_right: ClassVar[bool] = False
+    is_causal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if the fields of a bias do not fit together."""
 
     @property
     def window(self) -> tuple[int, int]:
         """How many keys before and after its own a query attends to; -1 is no limit."""
-        return -1, -1
+        return -1, 0 if self.is_causal else -1
 
     def documents(self, num_queries: int, num_keys: int) -> tuple[list[int], list[int], list[int]]:
         """Returns the numbers of queries of each document, where its keys begin, and their numbers."""
@@ -181,12 +184,25 @@ class AttentionBias:
         return self
 
 
-class LowerTriangularMask(AttentionBias):
-    """Query i attends to the keys up to i."""
+class _LastKeys(AttentionBias):
+    """A query attends to the last `_window_size` keys up to its own."""
+
+    _window_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._window_size <= 0:
+            raise ValueError(f"Expected `window_size > 0`, but window_size={self._window_size}")
 
     @property
     def window(self) -> tuple[int, int]:
-        return -1, 0
+        return self._window_size - 1, 0
+
+
+class LowerTriangularMask(AttentionBias):
+    """Query i attends to the keys up to i."""
+
+    is_causal = True
 
     def add_bias(self, bias: Tensor) -> "LowerTriangularMaskWithTensorBias":
         """Returns the same pairs, with a tensor that is added to the scores."""
@@ -212,27 +228,17 @@ class LowerTriangularFromBottomRightMask(AttentionBias):
     """Query i of M attends to the keys up to i + N - M."""
 
     from_bottom_right = True
-
-    @property
-    def window(self) -> tuple[int, int]:
-        return -1, 0
+    is_causal = True
 
     def make_local_attention(self, window_size: int) -> "LowerTriangularFromBottomRightLocalAttentionMask":
         return LowerTriangularFromBottomRightLocalAttentionMask(window_size)
 
 
 @dataclass
-class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottomRightMask):
+class LowerTriangularFromBottomRightLocalAttentionMask(_LastKeys, LowerTriangularFromBottomRightMask):
     """A query attends to the last `_window_size` keys of `LowerTriangularFromBottomRightMask`."""
 
     _window_size: int
-
-    def __post_init__(self) -> None:
-        _check_window(self._window_size)
-
-    @property
-    def window(self) -> tuple[int, int]:
-        return self._window_size - 1, 0
 
 
 @dataclass
@@ -359,29 +365,29 @@ class BlockDiagonalMask(_OfSequences):
 
     split = split_queries
 
+    @property
+    def _parts(self) -> tuple[SeqLenInfo, SeqLenInfo, Any]:
+        return self.q_seqinfo, self.k_seqinfo, self._batch_sizes
+
     def make_causal(self) -> "BlockDiagonalCausalMask":
-        return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
+        return BlockDiagonalCausalMask(*self._parts)
 
     def make_causal_from_bottomright(self) -> "BlockDiagonalCausalFromBottomRightMask":
-        return BlockDiagonalCausalFromBottomRightMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
+        return BlockDiagonalCausalFromBottomRightMask(*self._parts)
 
     def make_local_attention(self, window_size: int) -> "BlockDiagonalCausalLocalAttentionMask":
-        parts = self.q_seqinfo, self.k_seqinfo, self._batch_sizes
-        return BlockDiagonalCausalLocalAttentionMask(*parts, window_size)
+        return BlockDiagonalCausalLocalAttentionMask(*self._parts, window_size)
 
     def make_local_attention_from_bottomright(
         self, window_size: int
     ) -> "BlockDiagonalCausalLocalAttentionFromBottomRightMask":
-        parts = self.q_seqinfo, self.k_seqinfo, self._batch_sizes
-        return BlockDiagonalCausalLocalAttentionFromBottomRightMask(*parts, window_size)
+        return BlockDiagonalCausalLocalAttentionFromBottomRightMask(*self._parts, window_size)
 
 
 class BlockDiagonalCausalMask(BlockDiagonalMask):
     """Query i of a sequence attends to its keys up to i."""
 
-    @property
-    def window(self) -> tuple[int, int]:
-        return -1, 0
+    is_causal = True
 
 
 class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalCausalMask):
@@ -397,33 +403,17 @@ class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalCausalMask):
 
 
 @dataclass
-class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
+class BlockDiagonalCausalLocalAttentionMask(_LastKeys, BlockDiagonalCausalMask):
     """A query attends to the last `_window_size` keys of `BlockDiagonalCausalMask`."""
 
     _window_size: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_window(self._window_size)
-
-    @property
-    def window(self) -> tuple[int, int]:
-        return self._window_size - 1, 0
-
 
 @dataclass
-class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFromBottomRightMask):
+class BlockDiagonalCausalLocalAttentionFromBottomRightMask(_LastKeys, BlockDiagonalCausalFromBottomRightMask):
     """A query attends to the last `_window_size` keys of `BlockDiagonalCausalFromBottomRightMask`."""
 
     _window_size: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_window(self._window_size)
-
-    @property
-    def window(self) -> tuple[int, int]:
-        return self._window_size - 1, 0
 
 
 @dataclass
@@ -443,10 +433,7 @@ class BlockDiagonalCausalWithOffsetGappyKeysMask(BlockDiagonalGappyKeysMask):
     """The last query of a sequence is at its last key, and each attends to the keys up to its own."""
 
     from_bottom_right = True
-
-    @property
-    def window(self) -> tuple[int, int]:
-        return -1, 0
+    is_causal = True
 
 
 @dataclass
@@ -466,8 +453,7 @@ class BlockDiagonalPaddedKeysMask(_OfSequences):
         return cls(SeqLenInfo.from_seqlens(q_seqlen), _padded(kv_padding, kv_seqlen))
 
     def make_local_attention(self, window_left: int, window_right: int) -> "BlockDiagonalLocalAttentionPaddedKeysMask":
-        parts = self.q_seqinfo, self.k_seqinfo
-        return BlockDiagonalLocalAttentionPaddedKeysMask(*parts, window_left, window_right)
+        return BlockDiagonalLocalAttentionPaddedKeysMask(self.q_seqinfo, self.k_seqinfo, window_left, window_right)
 
 
 @dataclass
@@ -476,10 +462,7 @@ class BlockDiagonalCausalWithOffsetPaddedKeysMask(BlockDiagonalPaddedKeysMask):
 
     causal_diagonal: Any = None
     from_bottom_right: ClassVar[bool] = True
-
-    @property
-    def window(self) -> tuple[int, int]:
-        return -1, 0
+    is_causal: ClassVar[bool] = True
 
 
 @dataclass
@@ -507,15 +490,11 @@ class BlockDiagonalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMask):
 
 
 @dataclass
-class BlockDiagonalCausalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMask):
+class BlockDiagonalCausalLocalAttentionPaddedKeysMask(_LastKeys, BlockDiagonalPaddedKeysMask):
     """A query attends to the last `_window_size` keys of `BlockDiagonalCausalWithOffsetPaddedKeysMask`."""
 
     _window_size: int = 1
     from_bottom_right: ClassVar[bool] = True
-
-    @property
-    def window(self) -> tuple[int, int]:
-        return self._window_size - 1, 0
 
     @classmethod
     def from_seqlens_local(
@@ -536,8 +515,3 @@ def _lengths(tensors: Sequence[Tensor]) -> list[int]:
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([x.reshape(1, -1, *x.shape[2:]) for x in tensors], 1)
-
-
-def _check_window(size: int) -> None:
-    if size <= 0:
-        raise ValueError(f"Expected `window_size > 0`, but window_size={size}")
