@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from inspect import signature
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch_geometric.nn as pyg
@@ -57,11 +57,13 @@ OPTIONS = {
 class Replacement:
     """Base class of all replacements; comes before the convolution in the bases.
 
-    `node_dim_needed` is the dimension of the nodes that the replacement needs, `mpnn_backend` the backend that runs it.
+    `node_dim_needed` is the dimension of the nodes that the replacement needs, `served` the values of options that it
+    computes, `mpnn_backend` the backend that runs it.
     """
 
     node_dim_needed = -2
     several_aggregators = False
+    served: ClassVar[dict[str, tuple[Any, ...]]] = {}
     mpnn_backend = "auto"
 
     @classmethod
@@ -69,18 +71,20 @@ class Replacement:
         """Why this convolution cannot be replaced, or None if it can."""
         if conv.node_dim != cls.node_dim_needed:
             return f"node_dim = {conv.node_dim}, not {cls.node_dim_needed}"
+        for name, values in cls.served.items():
+            if (option := getattr(conv, name)) not in values:
+                return f"{name} = {option!r}"
         reducers = _reducers(conv.aggr_module)
-        one = reducers is not None and len(reducers) == 1 and not isinstance(reducers[0], aggr.SoftmaxAggregation)
-        if reducers is None or not (one or cls.several_aggregators):
+        if not (reducers if cls.several_aggregators else reducers in SINGLE):
             return f"aggr = {conv.aggr!r}"
         return next((reason for part in (conv, *conv.aggr_module.modules()) if (reason := change_of(part))), None)
 
     @classmethod
     def decide(cls, conv: Any) -> bool:
         """Whether calls of this convolution, as it is now, compute what this class does."""
-        if cls.refusal(conv) is not None or conv.explain or conv.decomposed_layers > 1:
-            return False
-        return not (has_hooks(conv) or any(map(has_hooks, conv.aggr_module.modules())) or _has_any_global_hook())
+        parts = (conv, *conv.aggr_module.modules())
+        is_left = cls.refusal(conv) is not None or conv.explain or conv.decomposed_layers > 1
+        return not (is_left or any(map(has_hooks, parts)) or _has_any_global_hook())
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         """Does nothing: copies and unpickled convolutions keep the methods of this class, not generated ones."""
@@ -91,62 +95,38 @@ class Replacement:
             "restore() of the report of mpnn.pyg.use, or script the model before"
         )
 
-    def computes(self, edges: Any, *features: Any, size: Any = None) -> bool:
+    def computes(self: Any, edges: Any, *features: Any, size: Any = None) -> bool:
         """Whether this call runs here, rather than in the base class. `features` are those of the nodes that send and
         of those that receive, if there are two sets."""
-        conv: Any = self
-        if torch.compiler.is_compiling() or is_tracing() or not is_supported(edges) or not decided(conv):
+        if torch.compiler.is_compiling() or is_tracing() or not is_supported(edges) or not decided(self):
             return False
-        if conv.flow != "source_to_target" and len({*map(len, features), *(size or ())}) > 1:
+        if self.flow != "source_to_target" and len({*map(len, features), *(size or ())}) > 1:
             return False  # PyTorch Geometric mixes up the sizes of the two sets
         for x in features:  # noqa: SIM110  # a generator would take as long as the witness
             if not isinstance(x, Tensor) or not x.is_floating_point() or x.is_meta:
                 return False
         return True
 
-    def bind(self, edges: Any, size: Any, x: Any, edge_type: Tensor | None = None) -> tuple[Graph, Tensor]:
-        """The graph, and the features of the nodes that send: the first of a pair, whatever the flow."""
-        conv: Any = self
-        sender = _pair(x)[0]
+    def bind(self: Any, edges: Any, size: Any, x: Any, edge_type: Tensor | None = None) -> Graph:
+        """The graph of the edges between nodes with these features: of all, or of those that send and that receive."""
         if isinstance(edges, Graph):
-            return edges, sender
-        return graph_of(edges, *self.sizes(edges, size, x), conv.flow, edge_type), sender
+            return edges
+        return graph_of(edges, *Replacement.sizes(self, edges, size, x), self.flow, edge_type)
 
-    def sizes(self, edges: Any, size: Any, x: Any) -> tuple[int, int]:
+    def sizes(self: Any, edges: Any, size: Any, x: Any) -> tuple[int, int]:
         """The numbers of nodes that send and of those that receive."""
-        conv: Any = self
         # PyTorch Geometric asks six questions of each edge_index, which take as long as to find its graph.
         is_usual = type(edges) is Tensor and edges.dtype is torch.int64 and edges.dim() == 2 and len(edges) == 2
         is_usual = is_usual and edges.layout is torch.strided
-        sizes = list(size or (None, None)) if is_usual else conv._check_input(edges, size)
+        sizes = list(size or (None, None)) if is_usual else self._check_input(edges, size)
         for k, features in enumerate(x if isinstance(x, (tuple, list)) else (x,)):
             if features is not None:
-                conv._set_size(sizes, k, features)
+                self._set_size(sizes, k, features)
         return sizes[0], sizes[0] if sizes[1] is None else sizes[1]
 
-    def with_loops(self, graph: Graph, attr: Tensor | None) -> tuple[Graph, Tensor | None]:
-        """The graph and its attributes with one self-loop per node, if the convolution adds self-loops."""
-        conv: Any = self
-        if attr is not None and conv.lin_edge is None:
-            attr = None
-        if not conv.add_self_loops:
-            return graph, attr
-        looped = graph.derive(_with_loops, attr is not None, num_dst=graph.num_dst)
-        if attr is None:
-            return looped, None
-        ends = _ends(graph, conv.flow)
-        options = {"num_nodes": min(graph.num_dst, graph.num_src)}
-        return looped, add_self_loops(*remove_self_loops(ends, attr), fill_value=conv.fill_value, **options)[1]
-
-    def attend(self, graph: Graph, value: Tensor, score: Score, edge_value: Tensor | None = None) -> Tensor:
-        """Attention with this score, a softmax and dropout: [N, heads, channels] -> the concatenation or mean of the
-        heads."""
-        conv: Any = self
-        reduce = (_reducers(conv.aggr_module) or ["sum"])[0]
-        dropout = float(conv.dropout) if conv.training else 0.0
-        round = Round(graph, value, score, edge_value=edge_value, dropout=dropout, reduce=_aggregator(reduce))
-        out = engine.run(round, self.mpnn_backend)[0]
-        return out.flatten(1) if conv.concat else out.mean(1)
+    def by_torch_geometric(self: Any, edges: Any, **inputs: Any) -> Any:
+        """PyTorch Geometric's own `propagate`, for calls that do not run here."""
+        return super().propagate(edges_of(edges), **inputs)  # type: ignore[misc]
 
 
 class WeightedSum(Replacement):
@@ -155,32 +135,22 @@ class WeightedSum(Replacement):
     several_aggregators = True
     weight_name = "edge_weight"
 
-    def propagate(self, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
-        conv: Any = self
+    def propagate(self: Any, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
         x = inputs["x"]
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
         ours = inputs.keys() <= {"x", self.weight_name, "edge_type_ptr"} and inputs.get("edge_type_ptr") is None
+        reducers = _reducers(self.aggr_module) or ()
         if not ours or not self.computes(edge_index, *features, size=size):
-            result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
-            return result
-        weight = _weight(conv, edge_index, inputs)
-        reducers = _reducers(conv.aggr_module) or ()
+            return self.by_torch_geometric(edge_index, size=size, **inputs)
+        weight = _weight(self, edge_index, inputs)
         if weight is not None and any(isinstance(reduce, aggr.SoftmaxAggregation) for reduce in reducers):
-            weighted: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
-            return weighted
-        graph, sender = self.bind(edge_index, size, x)
+            return self.by_torch_geometric(edge_index, size=size, **inputs)
+        graph = self.bind(edge_index, size, x)
+        sender = _pair(x)[0]
         if weight is not None:  # integers, or wider than the features
             dtype = torch.promote_types(sender.dtype, weight.dtype)
             sender, weight = sender.to(dtype), weight.to(dtype)
         return _joined([_aggregated(graph, sender, reduce, weight, self.mpnn_backend) for reduce in reducers])
-
-
-class SimpleConv(WeightedSum, pyg.SimpleConv):
-    @classmethod
-    def refusal(cls, conv: Any) -> str | None:
-        if conv.combine_root == "self_loop":
-            return "combine_root = 'self_loop', which creates edges at each call"
-        return super().refusal(conv)
 
 
 def _variant(base: type, kind: Any, **members: Any) -> Any:
@@ -191,6 +161,8 @@ def _variant(base: type, kind: Any, **members: Any) -> Any:
 SAGEConv, GINConv, GraphConv, GatedGraphConv = (
     _variant(WeightedSum, kind) for kind in (pyg.SAGEConv, pyg.GINConv, pyg.GraphConv, pyg.GatedGraphConv)
 )
+# "self_loop" creates edges at each call.
+SimpleConv = _variant(WeightedSum, pyg.SimpleConv, served={"combine_root": ("sum", "cat", None)})
 
 
 def _normalized_sum(kind: Any, **members: Any) -> Any:
@@ -222,7 +194,7 @@ class GCNConv(WeightedSum, pyg.GCNConv):
         if edge_weight is None and square and not self.improved and _reducers(self.aggr_module) == ["sum"]:
             out = self.by_degrees(edge_index, self.lin(x), x.dtype)
             return out if self.bias is None else out + self.bias
-        graph, _ = self.bind(edge_index, None, x)
+        graph = self.bind(edge_index, None, x)
         form = x.size(self.node_dim), self.improved, self.add_self_loops, self.flow, x.dtype
         looped = graph.derive(_normalized, *form, num_dst=graph.num_dst)
         weight = looped.edge_attr
@@ -233,7 +205,7 @@ class GCNConv(WeightedSum, pyg.GCNConv):
 
     def by_degrees(self, edges: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
         """`s_i sum_j s_j x_j` over the in-neighbors and, with loops, the node itself, with `s_i = degree_i^-1/2`."""
-        graph, _ = self.bind(edges, None, x)
+        graph = self.bind(edges, None, x)
         looped = graph.derive(_with_loops, True, num_dst=graph.num_dst) if self.add_self_loops else graph
         scale = looped.cached(("inverse root", dtype), lambda: _inverse_root(looped.degree(), dtype))
         return ops.aggregate(looped, x * scale, "sum", backend=self.mpnn_backend) * scale
@@ -244,39 +216,32 @@ class ByRelation(WeightedSum):
 
     node_dim_needed = 0  # of features [N, F], which integers are not
 
-    def forward(self, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
+    def forward(self: Any, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
         src, dst = _pair(x)
         typed = isinstance(edge_index, Graph) or edge_type is not None
         if not typed or not is_edge_list(edge_index) or not self.computes(edge_index, src, dst):
             return super().forward(x, edges_of(edge_index), edge_type)  # type: ignore[misc]
-        conv: Any = self
-        graph, _ = self.bind(edge_index, None, (src, dst), edge_type)
-        weight = conv.weight
-        if conv.num_bases is not None:
-            weight = (conv.comp @ weight.flatten(1)).view(-1, conv.in_channels_l, conv.out_channels)
-        out = dst.new_zeros(len(dst), conv.out_channels)
+        graph = self.bind(edge_index, None, (src, dst), edge_type)
+        weight = self.weight
+        if self.num_bases is not None:
+            weight = (self.comp @ weight.flatten(1)).view(-1, self.in_channels_l, self.out_channels)
+        out = dst.new_zeros(len(dst), self.out_channels)
         for kind, own in enumerate(weight):
             relation = graph.derive(_of_type, kind, num_dst=graph.num_dst)
             if relation.num_edges:
                 h = self.propagate(relation, x=(src, dst), edge_type_ptr=None)
-                if conv.num_blocks is None:
+                if self.num_blocks is None:
                     out = out + h @ own
                 else:
                     out = out + torch.einsum("abc,bcd->abd", h.view(len(h), *own.shape[:2]), own).flatten(1)
-        if conv.root is not None:
-            out = out + dst @ conv.root
-        return out if conv.bias is None else out + conv.bias
+        if self.root is not None:
+            out = out + dst @ self.root
+        return out if self.bias is None else out + self.bias
 
 
 RGCNConv = _variant(ByRelation, pyg.RGCNConv)
-
-
-class FastRGCNConv(ByRelation, pyg.FastRGCNConv):
-    @classmethod
-    def refusal(cls, conv: Any) -> str | None:
-        if conv.aggr not in ("add", "sum", "mean"):
-            return f"aggr = {conv.aggr!r}"  # which PyTorch Geometric asserts
-        return super().refusal(conv)
+# PyTorch Geometric asserts one of these.
+FastRGCNConv = _variant(ByRelation, pyg.FastRGCNConv, served={"aggr": ("add", "sum", "mean")})
 
 
 class RGATConv(Replacement, pyg.RGATConv):
@@ -284,13 +249,12 @@ class RGATConv(Replacement, pyg.RGATConv):
 
     node_dim_needed = 0
 
-    @classmethod
-    def refusal(cls, conv: Any) -> str | None:
-        expected = {"attention_mode": "additive-self-attention", "mod": None, "num_blocks": None}
-        for name, value in expected.items():
-            if getattr(conv, name) != value:
-                return f"{name} = {getattr(conv, name)!r}"
-        return super().refusal(conv) if _reducers(conv.aggr_module) == ["sum"] else f"aggr = {conv.aggr!r}"
+    served: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "attention_mode": ("additive-self-attention",),
+        "mod": (None,),
+        "num_blocks": (None,),
+        "aggr": ("add", "sum", "SumAggregation()"),
+    }
 
     def forward(
         self,
@@ -305,14 +269,11 @@ class RGATConv(Replacement, pyg.RGATConv):
         ours = ours and (isinstance(edge_index, Graph) or edge_type is not None) and is_edge_list(edge_index)
         if not ours or not self.computes(edge_index, x, size=size):
             return super().forward(x, edges_of(edge_index), edge_type, edge_attr, size, return_attention_weights)
-        graph, _ = self.bind(edge_index, size, x, edge_type)
-        maps = None if self.num_bases is not None else self.weight
-        of_edges = None
+        graph = self.bind(edge_index, size, x, edge_type)
         within = self.attention_mechanism[0] == "w"
-        if maps is None:
-            maps = (self.att @ self.basis.flatten(1)).view(self.num_relations, self.in_channels, -1)
-        if edge_attr is not None:
-            of_edges = self.lin_edge(_column(edge_attr)) @ self.e
+        maps = self.weight if self.num_bases is None else self.att @ self.basis.flatten(1)
+        maps = maps.view(self.num_relations, self.in_channels, -1)
+        of_edges = None if edge_attr is None else self.lin_edge(_column(edge_attr)) @ self.e
         by_head = maps.unflatten(-1, (self.heads, -1))
         round = typed_round(graph, x, x, by_head, maps @ self.q, maps @ self.k, self.negative_slope, within, of_edges)
         round.dropout = float(self.dropout) if self.training else 0.0
@@ -358,73 +319,92 @@ class HGTConv(Replacement, pyg.HGTConv):
         return {kind: mapped[kind] for kind in received}
 
 
-class GATConv(Replacement, pyg.GATConv):
+class Attention(Replacement):
+    """Attention over the edges, which `_attention` gives its terms. The end of GAT's (Velickovic et al. 2018)."""
+
     node_dim_needed = 0
 
-    def forward(
-        self, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None, return_attention_weights: Any = None
-    ) -> Any:
+    def with_loops(self: Any, graph: Graph, attr: Tensor | None) -> tuple[Graph, Tensor | None]:
+        """The graph and its attributes with one self-loop per node."""
+        looped = graph.derive(_with_loops, attr is not None, num_dst=graph.num_dst)
+        if attr is None:
+            return looped, None
+        loops = remove_self_loops(_ends(graph, self.flow), attr)
+        nodes = min(graph.num_dst, graph.num_src)
+        return looped, add_self_loops(*loops, fill_value=self.fill_value, num_nodes=nodes)[1]
+
+    def finish(self: Any, out: Tensor, dst: Tensor) -> Tensor:
+        """The output, of the heads and the features of the nodes that receive."""
+        if self.res is not None:
+            out = out + self.res(dst)
+        return out if self.bias is None else out + self.bias
+
+
+_Terms = tuple[Tensor, Score, Tensor | None]
+"""The values of the sources, the score, and what edges add to the values."""
+
+
+def _attention(kind: Any, terms: Callable[..., _Terms], **members: Any) -> Any:
+    """The replacement of a convolution `kind`: a softmax of the scores in `terms`, dropout, and sums by head."""
+    names = signature(kind.forward).parameters.keys()
+
+    @wraps(kind.forward)
+    def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *others: Any, **options: Any) -> Any:
         src, dst = _pair(x)
-        ours = not return_attention_weights and is_edge_list(edge_index)
+        size = options.get("size")
+        plain = not others and options.keys() <= names and options.get("return_attention_weights") is None
+        ours = plain and (edge_attr is None) == (self.lin_edge is None) and is_edge_list(edge_index)
         if not ours or not self.computes(edge_index, src, dst, size=size):
-            return super().forward(x, edges_of(edge_index), edge_attr, size, return_attention_weights)
+            return kind.forward(self, x, edges_of(edge_index), edge_attr, *others, **options)
+        graph = self.bind(edge_index, size, (src, dst))
+        if getattr(self, "add_self_loops", False):
+            graph, edge_attr = self.with_loops(graph, edge_attr)
         shape = -1, self.heads, self.out_channels
-        h_src = (self.lin_src if self.lin is None else self.lin)(src).view(shape)
-        shared = self.lin is not None and src is dst
-        h_dst = h_src if shared else (self.lin_dst if self.lin is None else self.lin)(dst).view(shape)
-        by_src, by_dst = (h_src * self.att_src).sum(-1), (h_dst * self.att_dst).sum(-1)
-        graph, edge_attr = self.with_loops(self.bind(edge_index, size, (h_src, h_dst))[0], edge_attr)
-        by_edge = None
-        if edge_attr is not None:
-            by_edge = (self.lin_edge(_column(edge_attr)).view(shape) * self.att_edge).sum(-1)
-        out = self.attend(graph, h_src, AdditiveScore(by_dst, by_src, LeakyReLU(self.negative_slope), by_edge))
-        if self.res is not None:
-            out = out + self.res(dst)
-        return out if self.bias is None else out + self.bias
+        of_edges = None if edge_attr is None else self.lin_edge(_column(edge_attr)).view(shape)
+        value, score, edge_value = terms(self, src, dst, of_edges, shape)
+        reduce = _aggregator((_reducers(self.aggr_module) or ["sum"])[0])
+        dropout = float(self.dropout) if self.training else 0.0
+        round = Round(graph, value, score, edge_value=edge_value, dropout=dropout, reduce=reduce)
+        out = engine.run(round, self.mpnn_backend)[0]
+        return self.finish(out.flatten(1) if self.concat else out.mean(1), dst)
+
+    return _variant(Attention, kind, forward=forward, **members)
 
 
-class GATv2Conv(Replacement, pyg.GATv2Conv):
-    node_dim_needed = 0
-
-    def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, return_attention_weights: Any = None) -> Any:
-        src, dst = _pair(x)
-        ours = not return_attention_weights and (edge_attr is None or self.lin_edge is not None)
-        if not ours or not is_edge_list(edge_index) or not self.computes(edge_index, src, dst):
-            return super().forward(x, edges_of(edge_index), edge_attr, return_attention_weights)
-        shape = -1, self.heads, self.out_channels
-        h_src = self.lin_l(src).view(shape)
-        h_dst = h_src if self.share_weights and src is dst else self.lin_r(dst).view(shape)
-        graph, edge_attr = self.with_loops(self.bind(edge_index, None, (h_src, h_dst))[0], edge_attr)
-        by_edge = None if edge_attr is None else self.lin_edge(_column(edge_attr)).view(shape)
-        score = AdditiveV2Score(h_dst, h_src, self.att[0], LeakyReLU(self.negative_slope), by_edge)
-        out = self.attend(graph, h_src, score)
-        if self.res is not None:
-            out = out + self.res(dst)
-        return out if self.bias is None else out + self.bias
+def _gat(conv: Any, src: Tensor, dst: Tensor, of_edges: Tensor | None, shape: tuple[int, ...]) -> _Terms:
+    value = (conv.lin or conv.lin_src)(src).view(shape)
+    is_shared = conv.lin is not None and src is dst
+    of_dst = value if is_shared else (conv.lin or conv.lin_dst)(dst).view(shape)
+    by_edge = None if of_edges is None else (of_edges * conv.att_edge).sum(-1)
+    by_dst, by_src = (of_dst * conv.att_dst).sum(-1), (value * conv.att_src).sum(-1)
+    return value, AdditiveScore(by_dst, by_src, LeakyReLU(conv.negative_slope), by_edge), None
 
 
-class TransformerConv(Replacement, pyg.TransformerConv):
-    node_dim_needed = 0
+def _gatv2(conv: Any, src: Tensor, dst: Tensor, of_edges: Tensor | None, shape: tuple[int, ...]) -> _Terms:
+    value = conv.lin_l(src).view(shape)
+    of_dst = value if conv.share_weights and src is dst else conv.lin_r(dst).view(shape)
+    return value, AdditiveV2Score(of_dst, value, conv.att[0], LeakyReLU(conv.negative_slope), of_edges), None
 
-    def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, return_attention_weights: Any = None) -> Any:
-        src, dst = _pair(x)
-        ours = not isinstance(return_attention_weights, bool) and (edge_attr is None) == (self.lin_edge is None)
-        if not ours or not is_edge_list(edge_index) or not self.computes(edge_index, src, dst):
-            return super().forward(x, edges_of(edge_index), edge_attr, return_attention_weights)
-        shape = -1, self.heads, self.out_channels
-        query = self.lin_query(dst).view(shape)
-        key = self.lin_key(src).view(shape)
-        value = self.lin_value(src).view(shape)
-        by_edge = None if edge_attr is None else self.lin_edge(edge_attr).view(shape)
-        score = Dot(query, key, 1 / math.sqrt(self.out_channels), by_edge)
-        out = self.attend(self.bind(edge_index, None, (value, query))[0], value, score, by_edge)
-        if not self.root_weight:
-            return out
-        root = self.lin_skip(dst)
-        if self.lin_beta is None:
-            return out + root
-        beta = self.lin_beta(torch.cat([out, root, out - root], -1)).sigmoid()
-        return beta * root + (1 - beta) * out
+
+def _transformer(conv: Any, src: Tensor, dst: Tensor, of_edges: Tensor | None, shape: tuple[int, ...]) -> _Terms:
+    query, key, value = conv.lin_query(dst).view(shape), conv.lin_key(src).view(shape), conv.lin_value(src).view(shape)
+    return value, Dot(query, key, 1 / math.sqrt(conv.out_channels), of_edges), of_edges
+
+
+def _gated_root(conv: Any, out: Tensor, dst: Tensor) -> Tensor:
+    """The features of the node itself beside the attention, with a gate if there is one (Shi et al. 2021, eq. 5)."""
+    if not conv.root_weight:
+        return out
+    root = conv.lin_skip(dst)
+    if conv.lin_beta is None:
+        return out + root
+    beta = conv.lin_beta(torch.cat([out, root, out - root], -1)).sigmoid()
+    return beta * root + (1 - beta) * out
+
+
+GATConv = _attention(pyg.GATConv, _gat)
+GATv2Conv = _attention(pyg.GATv2Conv, _gatv2)
+TransformerConv = _attention(pyg.TransformerConv, _transformer, finish=_gated_root)
 
 
 class EdgeMessages(Replacement):
@@ -433,18 +413,16 @@ class EdgeMessages(Replacement):
 
     several_aggregators = True
 
-    def propagate(self, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
-        conv: Any = self
+    def propagate(self: Any, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
         x = (inputs["q"], inputs["k"]) if "k" in inputs else inputs["x"]  # ResGatedGraphConv has no x
         features = [z for z in (x if isinstance(x, (tuple, list)) else (x,)) if z is not None]
-        reducers = _reducers(conv.aggr_module) or []
-        names = [*conv.inspector.get_param_dict("message")]
+        reducers = _reducers(self.aggr_module) or []
+        names = [*self.inspector.get_param_dict("message")]
         of_sources = all(name.endswith("_j") or inputs.get(name, 0) is None for name in names)
         ours = (of_sources or reducers not in LINEAR or self.mpnn_backend != "auto") and is_edge_list(edge_index)
         if not ours or not self.computes(edge_index, *features, size=size):
-            result: Tensor = super().propagate(edges_of(edge_index), size=size, **inputs)  # type: ignore[misc]
-            return result
-        graph, _ = self.bind(edge_index, size, x)
+            return self.by_torch_geometric(edge_index, size=size, **inputs)
+        graph = self.bind(edge_index, size, x)
         ends = {"_j": (0, None)} if of_sources else dict(zip(("_j", "_i"), enumerate(graph.edge_index), strict=True))
 
         def collected(name: str) -> Any:
@@ -452,14 +430,14 @@ class EdgeMessages(Replacement):
                 return inputs[name]
             side, nodes = ends[name[-2:]]
             features = _pair(inputs[name[:-2]])[side]
-            return features if nodes is None else features.index_select(conv.node_dim, nodes)
+            return features if nodes is None else features.index_select(self.node_dim, nodes)
 
-        messages = conv.message(**{name: collected(name) for name in names})
+        messages = self.message(**{name: collected(name) for name in names})
         if not of_sources:
             graph = graph.derive(edges_into, num_dst=graph.num_dst, num_src=graph.num_edges)
         parts = [_aggregated(graph, messages.flatten(1), reduce, None, self.mpnn_backend) for reduce in reducers]
         out = _joined([part.view(-1, *messages.shape[1:]) for part in parts])
-        return _scaled(conv.aggr_module, out, graph)
+        return _scaled(self.aggr_module, out, graph)
 
 
 class EdgeConv(EdgeMessages, pyg.EdgeConv):
@@ -511,9 +489,8 @@ class PNAConv(EdgeMessages, pyg.PNAConv):
         ours = ours and isinstance(x, Tensor) and x.dim() == 2 and bool(reducers)
         ours = ours and all(reduce in SHIFTED or isinstance(reduce, ClampedStd) for reduce in reducers)
         if not ours or not self.computes(edge_index, x):
-            result: Tensor = super().forward(x, edge_index, edge_attr)
-            return result
-        graph, _ = self.bind(edge_index, None, x)
+            return super().forward(x, edge_index, edge_attr)
+        graph = self.bind(edge_index, None, x)
         factors = _factors(self.aggr_module, graph, x.dtype)
         reached = graph.cached("in-degree", graph.degree) > 0
         shape = len(x), self.towers if self.divide_input else 1, self.F_in
@@ -590,6 +567,7 @@ REDUCERS: dict[type, str | Aggregator] = {
     aggr.StdAggregation: ClampedStd(),
 }
 """Exact class of an aggregation module -> the aggregator."""
+SINGLE = [[reduce] for reduce in REDUCERS.values()]
 _aggregator = cache(aggregator)
 """The aggregator of a name in `REDUCERS`: none of them has a state, so all calls share it."""
 
