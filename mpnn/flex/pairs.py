@@ -184,21 +184,20 @@ def _in_strips(rows_of: Callable[[Tensor], Tensor], rows: Ints, num_src: int) ->
     if not len(rows) or not num_src:
         return
     for some in torch.from_numpy(rows).split(max(1, _PAIRS // num_src)):
-        row, start, stop = _runs_in(rows_of(some))
-        yield some.numpy()[row], start, stop
+        runs = Runs.from_dense(rows_of(some).numpy())
+        yield some.numpy()[runs.row], runs.start, runs.stop
 
 
 def _joined(num_dst: int, num_src: int, intervals: Iterator[Intervals]) -> Runs:
     """Runs of intervals that are sorted and disjoint."""
-    parts = []
-    count = np.zeros(num_dst, np.int64)
+    parts = [np.zeros((3, 0), np.int64)]
+    count = 0
     for part in intervals:
-        parts.append(part)
-        count += np.bincount(part[0], minlength=num_dst)
-        require_room(num_dst, num_src, int(count.sum()))
-    empty = np.zeros(0, np.int64)
-    start, stop = (np.concatenate([empty, *(part[k] for part in parts)]) for k in (1, 2))
-    return Runs(num_dst, num_src, np.append(0, np.cumsum(count)), start, stop)
+        parts.append(np.stack(part))
+        count += len(part[0])
+        require_room(num_dst, num_src, count)
+    row, start, stop = np.concatenate(parts, 1)
+    return Runs.on_line(num_dst, num_src, row * (num_src + 1) + start, row * (num_src + 1) + stop)
 
 
 def _in_tiles(
@@ -214,20 +213,9 @@ def _in_tiles(
         kv = column[k : k + step, None] * size + np.arange(width)
         # The last blocks may reach beyond the pairs: there the last index is computed again, and left out.
         ends = (torch.from_numpy(np.minimum(x, n - 1)) for x, n in ((q, num_dst), (kv, num_src)))
-        allowed = run(*at, *ends).reshape(-1, width)
-        which, start, stop = _runs_in(allowed)
+        runs = Runs.from_dense(run(*at, *ends).reshape(-1, width).numpy())
+        which = runs.row
         rows = q.reshape(-1)[which]
         first = kv[:, 0][which // height]
         inside = rows < num_dst
-        yield rows[inside], (first + start)[inside], np.minimum(first + stop, num_src)[inside]
-
-
-def _runs_in(allowed: Tensor) -> Intervals:
-    """The runs of True in each row, bool [rows, columns]."""
-    rows, columns = allowed.shape
-    line = np.zeros(rows * (columns + 1) + 1, np.bool_)  # a False before the first row, and after each
-    line[1:].reshape(rows, columns + 1)[:, :-1] = allowed.numpy()
-    ends = np.flatnonzero(line[1:] != line[:-1])
-    begin = ends[0::2]
-    row = begin // (columns + 1)
-    return row, begin - row * (columns + 1), ends[1::2] - row * (columns + 1)
+        yield rows[inside], (first + runs.start)[inside], np.minimum(first + runs.stop, num_src)[inside]

@@ -135,13 +135,11 @@ class Runs:
     @staticmethod
     def from_dense(allowed: NDArray[np.bool_]) -> "Runs":
         """The runs of True in each row of a matrix, bool [num_dst, num_src]."""
-        (rows, columns), width = allowed.shape, allowed.shape[1] + 2
-        padded = np.zeros((rows, width), np.int8)
-        padded[:, 1:-1] = allowed
-        steps = np.diff(padded.reshape(-1))  # from one row to the next, from absent to absent
-        begins, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
-        ptr = np.append(0, np.cumsum(np.bincount(begins // width, minlength=rows)))
-        return Runs(rows, columns, ptr, begins % width, ends % width)
+        rows, columns = allowed.shape
+        line = np.zeros(rows * (columns + 1) + 1, bool)  # a False before the first row, and after each
+        line[1:].reshape(rows, columns + 1)[:, :-1] = allowed
+        ends = np.flatnonzero(line[1:] != line[:-1])
+        return Runs.on_line(rows, columns, ends[0::2], ends[1::2])
 
     @staticmethod
     def from_labels(labels: Ints) -> "Runs":

@@ -5,7 +5,7 @@ Topologies from an image to a smaller one (`convolution` with a stride, `pooling
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import Any
 
@@ -37,14 +37,15 @@ def grid(height: int, width: int, connectivity: int = 4) -> Topology:
 
 
 def _grid(i: Ints, num_src: int, height: int, width: int, connectivity: int = 4) -> Pairs:
-    y, x = _pixels("grid", i, num_src, height, width)
+    shape = height, width
+    _check_nodes("grid", len(i), num_src, shape, shape)
+    y, x = _coordinates(i, shape)
     beside = 1 if connectivity == 8 else 0
-    return [
-        *_row_runs(y - 1, x - beside, x + beside, height, width),
-        *_row_runs(y, x - 1, x - 1, height, width),
-        *_row_runs(y, x + 1, x + 1, height, width),
-        *_row_runs(y + 1, x - beside, x + beside, height, width),
-    ]
+    above, below = (_inside(at, 1, height) for at in (y - 1, y + 1))
+    left, right = (_inside(at, 1, width) for at in (x - 1, x + 1))
+    near = _inside(x - beside, 2 * beside + 1, width)
+    pairs = [(above, near), (_inside(y, 1, height), left), (_inside(y, 1, height), right), (below, near)]
+    return chain.from_iterable(_product(spans, shape, (1, 1)) for spans in pairs)
 
 
 def neighborhood(
@@ -136,12 +137,8 @@ class _Neighborhood(Topology):
     causal: tuple[bool, ...]
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        nodes = prod(self.shape)
-        if not num_dst == num_src == nodes:
-            raise ValueError(
-                f"neighborhood of {' x '.join(map(str, self.shape))} pixels needs {nodes} nodes, but the graph is "
-                f"{num_dst} x {num_src}; use bind({nodes}), or the shape of the nodes"
-            )
+        _check_nodes("neighborhood", num_dst, num_src, self.shape, self.shape)
+        nodes = num_dst
         at = _coordinates(np.arange(nodes), self.shape)
         axes: Iterable[Any] = zip(at, self.shape, self.kernels, self.dilation, self.stride, self.causal, strict=True)
         spans = [_neighbors(self.border == "natten", *axis) for axis in axes]
@@ -193,12 +190,18 @@ def _neighbors(
     first = leader - (kernel - 1 if causal else kernel // 2)
     if moves_inward and not causal:
         first = np.clip(first, 0, count - kernel)
-    last = place + 1 if causal else np.minimum(first + kernel, count)
-    first = np.maximum(first, 0)
-    return first * dilation + phase, np.maximum(last - first, 0)
+    first, taps = _inside(first, place + 1 - first if causal else kernel, count)
+    return first * dilation + phase, taps
 
 
-def _product(spans: list[tuple[Ints, Ints]], shape: tuple[int, ...], dilation: tuple[int, ...]) -> Pairs:
+def _inside(first: Ints, count: Ints | int, size: Ints | int, dilation: int = 1) -> tuple[Ints, Ints]:
+    """Of `count` places along an axis, `dilation` apart from `first` on, the first from 0 to size - 1, and how many."""
+    skipped = np.maximum(-(first // dilation), 0)
+    stop = np.minimum(count, (size - 1 - first) // dilation + 1)
+    return first + skipped * dilation, np.maximum(stop - skipped, 0)
+
+
+def _product(spans: Sequence[tuple[Ints, Ints]], shape: tuple[int, ...], dilation: tuple[int, ...]) -> Pairs:
     """The runs of the nodes whose coordinate along each axis is one of a span."""
     *outer, (first, count) = spans
     width = 1 if dilation[-1] > 1 else None
@@ -242,8 +245,8 @@ def convolution(
                                                                 ....##
     """
     size = _size(height, width)
-    taps = _pair("kernel", kernel, 1)
-    step, pad, apart = _pair("stride", stride, 1), _pair("padding", padding, 0), _pair("dilation", dilation, 1)
+    taps = _each("kernel", kernel, 1, 2)
+    step, pad, apart = _each("stride", stride, 1, 2), _each("padding", padding, 0, 2), _each("dilation", dilation, 1, 2)
     relation = KernelOffset(size[1], convolved(*size, taps, step, pad, apart)[1], taps, step, pad, apart)
     return Topology.of(_convolution, *size, taps, step, pad, apart, relation=relation)
 
@@ -258,24 +261,11 @@ def _convolution(
     padding: tuple[int, int] = (0, 0),
     dilation: tuple[int, int] = (1, 1),
 ) -> Pairs:
-    rows, columns = convolved(height, width, kernel, stride, padding, dilation)
-    _check_nodes("convolution", i, num_src, (rows, columns), (height, width))
-    y = i // columns * stride[0] - padding[0]
-    x = i % columns * stride[1] - padding[1]
-    down, across = (_taps(at, k, d, n) for at, k, d, n in zip((y, x), kernel, dilation, (height, width), strict=True))
-    spans = [(0, kernel[1] - 1)] if dilation[1] == 1 else [(b * dilation[1],) * 2 for b in across]
-    return [
-        pair
-        for a in down
-        for first, last in spans
-        for pair in _row_runs(y + a * dilation[0], x + first, x + last, height, width)
-    ]
-
-
-def _taps(at: Ints, kernel: int, dilation: int, length: int) -> range:
-    """The kernel taps along one axis that overlap the image for any of the kernel offsets `at`."""
-    first, last = int(at.min()), int(at.max())
-    return range(max(0, -(last // dilation)), min(kernel, (length - 1 - first) // dilation + 1))
+    shape = height, width
+    out = convolved(height, width, kernel, stride, padding, dilation)
+    _check_nodes("convolution", len(i), num_src, out, shape)
+    axes = zip(_coordinates(i, out), shape, kernel, stride, padding, dilation, strict=True)
+    return _product([_inside(at * s - p, k, n, d) for at, n, k, s, p, d in axes], shape, dilation)
 
 
 def convolved(
@@ -317,18 +307,16 @@ def pooling(height: int, width: int, size: int | Sequence[int]) -> Topology:
                                            ......##.
                                            ........#
     """
-    (height, width), cell = _size(height, width), _pair("size", size, 1)
+    (height, width), cell = _size(height, width), _each("size", size, 1, 2)
     return Topology.of(_pooling, height, width, cell, relation=KernelOffset(width, -(-width // cell[1]), cell, cell))
 
 
 def _pooling(i: Ints, num_src: int, height: int, width: int, size: tuple[int, int]) -> Pairs:
-    rows = -(-height // size[0])
-    columns = -(-width // size[1])
-    _check_nodes("pooling", i, num_src, (rows, columns), (height, width))
-    y = i // columns * size[0]
-    x = i % columns * size[1]
-    deep = min(size[0], height)
-    return [pair for a in range(deep) for pair in _row_runs(y + a, x, x + size[1] - 1, height, width)]
+    shape = height, width
+    cells = -(-height // size[0]), -(-width // size[1])
+    _check_nodes("pooling", len(i), num_src, cells, shape)
+    axes = zip(_coordinates(i, cells), size, shape, strict=True)
+    return _product([_inside(at * k, k, n) for at, k, n in axes], shape, (1, 1))
 
 
 def windows(height: int, width: int, size: int, shift: int = 0) -> Topology:
@@ -358,7 +346,8 @@ def windows(height: int, width: int, size: int, shift: int = 0) -> Topology:
 
 
 def _windows(n: int, height: int, width: int, size: int, shift: int = 0) -> Ints:
-    y, x = _pixels("windows", np.arange(n), n, height, width)
+    _check_nodes("windows", n, n, (height, width), (height, width))
+    y, x = _coordinates(np.arange(n), (height, width))
     across, down = _window_of(x, width, size, shift), _window_of(y, height, size, shift)
     return down * (int(across.max(initial=0)) + 1) + across
 
@@ -369,41 +358,23 @@ def _window_of(at: Ints, length: int, size: int, shift: int) -> Ints:
     return np.where(shifted < 0, (shifted + length) // size + -(-length // size), shifted // size)
 
 
-def _row_runs(y: Ints, first: Ints, last: Ints, height: int, width: int) -> Pairs:
-    """The pixels `first..last` of image row `y`, clipped to the image."""
-    inside = (y >= 0) & (y < height)
-    first = np.maximum(first, 0)
-    last = np.minimum(last, width - 1)
-    empty = ~inside | (first > last)
-    return [(np.where(empty, 0, y * width + first), np.where(empty, 0, y * width + last + 1))]
-
-
-def _pixels(name: str, i: Ints, num_src: int, height: int, width: int) -> tuple[Ints, Ints]:
-    if not len(i) == num_src == height * width:
+def _check_nodes(name: str, num_dst: int, num_src: int, dst: tuple[int, ...], src: tuple[int, ...]) -> None:
+    """Raises ValueError unless there is a destination for each node of one shape, and a source for each of another."""
+    if (num_dst, num_src) == (prod(dst), prod(src)):
+        return
+    pixels = f"{name} of {' x '.join(map(str, src))} pixels"
+    if dst == src:
         raise ValueError(
-            f"{name} of {height} x {width} pixels needs {height * width} nodes, but the graph is {len(i)} x "
-            f"{num_src}; use bind({height * width}), or the height and width of the image"
+            f"{pixels} needs {prod(src)} nodes, but the graph is {num_dst} x {num_src}; use bind({prod(src)}), or the "
+            "height and width, or the shape, of the nodes"
         )
-    return i // width, i % width
+    raise ValueError(
+        f"{pixels} gives {' x '.join(map(str, dst))}, so it binds to {prod(dst)} x {prod(src)} nodes; the graph is "
+        f"{num_dst} x {num_src}"
+    )
 
 
-def _check_nodes(name: str, i: Ints, num_src: int, dst: tuple[int, int], src: tuple[int, int]) -> None:
-    if (len(i), num_src) != (dst[0] * dst[1], src[0] * src[1]):
-        raise ValueError(
-            f"{name} of {src[0]} x {src[1]} pixels gives {dst[0]} x {dst[1]}, so it binds to {dst[0] * dst[1]} x "
-            f"{src[0] * src[1]} nodes; the graph is {len(i)} x {num_src}"
-        )
-
-
-def _pair(name: str, size: int | Sequence[int], least: int) -> tuple[int, int]:
-    """Validates one integer or two and returns a pair (vertical, horizontal)."""
-    both: list[Any] = list(size) if isinstance(size, (list, tuple)) else [size, size]
-    if len(both) != 2:
-        raise ValueError(f"{name} must be one integer or two, vertical and horizontal; got {size!r}")
-    return at_least(name, both[0], least), at_least(name, both[1], least)
-
-
-def _each(name: str, size: Any, least: int, axes: int) -> tuple[int, ...]:
+def _each(name: str, size: Any, least: int, axes: int) -> Any:
     """Validates one integer, or one for each axis, and returns one for each axis."""
     values = list(size) if isinstance(size, (list, tuple)) else [size] * axes
     if len(values) != axes:

@@ -121,7 +121,7 @@ def test_they_can_be_written_as_text():
     ("build", "why"),
     [
         (lambda: graphs.convolution(5, 5, 0), "kernel must be at least 1; got 0"),
-        (lambda: graphs.convolution(5, 5, [3, 3, 3]), r"one integer or two, vertical and horizontal; got \[3, "),
+        (lambda: graphs.convolution(5, 5, [3, 3, 3]), r"one integer, or one for each of 2 axes; got \[3, "),
         (lambda: graphs.convolution(5, 5, 3, stride=0), "stride must be at least 1; got 0"),
         (lambda: graphs.convolution(5, 5, 3, padding=-1), "padding must be at least 0; got -1"),
         (lambda: graphs.convolution(2, 5, 3), "a kernel of 3 x 3 with dilation .* does not fit into 2 x 5 pixels"),
