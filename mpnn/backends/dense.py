@@ -13,7 +13,7 @@ fewer than 8 sources. A check of the result would add 6 to 35 % to a call over u
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from mpnn.backends.cost_model import Estimate, both_ways, kind_of, of_biases, priced
 from mpnn.graph import Graph, rng
 from mpnn.graph.bound import cached_on_graph
-from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, total
+from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, total
 from mpnn.graph.modes import is_differentiated_by_transform, is_transformed
 from mpnn.graph.relations import Offset, Relation
 from mpnn.graph.row_groups import row_groups
@@ -56,91 +56,176 @@ REASONS = {"return_lse": "torch's kernels do not return lse"} | dict.fromkeys(
 )
 
 
+class _Facts:
+    """The facts about a round of dot products that decide how it runs and what this costs.
+
+    Attributes:
+        tables: `edge_key` and `edge_value`, if present.
+        shape: that of the graph if torch's kernels support it without a mask, else None.
+        biased: whether a bias is added to the logit of each pair.
+        materialized: whether the logits are written here, because torch's kernels lack a feature of the round.
+        groups: the graph as groups of rows, where torch's flash kernel computes attention within them; else None.
+        parts: the parts to run one by one, or None.
+        pairs: the number of pairs of nodes to compute.
+    """
+
+    def __init__(self, round: Round) -> None:
+        score = cast(Dot, round.score)
+        graph = round.graph
+        self.round = round
+        self.score = score
+        vectors = (score.edge_key, round.edge_value)
+        self.tables = [cast(EmbeddingTable, table) for table in vectors if table is not None]
+        self.shape = _plain_shape(graph)
+        self.biased = round.biased or score.edge_key is not None
+        plain = round.normalize == "softmax" and score.softcap is None and round.sinks is None and not round.dropout
+        plain = plain and not round.return_weights and round.edge_value is None
+        self.materialized = not plain or (self.biased and not _takes_bias(round))
+        self.groups = self._groups()
+        self.parts = _parts_of(round)
+
+    @property
+    def direct(self) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:
+        """A function of query, key, value and scale that runs all rounds of this form, if torch's kernel suffices."""
+        return None if self.biased or self.materialized else _DIRECT.get(self.shape)
+
+    @property
+    def pairs(self) -> int:
+        graph = self.round.graph
+        return graph.num_dst * graph.num_src if self.parts is None else int((self.parts.lengths**2).sum())
+
+    @property
+    def masked(self) -> bool:
+        """Whether torch gets a mask of the graph."""
+        return self.parts is None and self.shape is None
+
+    @property
+    def heads(self) -> int:
+        """The heads of all entries of the batch."""
+        return self.round.batch.numel() * self.round.heads
+
+    @property
+    def classes(self) -> int:
+        """The total number of rows of `edge_key` and `edge_value`."""
+        return sum(len(vectors.table) for vectors in self.tables)
+
+    @property
+    def written(self) -> bool:
+        """Whether the logits are materialized, here or by torch: its kernels do not differentiate biases."""
+        if self.materialized or not self.biased or not torch.is_grad_enabled():
+            return self.materialized
+        keys = self.score.edge_key
+        learned = [*self.round.biases, *([] if keys is None else [keys, self.score.query])]
+        return any(numbers(x).requires_grad for x in learned)
+
+    def _groups(self) -> "list[_Packed] | None":
+        round = self.round
+        score = self.score
+        plain = not self.biased and not self.materialized and score.scale > 0
+        same_heads = score.key.shape[-2] == round.value.shape[-2]
+        batch = round.batch.numel()
+        if not (plain and same_heads and batch > 0 and varlen.runs_here(score.query, round.value)):
+            return None
+        return round.graph.cached(("packed rows", batch), lambda: _pack(round.graph, batch))
+
+
+def _takes_bias(round: Round) -> bool:
+    """Whether torch's kernels take a bias of these features."""
+    # With 16-bit features they accept a float32 bias on CPU only.
+    is_wide = round.value.dtype == round.accumulate_dtype or round.value.is_cpu
+    # Without any pair, the result of torch's kernels is not connected to the bias in autograd.
+    return is_wide and round.graph.num_dst * round.graph.num_src * round.batch.numel() > 0
+
+
+def runs_by_parts(round: Round) -> bool:
+    """Whether each part of the graph is computed by itself."""
+    return _parts_of(round) is not None
+
+
+def _parts_of(round: Round) -> Parts | None:
+    """Returns the parts to run one by one: there are several, and no data per edge or returned weights."""
+    if round.return_weights or not all(isinstance(b, EmbeddingTable) and b.relation is not None for b in round.bias):
+        return None
+    parts = None if round.graph.is_explicit else round.graph.parts
+    return parts if parts is not None and parts.count > 1 else None
+
+
 def refusal(round: Round) -> str | None:
     graph = round.graph
-    score = round.score
-    assert isinstance(score, Dot)
-    if score.edge_key is not None and score.softcap is not None:
+    facts = _Facts(round)
+    if facts.score.edge_key is not None and facts.score.softcap is not None:
         return "it does not support softcap with edge_key"
-    if _packed(round) is not None:
+    if facts.groups is not None:
         return None
-    if (parts := _parts_of(round)) is not None:
-        pairs = _num_pairs(parts)
-    else:
-        pairs = graph.num_dst * graph.num_src
-        if pairs > _MAX_PAIRS and _plain_shape(graph) is None:
-            return f"a mask of {graph.num_dst:,} x {graph.num_src:,} pairs is too large"
+    if facts.masked and facts.pairs > _MAX_PAIRS:
+        return f"a mask of {graph.num_dst:,} x {graph.num_src:,} pairs is too large"
     if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
         return "the graph has repeated edges, which a matrix of pairs cannot tell apart"
-    written = max(pairs, graph.num_dst * _classes(round)) * round.batch.numel() * round.heads
-    if (_is_materialized(round) or _is_biased(round)) and written > _MAX_SCORES:
+    written = max(facts.pairs, graph.num_dst * facts.classes) * facts.heads
+    if (facts.materialized or facts.biased) and written > _MAX_SCORES:
         return f"it would materialize {written:,} logits"
     return None
 
 
 def counts(round: Round) -> dict[str, float]:
     """Pairs times heads, by operation, and the copies of nodes for parts."""
-    graph = round.graph
-    width = round.value.shape[-1]
-    heads = round.batch.numel() * round.heads
-    if (groups := _packed(round)) is not None:
-        return both_ways(_counts_of_groups(groups, heads, width, kind_of(round.value.dtype)), round.needs_grad)
-    parts = _parts_of(round)
-    written = _has_logits_in_memory(round)
-    by_parts = parts is not None
-    pairs = float(heads * (graph.num_dst * graph.num_src if parts is None else _num_pairs(parts)))
-    shape = _plain_shape(graph)
-    num_dst = graph.num_dst
-    num_src = graph.num_src
-    masked = not by_parts and shape is None
-    biased = _is_biased(round)
-    on_cuda = round.value.device.type == "cuda"
-    operations = {"direct call" if direct(round) else "call": 1.0}
-    if biased:
-        operations |= {"biased pair": pairs, **of_biases(round.biases, "pair", pairs / max(heads, 1))}
-    if masked:
-        narrow = "narrow " * (on_cuda and round.value.dtype.itemsize == 2)  # another kernel of torch
-        operations |= {f"{narrow}mask call": 1.0, "masked pair": pairs}
-    if written:
-        operations |= {"written call": 1.0, "written pair": pairs, "written number": pairs * width}
-        if not on_cuda and pairs * torch.finfo(round.accumulate_dtype).bits / 8 >= _FRESH:
-            operations["fresh pair"] = pairs
-        if round.dropout:
-            operations |= {"dropout call": 1.0, "dropped pair": pairs}
-        if isinstance(round.score, Dot) and round.score.softcap:
-            operations["capped pair"] = pairs
-    else:
-        kind = kind_of(round.value.dtype)
-        if not by_parts and not biased and shape == "causal":
-            # blocks of sources on the diagonal are computed in full
-            pairs *= 0.5 + min(0.5, (32 if on_cuda else 256) / max(num_src, 1))
-        operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
-        operations["block"] = float(heads * _blocks(graph, parts))
-        operations["node number"] = float(heads * (num_dst + num_src) * width)
-    if _vectors(round):
-        products = heads * num_dst * _classes(round) * width
-        operations["written number"] = operations.get("written number", 0.0) + products
-    if parts is not None:
-        operations["size call"] = float(len(parts.sizes[0]))
-        operations["clique"] = float(heads * parts.count)
-        operations["clique number"] = float(graph.num_dst * heads * width)
-    return both_ways(operations, round.needs_grad)
+    facts = _Facts(round)
+    of_groups = facts.groups is not None
+    return both_ways(_counts_of_groups(facts) if of_groups else _counts_of_pairs(facts), round.needs_grad)
 
 
-def _counts_of_groups(groups: "list[_Packed]", heads: int, width: int, kind: str) -> dict[str, float]:
-    pairs = heads * sum(group.pairs for group in groups)
+def _counts_of_groups(facts: _Facts) -> dict[str, float]:
+    groups = facts.groups or []
+    kind = kind_of(facts.round.value.dtype)
+    width = facts.round.value.shape[-1]
+    pairs = facts.heads * sum(group.pairs for group in groups)
     return {
         "call": 1.0,
         "size call": len(groups) - 1.0,
         f"{kind}pair": pairs,
         f"{kind}number": pairs * width,
-        "clique number": float(heads * width * sum(group.copied for group in groups)),
+        "clique number": float(facts.heads * width * sum(group.copied for group in groups)),
     }
 
 
-def _num_pairs(parts: Parts) -> int:
-    """The number of pairs of nodes within parts."""
-    return int((parts.lengths**2).sum())
+def _counts_of_pairs(facts: _Facts) -> dict[str, float]:
+    round = facts.round
+    graph = round.graph
+    heads = facts.heads
+    parts = facts.parts
+    width = round.value.shape[-1]
+    pairs = float(heads * facts.pairs)
+    on_cuda = round.value.device.type == "cuda"
+    operations = {"call" if facts.direct is None else "direct call": 1.0}
+    if facts.biased:
+        operations |= {"biased pair": pairs, **of_biases(round.biases, "pair", pairs / max(heads, 1))}
+    if facts.masked:
+        narrow = "narrow " * (on_cuda and round.value.dtype.itemsize == 2)  # another kernel of torch
+        operations |= {f"{narrow}mask call": 1.0, "masked pair": pairs}
+    if facts.written:
+        operations |= {"written call": 1.0, "written pair": pairs, "written number": pairs * width}
+        if not on_cuda and pairs * round.accumulate_dtype.itemsize >= _FRESH:
+            operations["fresh pair"] = pairs
+        if round.dropout:
+            operations |= {"dropout call": 1.0, "dropped pair": pairs}
+        if facts.score.softcap:
+            operations["capped pair"] = pairs
+    else:
+        kind = kind_of(round.value.dtype)
+        if parts is None and not facts.biased and facts.shape == "causal":
+            # blocks of sources on the diagonal are computed in full
+            pairs *= 0.5 + min(0.5, (32 if on_cuda else 256) / max(graph.num_src, 1))
+        operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
+        operations["block"] = float(heads * _blocks(graph, parts))
+        operations["node number"] = float(heads * (graph.num_dst + graph.num_src) * width)
+    if facts.tables:
+        products = heads * graph.num_dst * facts.classes * width
+        operations["written number"] = operations.get("written number", 0.0) + products
+    if parts is not None:
+        operations["size call"] = float(len(parts.sizes[0]))
+        operations["clique"] = float(heads * parts.count)
+        operations["clique number"] = float(graph.num_dst * heads * width)
+    return operations
 
 
 def _blocks(graph: Graph, parts: Parts | None) -> int:
@@ -156,25 +241,24 @@ def _blocks(graph: Graph, parts: Parts | None) -> int:
 
 
 def estimate(round: Round) -> Estimate:
-    graph = round.graph
-    heads = round.batch.numel() * round.heads
-    if (groups := _packed(round)) is not None:
-        numbers = sum(group.copied for group in groups) * heads * round.value.shape[-1]
-        return priced(round.value.device, NAME, counts(round), float(numbers * round.value.element_size()))
-    parts = _parts_of(round)
-    written = _has_logits_in_memory(round)
-    by_parts = parts is not None
-    pairs = graph.num_dst * graph.num_src if parts is None else _num_pairs(parts)
-    copies = (3 + 2 * bool(round.dropout) + 1.5 * round.needs_grad) * written + 1.7 * _is_biased(round)
-    gathered = graph.num_dst * heads * (4 * round.value.shape[-1] * by_parts + _classes(round))
-    masked = not by_parts and _plain_shape(graph) is None
-    size = (pairs * heads * copies + gathered) * torch.finfo(round.accumulate_dtype).bits / 8 + 5 * pairs * masked
-    return priced(round.value.device, NAME, counts(round), size)
+    return priced(round.value.device, NAME, counts(round), float(_bytes(_Facts(round))))
+
+
+def _bytes(facts: _Facts) -> float:
+    """The working memory of a round."""
+    round = facts.round
+    width = round.value.shape[-1]
+    if facts.groups is not None:
+        return sum(group.copied for group in facts.groups) * facts.heads * width * round.value.element_size()
+    copies = (3 + 2 * bool(round.dropout) + 1.5 * round.needs_grad) * facts.written + 1.7 * facts.biased
+    gathered = round.graph.num_dst * facts.heads * (4 * width * (facts.parts is not None) + facts.classes)
+    numbers = facts.pairs * facts.heads * copies + gathered
+    return numbers * round.accumulate_dtype.itemsize + 5 * facts.pairs * facts.masked
 
 
 def bind(round: Round) -> Callable[[Round], Result]:
     """The function that runs all rounds of this form over this graph."""
-    kernel = direct(round)
+    kernel = _Facts(round).direct
     is_plain = reads(round, ("value",), ("query", "key", "scale"))
     return run if kernel is None or not is_plain else partial(_run_direct, kernel)
 
@@ -185,23 +269,23 @@ def _run_direct(kernel: Callable[[Tensor, Tensor, Tensor, float], Tensor], round
 
 
 def run(round: Round) -> Result:
-    score = round.score
+    facts = _Facts(round)
+    score = facts.score
     graph = round.graph
-    assert isinstance(score, Dot)
+    parts = facts.parts
     features = score.query, score.key, round.value
-    if (kernel := direct(round)) is not None:
-        return Result(kernel(*features, score.scale))
-    if (groups := _packed(round)) is not None:
-        return Result(_run_packed(groups, *features, score.scale))
-    parts = _parts_of(round)
+    if facts.direct is not None:
+        return Result(facts.direct(*features, score.scale))
+    if facts.groups is not None:
+        return Result(_run_packed(facts.groups, *features, score.scale))
     if parts is None:
         block = graph.cached("dense block", lambda: _whole(graph))
-        out, weights = _run_block(round, block, *(x.unsqueeze(-4) for x in features))
+        out, weights = _run_block(facts, block, *(x.unsqueeze(-4) for x in features))
         if round.return_weights and weights is not None:
             src, dst = graph.ends
             return Result(out.squeeze(-4), weights.squeeze(-4)[..., dst, src].transpose(-2, -1))
         return Result(out.squeeze(-4))
-    members = graph.cached("members of parts", lambda: _members(parts, graph.device))
+    members = graph.cached("members of parts", lambda: [_on(graph.device, nodes) for nodes in parts.members])
     order, inverse = graph.cached("part by part", lambda: _order(members))
     query, key, value = (x.index_select(-3, order) for x in features)
     outs = []
@@ -209,17 +293,9 @@ def run(round: Round) -> Result:
     for nodes in members:
         members_of = (x.narrow(-3, first, nodes.numel()).unflatten(-3, nodes.shape) for x in (query, key, value))
         block = _Block(nodes, nodes, causal=parts.is_causal)
-        outs.append(_run_block(round, block, *members_of)[0].flatten(-4, -3))
+        outs.append(_run_block(facts, block, *members_of)[0].flatten(-4, -3))
         first += nodes.numel()
     return Result(torch.cat(outs, -3).index_select(-3, inverse))
-
-
-def direct(round: Round) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:
-    """A function of query, key, value and scale that runs all rounds of this form, if torch's kernel suffices."""
-    shape = _plain_shape(round.graph)
-    if shape is None or _is_biased(round) or _is_materialized(round):
-        return None
-    return _causal if shape == "causal" else _complete
 
 
 def _complete(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False) -> Tensor:
@@ -233,12 +309,10 @@ def _complete(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: b
     return out.transpose(-3, -2)
 
 
-_causal = partial(_complete, causal=True)
-
-
-def _members(parts: Parts, device: torch.device) -> list[Tensor]:
-    """The nodes of the parts, one int64 tensor [number of parts, size] for each size."""
-    return [_on(device, nodes) for nodes in parts.members]
+_Shape = Literal["complete", "causal"]
+_DIRECT: dict[_Shape | None, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
+    "complete": _complete, "causal": partial(_complete, causal=True)
+}  # fmt: skip
 
 
 def _order(members: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -265,24 +339,6 @@ class _Packed(NamedTuple):
     @property
     def copied(self) -> int:
         return sum(len(nodes) for nodes in (self.dst, self.src) if nodes is not None)
-
-
-def _packed(round: Round) -> list[_Packed] | None:
-    """The graph as groups of rows, where torch's flash kernel computes attention within them; else None."""
-    if not _fits_flash(round):
-        return None
-    graph = round.graph
-    batch = round.batch.numel()
-    return graph.cached(("packed rows", batch), lambda: _pack(graph, batch))
-
-
-def _fits_flash(round: Round) -> bool:
-    """Whether torch's flash kernel for packed sequences takes these features."""
-    score = round.score
-    assert isinstance(score, Dot)
-    plain = not _is_biased(round) and not _is_materialized(round) and score.scale > 0
-    same_heads = score.key.shape[-2] == round.value.shape[-2]
-    return plain and same_heads and round.batch.numel() > 0 and varlen.runs_here(score.query, round.value)
 
 
 def _pack(graph: Graph, batch: int) -> list[_Packed] | None:
@@ -361,18 +417,16 @@ def _whole(graph: Graph) -> _Block:
     return _Block(dst, src, allowed, whole=True)
 
 
-def _run_block(round: Round, block: _Block, *features: Tensor) -> tuple[Tensor, Tensor | None]:
+def _run_block(facts: _Facts, block: _Block, *features: Tensor) -> tuple[Tensor, Tensor | None]:
     """Maps queries, keys and values [..., C, S or T, H, D] to out [..., C, S, H, D] and, if they are materialized, the
     weights [..., C, H, S, T]."""
-    score = round.score
-    assert isinstance(score, Dot)
     q, k, v = (x.transpose(-3, -2) for x in features)  # [..., C, H, S or T, D]
-    bias = _bias(round, block, q)
+    bias = _bias(facts, block, q)
     weights = None
-    if _is_materialized(round):
-        out, weights = _materialized(round, block, q, k, v, bias)
+    if facts.materialized:
+        out, weights = _materialized(facts, block, q, k, v, bias)
     else:
-        out = sdpa(q, k, v, score.scale, _mask(bias, block), block.causal and bias is None)
+        out = sdpa(q, k, v, facts.score.scale, _mask(bias, block), block.causal and bias is None)
     if block.empty is not None:
         out = out.masked_fill(block.empty[:, None], 0.0)
     return out.transpose(-3, -2), weights
@@ -401,11 +455,11 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, cau
 
 
 def _materialized(
-    round: Round, block: _Block, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
+    facts: _Facts, block: _Block, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Attention that materializes the logits."""
-    score = round.score
-    assert isinstance(score, Dot)
+    round = facts.round
+    score = facts.score
     k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     logits = score.scale * q.to(round.accumulate_dtype) @ k.to(round.accumulate_dtype).mT
     logits = logits if score.softcap is None else score.softcap * (logits / score.softcap).tanh()
@@ -433,12 +487,10 @@ def _materialized(
         dropped = torch.where(keep, weights / (1 - round.dropout), torch.zeros_like(weights))
     out = dropped @ v.to(dropped.dtype)
     if round.edge_value is not None:
-        assert isinstance(round.edge_value, EmbeddingTable)
-        table = round.edge_value.table
-        relation = round.edge_value.relation
-        assert relation is not None
-        sums = pair_tables.sum_by_type(dropped, _ids(relation, round.graph, block), relation.count)
-        out = out + pair_tables.weighted_sum_of_tables(sums, table.to(round.accumulate_dtype))
+        vectors = facts.tables[-1]
+        rule = cast(Relation, vectors.relation)
+        sums = pair_tables.sum_by_type(dropped, _ids(rule, round.graph, block), rule.count)
+        out = out + pair_tables.weighted_sum_of_tables(sums, vectors.table.to(round.accumulate_dtype))
     return out.to(v.dtype), weights.to(v.dtype)
 
 
@@ -450,27 +502,21 @@ def _softmax(logits: Tensor, may_be_empty: bool) -> Tensor:
     return logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
-def _bias(round: Round, block: _Block, q: Tensor) -> Tensor | None:
+def _bias(facts: _Facts, block: _Block, q: Tensor) -> Tensor | None:
     """The sum of all biases of a block, [..., C, H, S, T], including the inner products with `edge_key`."""
-    score = round.score
+    round = facts.round
+    keys = cast(EmbeddingTable | None, facts.score.edge_key)
     parts = []
     same_rule = []
-    assert isinstance(score, Dot)
-    vectors = score.edge_key
     for bias in round.bias:
-        if (
-            isinstance(bias, EmbeddingTable)
-            and isinstance(vectors, EmbeddingTable)
-            and bias.relation == vectors.relation
-        ):
+        if keys is not None and isinstance(bias, EmbeddingTable) and bias.relation == keys.relation:
             same_rule.append(bias.table.to(round.accumulate_dtype))
         else:
             parts.append(_pairs(bias, round, block))
-    if isinstance(vectors, EmbeddingTable):
-        scaled = score.scale * q.to(round.accumulate_dtype)
-        keys = vectors.table.to(round.accumulate_dtype)
-        products = pair_tables.products(scaled, keys, total(same_rule))
-        parts.append(_select(products, vectors, round.graph, block))
+    if keys is not None:
+        scaled = facts.score.scale * q.to(round.accumulate_dtype)
+        products = pair_tables.products(scaled, keys.table.to(round.accumulate_dtype), total(same_rule))
+        parts.append(_select(products, cast(Relation, keys.relation), round.graph, block))
     dst_bias, src_bias = round.node_biases()
     if dst_bias is not None and src_bias is not None:  # their sum first: of two large numbers it may be a small one
         parts.insert(0, _of_block(dst_bias, block.dst)[..., None] + _of_block(src_bias, block.src)[..., None, :])
@@ -482,10 +528,8 @@ def _of_block(x: Tensor, nodes: Tensor) -> Tensor:
     return x.index_select(-2, nodes.flatten()).unflatten(-2, nodes.shape).mT
 
 
-def _select(products: Tensor, vectors: EmbeddingTable, graph: Graph, block: _Block) -> Tensor:
+def _select(products: Tensor, relation: Relation, graph: Graph, block: _Block) -> Tensor:
     """Selects the product of each pair [..., C, H, S, T] by edge type from the products [..., C, H, S, R]."""
-    relation = vectors.relation
-    assert relation is not None
     if block.whole and type(relation) is Offset and graph.num_dst and graph.num_src:
         return pair_tables.select_by_offset(products, relation.clip, graph.shift, graph.num_src)
     return pair_tables.select_by_type(products, _ids(relation, graph, block))
@@ -499,21 +543,15 @@ def _ids(relation: Relation, graph: Graph, block: _Block) -> Tensor:
 def _pairs(bias: PerEdge, round: Round, block: _Block) -> Tensor:
     graph = round.graph
     if isinstance(bias, EmbeddingTable) and bias.relation is not None:
-        return _rows(bias, _ids(bias.relation, graph, block), round.accumulate_dtype).movedim(-1, -3)
-    csr = graph.csr
-    if isinstance(bias, EmbeddingTable):
-        per_edge = _rows(bias, bias.ids(graph), round.accumulate_dtype)  # [E, H]
-    else:
-        per_edge = csr.from_caller(bias.to(round.accumulate_dtype), -2)  # [..., E, H]
-    pairs = per_edge.new_zeros(*per_edge.shape[:-2], per_edge.shape[-1], graph.num_dst * graph.num_src)
-    pairs = pairs.index_copy(-1, csr.row * graph.num_src + csr.col, per_edge.mT)
+        ids = _ids(bias.relation, graph, block)
+        # Gradients of a row are summed in a fixed order, which indexing with brackets does not guarantee.
+        rows = bias.table.to(round.accumulate_dtype).index_select(0, ids.flatten())
+        return rows.unflatten(0, ids.shape).movedim(-1, -3)
+    src, dst = graph.ends
+    of_edges = per_edge(bias, graph, round.accumulate_dtype)  # [..., E, H]
+    pairs = of_edges.new_zeros(*of_edges.shape[:-2], of_edges.shape[-1], graph.num_dst * graph.num_src)
+    pairs = pairs.index_copy(-1, dst * graph.num_src + src, of_edges.mT)
     return pairs.unflatten(-1, (graph.num_dst, graph.num_src)).unsqueeze(-4)
-
-
-def _rows(bias: EmbeddingTable, ids: Tensor, accumulate_dtype: torch.dtype) -> Tensor:
-    """Rows of a table [..., H] for ids [...]. Gradients of a row are summed in `accumulate_dtype` and in a fixed order,
-    which indexing with brackets does not guarantee."""
-    return bias.table.to(accumulate_dtype).index_select(0, ids.flatten()).unflatten(0, ids.shape)
 
 
 def _mask(bias: Tensor | None, block: _Block) -> Tensor | None:
@@ -525,7 +563,7 @@ def _mask(bias: Tensor | None, block: _Block) -> Tensor | None:
 
 
 @cached_on_graph
-def _plain_shape(graph: Graph) -> Literal["complete", "causal"] | None:
+def _plain_shape(graph: Graph) -> "_Shape | None":
     """The shape of the graph if torch's kernels support it without a mask, else None."""
     if graph.is_explicit and graph.num_edges not in _plain_counts(graph.num_dst, graph.num_src):
         return None  # without reading the edges
@@ -541,54 +579,3 @@ def _plain_counts(num_dst: int, num_src: int) -> tuple[int, int]:
     """The number of edges of complete and of causal graphs."""
     short = min(num_dst, num_src)
     return num_dst * num_src, short * (short + 1) // 2 + (num_dst - short) * num_src
-
-
-def runs_by_parts(round: Round) -> bool:
-    """Whether each part of the graph is computed by itself."""
-    return _parts_of(round) is not None
-
-
-def _parts_of(round: Round) -> Parts | None:
-    """Returns the parts to run one by one: there are several, and no data per edge or returned weights."""
-    if round.return_weights or not all(isinstance(b, EmbeddingTable) and b.relation is not None for b in round.bias):
-        return None
-    parts = None if round.graph.is_explicit else round.graph.parts
-    return parts if parts is not None and parts.count > 1 else None
-
-
-def _vectors(round: Round) -> list[PerEdge]:
-    """`edge_key` and `edge_value`, if present."""
-    assert isinstance(round.score, Dot)
-    return [vectors for vectors in (round.score.edge_key, round.edge_value) if vectors is not None]
-
-
-def _classes(round: Round) -> int:
-    """The total number of rows of `edge_key` and `edge_value`."""
-    return sum(len(vectors.table) for vectors in _vectors(round) if isinstance(vectors, EmbeddingTable))
-
-
-def _is_biased(round: Round) -> bool:
-    """Whether a bias is added to the logit of each pair."""
-    assert isinstance(round.score, Dot)
-    return round.biased or round.score.edge_key is not None
-
-
-def _has_logits_in_memory(round: Round) -> bool:
-    """Whether the logits are materialized, here or by torch: its kernels do not differentiate biases."""
-    if _is_materialized(round) or not _is_biased(round) or not torch.is_grad_enabled():
-        return _is_materialized(round)
-    score = round.score
-    assert isinstance(score, Dot)
-    learned = [numbers(data) for data in (*round.biases, score.edge_key) if data is not None]
-    return any(x.requires_grad for x in learned) or (score.edge_key is not None and score.query.requires_grad)
-
-
-def _is_materialized(round: Round) -> bool:
-    score = round.score
-    assert isinstance(score, Dot)
-    plain = round.normalize == "softmax" and score.softcap is None and round.sinks is None and not round.dropout
-    # With 16-bit features torch's kernels accept a float32 bias on CPU only.
-    narrow_bias = _is_biased(round) and round.value.dtype != round.accumulate_dtype and round.value.device.type != "cpu"
-    # Without any pair, the result of torch's kernels is not connected to the bias in autograd.
-    bias_alone = _is_biased(round) and round.graph.num_dst * round.graph.num_src * round.batch.numel() == 0
-    return not plain or round.return_weights or round.edge_value is not None or narrow_bias or bias_alone

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
-from mpnn.backends.cost_model import Estimate, both_ways, priced
+from mpnn.backends.cost_model import Counts, Estimate, both_ways
+from mpnn.backends.way import Way
 from mpnn.graph import Graph
 from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.edge_tables import BiasTable
@@ -46,65 +47,61 @@ _MAX_GROUPS = (
 )
 
 
-_RECURRENCES = frozenset({"log_gate", "beta", "state", "return_state"})
-SERVES = (  # on CPU and CUDA, with a score or without; `serves` is exact
-    FLOATS | DEVICES | _RECURRENCES | {"Dot", "no score", "bias by Offset", "unnormalized", "sum", "gradient"}
-)
-_PREFIXES = FLOATS | AGGREGATES | {"cpu", "no score", "unnormalized", "gradient", "keep_accumulate_dtype"}
-_WEIGHTS = "it needs dot products as weights, without a normalizer or softcap"
-_SINGLE = "it never computes single weights, so it cannot drop or return them"
-REASONS = {
-    **dict.fromkeys(("softmax", "sigmoid", "softcap"), _WEIGHTS),
-    **dict.fromkeys(("dropout", "return_weights"), _SINGLE),
-    "explicit graph": "the graph is a list of edges, and running sums need a structured graph",
-}
-
-
 def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
-    if _is_without_weights(round):
-        return _PREFIXES, {"explicit graph": REASONS["explicit graph"]}
-    served = SERVES - {"no score", "bias by Offset"} if round.score is not None or not round.bias else SERVES - {"Dot"}
-    if round.value.device.type in ("cpu", "cuda"):
-        return served, REASONS
-    return served - _RECURRENCES, REASONS | dict.fromkeys(_RECURRENCES, "recurrences run on CPU and CUDA only")
+    way = _way(round)
+    return way.SERVES, way.REASONS
 
 
 def refusal(round: Round) -> str | None:
+    return _way(round).refusal(round)
+
+
+def counts(round: Round) -> Counts:
+    return _way(round).counts(round)
+
+
+def estimate(round: Round) -> Estimate:
+    return _way(round).estimate(round)
+
+
+def run(round: Round) -> Result:
+    return _way(round).run(round)
+
+
+def _way(round: Round) -> Way:
     if round.recurrent:
-        on_gpu = round.value.device.type == "cuda"
-        return unavailable(round.value, round.tensors) if on_gpu else library.why_missing()
-    if _is_without_weights(round):
-        lengths = _documents(round.graph)
-        count = len(lengths) if lengths is not None else int(_is_of_prefixes(round.graph))
-        few = 0 < count * _MIN_ROWS <= round.graph.num_dst
-        return None if few else "running sums without weights are those of causal() or prefix(), or of long documents"
-    if round.score is None:
-        return _why_no_convolution(round)
+        return RECURRENCE
+    if round.score is not None:
+        return PRODUCTS
+    return CONVOLUTION if round.weighted else PREFIXES
+
+
+# ------------------------------------------------------------------------------------------------ products of features
+
+
+def _refuse_products(round: Round) -> str | None:
     if _blocks(round.graph) is None:
         return "each row must have the same sources as the row before, or one more, as in complete() and causal()"
     return None
 
 
-def counts(round: Round) -> dict[str, float]:
+def _count_products(round: Round) -> Counts:
+    return _counts_of(round, cast(list[Block], _blocks(round.graph)), {"call": 1.0})
+
+
+def _count_recurrence(round: Round) -> Counts:
+    deep, wide = _widths(round)
+    states = round.batch.numel() * round.heads * deep * wide
+    return _counts_of(round, _causal_blocks(round.graph), {"recurrence call": 1.0, "state number": float(states)})
+
+
+def _counts_of(round: Round, blocks: list[Block], calls: dict[str, float]) -> Counts:
     """Products of the states and of the logits within chunks, components moved, and blocks."""
-    if _is_without_weights(round):
-        kind = "compared" if type(round.reduce) in (Max, Min) else "summed"
-        passes = 3.0 if type(round.reduce) is Var else 1.0
-        return both_ways({"call": 1.0, f"{kind} number": passes * round.value.numel()}, round.needs_grad)
-    if (convolved := _convolution(round)) is not None:
-        numbers = float(round.value.numel()) * (convolved[0] + 1)
-        return both_ways({"call": 1.0, "shifted number": numbers}, round.needs_grad)
-    score = round.score
-    blocks = _causal_blocks(round.graph) if round.recurrent else _blocks(round.graph)
-    assert isinstance(score, Dot)
-    assert blocks is not None
     heads = round.batch.numel() * round.heads
-    deep = score.query.shape[-1]
-    wide = round.value.shape[-1]
+    deep, wide = _widths(round)
     nodes = sum(b.last - b.first + b.stop - b.start for b in blocks)
     logits = sum((b.last - b.first) * min(LOGITS, b.last - b.first) for b in blocks if b.extent != ALL)
     kind = "double " if round.accumulate_dtype == torch.float64 else ""
-    calls = {"recurrence call": 1.0, "state number": float(heads * deep * wide)} if round.recurrent else {"call": 1.0}
     operations = calls | {
         "block": float(heads * len(blocks)),
         f"{kind}product": float(heads * (nodes * deep * wide + logits * (deep + wide))),
@@ -115,18 +112,19 @@ def counts(round: Round) -> dict[str, float]:
     return both_ways(operations, round.needs_grad)
 
 
-def estimate(round: Round) -> Estimate:
-    score = round.score
-    operations = counts(round)
-    if score is None:
-        size = round.value.numel() * round.accumulate_dtype.itemsize
-        return priced(round.value.device, NAME, operations, size)
-    assert isinstance(score, Dot)
-    deep = score.query.shape[-1]
-    wide = round.value.shape[-1]
-    dtype = round.accumulate_dtype
-    size = round.batch.numel() * round.heads * dtype.itemsize * (deep * wide + 2 * LOGITS * (LOGITS + deep + wide))
-    return priced(round.value.device, NAME, operations, size)
+def _bytes_of_products(round: Round) -> float:
+    deep, wide = _widths(round)
+    numbers = deep * wide + 2 * LOGITS * (LOGITS + deep + wide)
+    return float(round.batch.numel() * round.heads * round.accumulate_dtype.itemsize * numbers)
+
+
+def _widths(round: Round) -> tuple[int, int]:
+    """The widths of a key and of a value."""
+    return cast(Dot, round.score).key.shape[-1], round.value.shape[-1]
+
+
+def _bytes_of_values(round: Round) -> float:
+    return float(round.value.numel() * round.accumulate_dtype.itemsize)
 
 
 def _steps(round: Round, deep: int, wide: int) -> dict[str, float]:
@@ -140,26 +138,25 @@ def _steps(round: Round, deep: int, wide: int) -> dict[str, float]:
     return {"chunk": max(lengths) / 64} if chunked else {"node": float(max(lengths))}
 
 
-def run(round: Round) -> Result:
-    if round.recurrent:
-        return _run_recurrence(round)
-    if _is_without_weights(round):
-        return _run_prefixes(round)
-    if (convolved := _convolution(round)) is not None:
-        return _run_convolution(round, *convolved)
-    score = round.score
+def _run_products(round: Round) -> Result:
+    score = cast(Dot, round.score)
     value = round.value
-    blocks = _blocks(round.graph)
-    assert isinstance(score, Dot)
-    assert blocks is not None
     groups = lcm(score.key.shape[-2], value.shape[-2])
     query, key, value = (_in_groups(x, groups) for x in (score.query, score.key, value))
     if any(forward_ad.unpack_dual(x).tangent is not None for x in (query, key, value)):
         # torch treats the tangents of an operator without a rule as zeros
         raise NotImplementedError('scan has no forward-mode derivatives; name backend="edge_list"')
+    blocks = cast(list[Block], _blocks(round.graph))
     out = linear_attention(query, key, value, score.scale, [number for block in blocks for number in block])
     shape = (*round.batch, round.graph.num_dst, round.heads, value.shape[-1])
     return Result(out.view(shape).to(round.value.dtype))
+
+
+# ------------------------------------------------------------------------------------------------ recurrences
+
+
+def _refuse_recurrence(round: Round) -> str | None:
+    return library.why_missing() if round.value.is_cpu else unavailable(round.value, round.tensors)
 
 
 def _run_recurrence(round: Round) -> Result:
@@ -184,13 +181,21 @@ _OF_PREFIXES: dict[type, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def _is_without_weights(round: Round) -> bool:
-    """Whether this aggregates values alone."""
-    return not round.weighted and round.edge_value is None and not round.recurrent
+def _refuse_prefixes(round: Round) -> str | None:
+    lengths = _documents(round.graph)
+    count = len(lengths) if lengths is not None else int(_is_of_prefixes(round.graph))
+    few = 0 < count * _MIN_ROWS <= round.graph.num_dst
+    return None if few else "running sums without weights are those of causal() or prefix(), or of long documents"
+
+
+def _count_prefixes(round: Round) -> Counts:
+    kind = "compared" if type(round.reduce) in (Max, Min) else "summed"
+    passes = 3.0 if type(round.reduce) is Var else 1.0
+    return both_ways({"call": 1.0, f"{kind} number": passes * round.value.numel()}, round.needs_grad)
 
 
 def _run_prefixes(round: Round) -> Result:
-    """Nodes first, so that running sums add rows to rows."""
+    """Nodes come first, so that running sums add rows to rows."""
     of_prefixes = _OF_PREFIXES[type(round.reduce)]
     x = round.value.to(round.accumulate_dtype).movedim(-3, 0)
     lengths = _documents(round.graph)
@@ -209,15 +214,12 @@ def _lengths(graph: Graph) -> Tensor:
     return graph.cached("lengths of prefixes", lambda: torch.from_numpy(graph.runs.degree()))
 
 
-def _convolution(round: Round) -> tuple[int, list[int]] | None:
-    if round.score is not None:
-        return None
-    return _find_convolution(round.graph)
+# ------------------------------------------------------------------------------------------------ convolutions
 
 
-def _why_no_convolution(round: Round) -> str | None:
-    convolved = _convolution(round)
-    if len(round.bias) != 1 or convolved is None or convolved[0] > _MAX_RADIUS or round.value.shape[-2] != round.heads:
+def _refuse_convolution(round: Round) -> str | None:
+    radius, _ = _find_convolution(round.graph) or (_MAX_RADIUS + 1, [])
+    if len(round.bias) != 1 or radius > _MAX_RADIUS or round.value.shape[-2] != round.heads:
         return (
             "without a score it computes short convolutions: one bias by Offset, with a weight for each head of the "
             f"values, over causal() & window(radius) with a radius of at most {_MAX_RADIUS}"
@@ -225,7 +227,17 @@ def _why_no_convolution(round: Round) -> str | None:
     return None
 
 
-def _run_convolution(round: Round, radius: int, documents: list[int]) -> Result:
+def _count_convolution(round: Round) -> Counts:
+    radius, _ = _convolution(round)
+    return both_ways({"call": 1.0, "shifted number": float(round.value.numel()) * (radius + 1)}, round.needs_grad)
+
+
+def _convolution(round: Round) -> tuple[int, list[int]]:
+    return cast(tuple[int, list[int]], _find_convolution(round.graph))
+
+
+def _run_convolution(round: Round) -> Result:
+    radius, documents = _convolution(round)
     table = cast(BiasTable, round.bias[0])
     width = round.value.shape[-1]
     clip = cast(Offset, table.relation).clip
@@ -234,6 +246,55 @@ def _run_convolution(round: Round, radius: int, documents: list[int]) -> Result:
     value = round.value.to(round.accumulate_dtype).flatten(-2)
     out = short_convolution(value, weight, documents)
     return Result(out.unflatten(-1, (round.heads, width)).to(round.value.dtype))
+
+
+# ------------------------------------------------------------------------------------------------ ways
+
+_ANY = FLOATS | {"unnormalized", "gradient"}
+_WEIGHTS = "it needs dot products as weights, without a normalizer or softcap"
+_SINGLE = "it never computes single weights, so it cannot drop or return them"
+_EXPLICIT = {"explicit graph": "the graph is a list of edges, and running sums need a structured graph"}
+REASONS = _EXPLICIT | {
+    **dict.fromkeys(("softmax", "sigmoid", "softcap"), _WEIGHTS),
+    **dict.fromkeys(("dropout", "return_weights"), _SINGLE),
+}
+PRODUCTS = Way(
+    NAME,
+    _ANY | DEVICES | {"Dot", "sum"},
+    REASONS,
+    _refuse_products,
+    _count_products,
+    _bytes_of_products,
+    lambda round: _run_products,
+)
+RECURRENCE = Way(
+    NAME,
+    _ANY | {"cpu", "cuda", "Dot", "sum", "log_gate", "beta", "state", "return_state"},
+    REASONS | {"another device": "recurrences run on CPU and CUDA only"},
+    _refuse_recurrence,
+    _count_recurrence,
+    _bytes_of_products,
+    lambda round: _run_recurrence,
+)
+CONVOLUTION = Way(
+    NAME,
+    _ANY | DEVICES | {"no score", "bias by Offset", "sum"},
+    REASONS,
+    _refuse_convolution,
+    _count_convolution,
+    _bytes_of_values,
+    lambda round: _run_convolution,
+)
+PREFIXES = Way(
+    NAME,
+    _ANY | AGGREGATES | {"cpu", "no score", "keep_accumulate_dtype"},
+    _EXPLICIT,
+    _refuse_prefixes,
+    _count_prefixes,
+    _bytes_of_values,
+    lambda round: _run_prefixes,
+)
+SERVES = PRODUCTS.SERVES | RECURRENCE.SERVES | CONVOLUTION.SERVES  # in one way; `serves` is exact
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:

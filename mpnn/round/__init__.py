@@ -22,7 +22,7 @@ backend until one says that it serves it.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import isfinite
 from operator import attrgetter, is_
@@ -34,7 +34,7 @@ from torch import Tensor
 from mpnn.aggregate import SUM, Aggregator, Composed, plain_sum
 from mpnn.graph import Graph, rng
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, total
-from mpnn.round.needs import has_own, needs_of
+from mpnn.round.needs import defaults_of, has_own, needs_of
 from mpnn.scores import PARAMETER, LeakyReLU, Role, Score, slope_of
 
 Visit = Callable[[Tensor, str, Role], Tensor]
@@ -162,7 +162,8 @@ class Round:
         if torch.compiler.is_compiling():
             return cls(graph, value, normalize="none")
         round = object.__new__(cls)
-        round.__dict__ = {**_defaults_of(cast(Any, cls)), "graph": graph, "value": value, "normalize": "none"}
+        defaults = defaults_of(cast(Any, cls))
+        round.__dict__ = {**defaults, "reduce": SUM, "graph": graph, "value": value, "normalize": "none"}
         return round
 
     @property
@@ -245,8 +246,7 @@ class Round:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the round, for checks of device and gradient."""
-        kind: Any = type(self)
-        operands, _ = _readers(kind)
+        operands = _Readers.of(cast(Any, type(self))).operands
         held = [x for x in operands(self) if x is not None and x is not self.seed and x is not self.bias]
         held += self.bias
         if self.score is not None:
@@ -258,10 +258,9 @@ class Round:
         """All that validation and plans depend on besides the graph: the form of every field. It holds no numbers and
         no object of the caller's, because the graph caches it."""
         kind: Any = type(self)
-        operands, plain = _readers(kind)
+        operands, plain, defaults = _Readers.of(kind)
         score = self.score
         options = plain(self)
-        defaults = _plain_defaults(kind)
         return (
             kind,
             *_forms(operands(self)),
@@ -332,8 +331,8 @@ def reads(round: Round, of_round: Collection[str], of_score: Collection[str] = (
 
 
 def _are_plain(owner: Any, but: Collection[str]) -> bool:
-    kind: Any = type(owner)
-    others = [(getattr(owner, field.name), field.default) for field in fields(kind) if field.name not in but]
+    of_class = defaults_of(cast(Any, type(owner)))
+    others = [(getattr(owner, name), default) for name, default in of_class.items() if name not in but]
     return all(x is default or (x is SUM and default is None) or _is_equal(x, default) for x, default in others)
 
 
@@ -341,16 +340,20 @@ def _is_equal(x: Any, default: Any) -> bool:
     return type(x) in (int, float, bool, str) and bool(x == default)
 
 
-@cache
-def _readers(kind: Any) -> "tuple[attrgetter[Any], attrgetter[Any]]":
-    """Returns readers of the fields that hold tensors, and of all others, which hold plain values."""
-    return attrgetter(*kind.roles), attrgetter(*(field.name for field in _plain_fields(kind)))
+class _Readers(NamedTuple):
+    """Readers of the fields of a class of rounds that hold tensors, and of all others, which hold plain values; the
+    defaults of these."""
 
+    operands: "attrgetter[Any]"
+    plain: "attrgetter[Any]"
+    defaults: tuple[Any, ...]
 
-@cache
-def _defaults_of(kind: Any) -> dict[str, Any]:
-    """The fields of a round that is made of nothing but a graph and a value."""
-    return {field.name: SUM if field.name == "reduce" else field.default for field in fields(kind)}
+    @staticmethod
+    @cache
+    def of(kind: Any) -> "_Readers":
+        apart = {"graph", "score", "dropout", "reduce", *kind.roles}
+        plain = {name: default for name, default in defaults_of(kind).items() if name not in apart}
+        return _Readers(attrgetter(*kind.roles), attrgetter(*plain), tuple(plain.values()))
 
 
 def _plus(name: str, x: Any, more: Any) -> Any:
@@ -362,11 +365,6 @@ def _plus(name: str, x: Any, more: Any) -> Any:
     if not fits or len({1, x.shape[-1], more.shape[-1]}) > 2:
         raise ValueError(f"{name} of all biases must have shape [..., N, H or 1]; got {shapes[0]} and {shapes[1]}")
     return x + more
-
-
-def _plain_fields(kind: Any) -> list[Any]:
-    rest = {"graph", "score", "dropout", "reduce", *kind.roles}
-    return [field for field in fields(kind) if field.name not in rest]
 
 
 _ATOMS = frozenset({int, bool, str, type(None), torch.dtype})
@@ -388,29 +386,14 @@ def _mapped(visit: Visit, name: str, x: Any, role: Role | None) -> Any:
 
 def _fields(score: Any) -> dict[str, Any]:
     """The fields of a score by name; scores may have slots."""
-    return {name: getattr(score, name) for name in _field_names(cast(Any, type(score)))}
-
-
-@cache
-def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
-
-
-@cache
-def _plain_defaults(kind: Any) -> tuple[Any, ...]:
-    return tuple(field.default for field in _plain_fields(kind))
-
-
-@cache
-def _score_defaults(kind: Any) -> tuple[Any, ...]:
-    return tuple(field.default for field in fields(kind)) if is_dataclass(kind) else ()
+    return {name: getattr(score, name) for name in defaults_of(cast(Any, type(score)))}
 
 
 def _score_form(score: Any) -> tuple[Hashable, ...]:
     kind: Any = type(score)
-    values = list(map(partial(getattr, score), _field_names(kind)))
-    has_own_logits = "logits" in getattr(score, "__dict__", ())
-    return kind, has_own_logits, *_plain_forms(values, _score_defaults(kind))
+    defaults = defaults_of(kind)
+    values = list(map(partial(getattr, score), defaults))
+    return kind, has_own(score, "logits"), *_plain_forms(values, defaults.values())
 
 
 def plain_form(name: str, x: Any, default: Any) -> Hashable:
@@ -420,7 +403,7 @@ def plain_form(name: str, x: Any, default: Any) -> Hashable:
     return _plain_forms((x,), (default,))[0] if form is None else form(x)
 
 
-def _plain_forms(values: Sequence[Any], defaults: Sequence[Any]) -> list[Hashable]:
+def _plain_forms(values: Sequence[Any], defaults: Collection[Any]) -> list[Hashable]:
     """The forms of fields. Needs depend on whether a number is the field's default, which need not be 0."""
     forms = _forms(values)
     for k, (x, default) in enumerate(zip(values, defaults, strict=True)):

@@ -8,7 +8,7 @@ something else.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -123,7 +123,7 @@ def needs_of(round: Any) -> frozenset[str]:
 
 
 def _of_fields(owner: Any, needs: dict[str, Callable[[Any, Any], Iterable[str]]]) -> Iterable[str]:
-    for name, default in _defaults(cast(Any, type(owner))):
+    for name, default in defaults_of(cast(Any, type(owner))).items():
         value = getattr(owner, name)
         if name in needs:
             yield from needs[name](owner, value)
@@ -132,8 +132,9 @@ def _of_fields(owner: Any, needs: dict[str, Callable[[Any, Any], Iterable[str]]]
 
 
 @cache
-def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, field.default) for field in fields(kind))
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """Returns the default of each field of a dataclass, a round or a score, by its name; nothing for other classes."""
+    return {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
 
 
 def _graph(round: Any, graph: Any) -> Iterable[str]:
