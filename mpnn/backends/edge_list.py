@@ -112,11 +112,11 @@ def run(round: Round, kernels: Kernels | None = None) -> Result:
     index = round.graph.cached("edge list index", lambda: Index.of(csr.row, csr.ptr))
     logits = sum_of_logits(round, csr, kernels)
     weights = None if logits is None else normalized(logits, round, index)
-    dropped = weights if weights is None or not round.dropout else _dropout(weights, round, csr)
+    kept = weights if weights is None or not round.dropout else dropped(weights, round, csr.row, csr.col)
     if kernels is not None and type(round.reduce) in (Sum, Var) and round.edge_value is None:
-        out = _by_sums(dropped, round, csr, index, kernels)
+        out = _by_sums(kept, round, csr, index, kernels)
     else:
-        out = reduced(dropped, round, csr, index)
+        out = reduced(kept, round, csr, index)
     out = _cast(out.movedim(0, -3) if round.batch else out, round.result_dtype)
     shape = (len(csr.col), *round.batch, round.heads)
     lse = None
@@ -299,11 +299,11 @@ def _rows(data: PerEdge | None, role: Role, round: Round, csr: CSR) -> Tensor | 
     return _repeat_heads(rows, round) if role.grouped else rows
 
 
-def _dropout(weights: Tensor, round: Round, csr: CSR) -> Tensor:
-    assert round.seed is not None
+def dropped(weights: Tensor, round: Round, dst: Tensor, src: Tensor) -> Tensor:
+    """The weights [E, ..., H] of edges between these ends, [E], after dropout."""
     streams = rng.streams(round.batch, round.heads, weights.device, round.head_ids)
-    dst, src = (ids.view(-1, *[1] * streams.dim()) for ids in rng.numbers(round.graph, csr.row, csr.col))
-    keep = rng.keep(round.seed, streams, dst, src, round.dropout)
+    dst, src = (ids.view(-1, *[1] * streams.dim()) for ids in rng.numbers(round.graph, dst, src))
+    keep = rng.keep(cast(Tensor, round.seed), streams, dst, src, round.dropout)
     return torch.where(keep, weights / (1 - round.dropout), torch.zeros_like(weights))
 
 

@@ -1,8 +1,7 @@
 """The mean of weighted messages: their sum over the in-degree. So kernels of attention need no means."""
 
 from mpnn.aggregate import SUM, Mean
-from mpnn.backends.cost_model import Estimate
-from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, scaling
+from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner
 from mpnn.round import Result, Round
 from mpnn.round.needs import ANYWHERE, DROPS, NORMALIZED, VALUES_OF_EDGES, WEIGHED
 
@@ -20,14 +19,12 @@ class MeanAsSum(Rewrite):
         "keep_accumulate_dtype",
     }
     same_work = True
+    scales = True
 
     def applies(self, round: Round) -> bool:
         """Plain means, without a score or a normalizer, have kernels of their own."""
         plain = round.score is None and round.normalize == "none"
         return type(round.reduce) is Mean and round.weighted and not plain
-
-    def estimate(self, round: Round) -> Estimate:
-        return scaling(round)
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
         graph = round.graph

@@ -40,12 +40,14 @@ class Rewrite:
         REASONS: its own sentences about some other needs.
         same_work: whether the rounds do the work of the one that is rewritten. The reason why a backend cannot run
             them is then shown as the reason why it cannot run that round.
+        scales: whether its own work is to multiply the result by numbers.
     """
 
     NAME = ""
     SERVES: frozenset[str] = frozenset()
     REASONS: ClassVar[dict[str, str]] = {}
     same_work = False
+    scales = False
 
     def applies(self, round: Round) -> bool:
         """Whether this is about rounds of this form, which is the signature. Called once for each form."""
@@ -57,7 +59,10 @@ class Rewrite:
 
     def estimate(self, round: Round) -> Estimate:
         """The time and memory of its own operations, without its rounds."""
-        return Estimate(0.0, 0.0)
+        if not self.scales:
+            return Estimate(0.0, 0.0)
+        numbers = float(round.graph.num_dst * round.batch.numel() * round.heads * round.value.shape[-1])
+        return work({"call": 1.0, "scaled number": numbers}, round)
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
         """The last round, after `run(an earlier one)` as often as there are others, and what makes its result that of
@@ -68,9 +73,3 @@ class Rewrite:
 def work(counts: Counts, round: Round, size: float = 0.0) -> Estimate:
     """The estimate of torch operations of a rewrite, which `costs.json` prices as those of a backend."""
     return priced(round.value.device, "rewrites", both_ways(counts, round.needs_grad), size)
-
-
-def scaling(round: Round) -> Estimate:
-    """The estimate of results that are multiplied by numbers."""
-    numbers = float(round.graph.num_dst * round.batch.numel() * round.heads * round.value.shape[-1])
-    return work({"call": 1.0, "scaled number": numbers}, round)

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mpnn.backends.cost_model import Estimate
-from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, scaling
+from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner
 from mpnn.round import Result, Round
 from mpnn.round.needs import ANYWHERE, DROPS, VALUES_OF_EDGES, WEIGHED
 
@@ -20,12 +19,10 @@ class SinksAsLse(Rewrite):
     SERVES = ANYWHERE | WEIGHED | VALUES_OF_EDGES | DROPS | {"softmax", "sum", "mean", "sinks", "return_weights"}
     SERVES |= {"stacked graph", "keep_accumulate_dtype"}
     same_work = True
+    scales = True
 
     def applies(self, round: Round) -> bool:
         return round.sinks is not None
-
-    def estimate(self, round: Round) -> Estimate:
-        return scaling(round)
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
         sinks: Any = round.sinks

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from mpnn.backends.cost_model import Estimate
-from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, scaling
+from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner
 from mpnn.engine.rewrites.sinks_as_lse import scale_rows
 from mpnn.graph.edge_tables import PerEdge, per_edge
 from mpnn.round import Result, Round
@@ -35,12 +34,10 @@ class SoftmaxOverDestinations(Rewrite):
     SERVES |= {"softmax_dst", "sum", "return_weights", "keep_accumulate_dtype"}
     REASONS: ClassVar = dict.fromkeys(on_edges("edge_key"), _REVERSED)
     same_work = True
+    scales = True
 
     def applies(self, round: Round) -> bool:
         return round.weighted and round.normalize == "softmax_dst"
-
-    def estimate(self, round: Round) -> Estimate:
-        return scaling(round)
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
         given = round
@@ -57,7 +54,7 @@ class SoftmaxOverDestinations(Rewrite):
         last = _shifted(round, lse) if factor is None else _times(again(), factor)
 
         def finish(result: Result) -> Result:
-            total = sums(result.lse)
+            total = cast(Tensor, result.lse).exp()
             weights = scale_rows(result.weights, total, given)
             if weights is not None and factor is not None:
                 weights = (weights * factor.index_select(-2, given.graph.ends[0])).to(weights.dtype)
@@ -100,12 +97,6 @@ def _times(round: Round, factor: Tensor) -> Round:
         return round
     of_edges = factor.index_select(-2, round.graph.ends[0])[..., None]
     return round.with_fields(edge_value=per_edge(round.edge_value, round.graph, factor.dtype) * of_edges)
-
-
-def sums(lse: Any) -> Tensor:
-    """The totals of the weights of destinations, [..., N_dst, H]."""
-    total: Tensor = lse.exp()
-    return total
 
 
 def _reversed(round: Round) -> Round:

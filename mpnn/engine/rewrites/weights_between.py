@@ -7,27 +7,29 @@
 So sparsemax, entmax and talking heads take no tensor of E x D numbers.
 """
 
-from typing import cast
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mpnn.aggregate import SUM, Index
+from mpnn.aggregate import Index
 from mpnn.backends.cost_model import Estimate
 from mpnn.backends.edge_list import normalized
-from mpnn.engine.rewrites.aggregator_in_two_rounds import dropped
-from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
-from mpnn.round import Result, Round
+from mpnn.engine.rewrites.aggregator_in_two_rounds import WeightsFirst
+from mpnn.engine.rewrites.rewrite import Runner, work
+from mpnn.round import Round
 from mpnn.round.needs import AGGREGATES, ANYWHERE, DROPS, NORMALIZED, WEIGHED
 
 _SPARSE = ("sparsemax", "entmax15")
 _PASSES = 20.0  # over E x H numbers: a sort, running sums, sums of rows
 
 
-class WeightsBetween(Rewrite):
+class WeightsBetween(WeightsFirst):
     NAME = "logits, weights by torch, their aggregate"
     SERVES = ANYWHERE | WEIGHED | DROPS | NORMALIZED | AGGREGATES
     SERVES |= {"sparsemax", "entmax15", "mix_logits", "mix_weights", "aggregate of parts", "own aggregate"}
     SERVES |= {"return_weights", "keep_accumulate_dtype"}
+
+    FIRST: ClassVar[dict[str, Any]] = {"normalize": "none", "mix_logits": None, "mix_weights": None}
 
     def applies(self, round: Round) -> bool:
         mixes = round.mix_logits is not None or round.mix_weights is not None
@@ -39,20 +41,8 @@ class WeightsBetween(Rewrite):
         tensors = _PASSES / 2 * (1 + round.needs_grad)
         return work(counts, round, weights * tensors * round.accumulate_dtype.itemsize)
 
-    def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
-        value = round.value
-        # The first round is run for its weights. Nobody reads its sums, so its values take no memory.
-        narrow = value.new_zeros(()).expand(*value.shape[:-1], 1)
-        first = round.with_fields(value=narrow, reduce=SUM, dropout=0.0, normalize="none", return_weights=True)
-        first = first.with_fields(mix_logits=None, mix_weights=None, keep_accumulate_dtype=True)
-        weights = run.compute(_weights, cast(Tensor, run(first).weights), round)
-        kept = run.compute(dropped, weights, round) if round.dropout else weights
-        last = Round(round.graph, value, bias=(kept,), normalize="none", reduce=round.reduce)
-
-        def finish(result: Result) -> Result:
-            return Result(result.out, weights.to(round.result_dtype) if round.return_weights else None)
-
-        return last.with_fields(keep_accumulate_dtype=round.keep_accumulate_dtype), finish
+    def weights(self, of_first: Tensor, round: Round, run: Runner) -> Tensor:
+        return run.compute(_weights, of_first, round)
 
 
 def _weights(logits: Tensor, round: Round) -> Tensor:

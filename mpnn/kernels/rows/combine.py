@@ -7,7 +7,7 @@ takes some seconds and is logged once.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -49,24 +49,13 @@ def why_missing() -> str | None:
 def forward(kind: Associative, value: Tensor, weight: Tensor | None, chunks: Chunks, out: Tensor) -> None:
     """Combines the messages weight * value of each row into out [B, rows, size]."""
     code = _compiled(kind, value)
-    identity = value.new_tensor(kind.identity).numpy()[()]
-    heads = 1 if weight is None else weight.shape[-1]
-    size = value.shape[2]
-    for b in range(len(value)):
-        shared = (*_arrays(chunks.rows), _entry(value, b), size, _entry(weight, b, value), heads, identity)
-        _each_part(chunks, out[b], lambda span, to, shared=shared: code.forward(*span, *shared, to), code.join)
+    _each_entry(code.forward, code.join, chunks, out, weight, value, out)
 
 
 def ties(kind: Associative, value: Tensor, weight: Tensor | None, chunks: Chunks, out: Tensor) -> Tensor:
     """How many messages of each row have a lift that equals the result, at least 1, [B, rows, size]."""
-    code = _compiled(kind, value)
     count = torch.zeros_like(out)
-    heads = 1 if weight is None else weight.shape[-1]
-    size = value.shape[2]
-    for b in range(len(value)):
-        read = (_entry(value, b), size, _entry(weight, b, value), heads, _entry(out, b))
-        shared = (*_arrays(chunks.rows), *read)
-        _each_part(chunks, count[b], lambda span, to, shared=shared: code.ties(*span, *shared, to), _add)
+    _each_entry(_compiled(kind, value).ties, _add, chunks, count, weight, value, out)
     return count.clamp_(min=1)
 
 
@@ -81,13 +70,24 @@ def backward(
     d_weight: Tensor | None,
 ) -> None:
     """Writes the gradients of the value [B, columns, size] and, unless d_weight is None, of the weights [B, E, H]."""
-    code = _compiled(kind, value)
+    _each_entry(_compiled(kind, value).backward, _add, chunks, d_value, weight, d_out, compared, d_weight, value)
+
+
+def _each_entry(
+    loop: Callable[..., None],
+    join: Callable[..., None],
+    chunks: Chunks,
+    out: Tensor,
+    weight: Tensor | None,
+    *operands: Tensor | None,
+) -> None:
+    """Runs a loop on each part of the rows of each entry of the batch, of out and operands [B, rows, size]."""
+    size = out.shape[2]
     heads = 1 if weight is None else weight.shape[-1]
-    size = value.shape[2]
-    for b in range(len(value)):
-        read = (_entry(d_out, b), _entry(compared, b, value), size, _entry(weight, b, value))
-        shared = (*_arrays(chunks.rows), *read, _entry(d_weight, b, value), heads, _entry(value, b))
-        _each_part(chunks, d_value[b], lambda span, to, shared=shared: code.backward(*span, *shared, to), _add)
+    for b in range(len(out)):
+        read = [_entry(x, b, out) for x in (weight, *operands)]
+        shared = (*_arrays(chunks.rows), size, heads, *read)
+        _each_part(chunks, out[b], lambda span, to, shared=shared: loop(*span, *shared, to), join)
 
 
 def _each_part(
@@ -126,10 +126,9 @@ def _arrays(rows: Rows) -> tuple[Any, ...]:
     return rows.ptr.numpy(), rows.col.numpy(), edge, node
 
 
-def _entry(x: Tensor | None, b: int, like: Tensor | None = None) -> Any:
+def _entry(x: Tensor | None, b: int, like: Tensor) -> Any:
     """Entry b of the batch, flat; the only entry if there is one; empty for None."""
     if x is None:
-        assert like is not None
         return torch.empty(0, dtype=like.dtype).numpy()
     return x[b if len(x) > 1 else 0].reshape(-1).numpy()
 
@@ -142,7 +141,7 @@ class _Kernels(NamedTuple):
 
 
 def _compiled(kind: Associative, like: Tensor) -> _Kernels:
-    return _kernels(kind.combine, kind.gradient, kind.lift, like.dtype == torch.float32)
+    return _kernels(kind.combine, kind.identity, kind.gradient, kind.lift, like.dtype == torch.float32)
 
 
 @cache
@@ -151,61 +150,55 @@ def _announce() -> None:
 
 
 @lru_cache(maxsize=128)
-def _kernels(combine: Scalar, gradient: Scalar | None, lift: Scalar | None, single: bool) -> _Kernels:
+def _kernels(combine: Scalar, identity: float, gradient: Scalar | None, lift: Scalar | None, single: bool) -> _Kernels:
     """Kernels with these functions of numbers inside.
 
     Raises:
         TypeError: numba cannot compile one of them.
     """
-    from numba import njit
+    import numba
 
     _announce()
+    njit = partial(numba.njit, fastmath=_MATH, error_model="numpy", nogil=True)
     merge = _scalar("combine", combine, single)
     # Without a gradient the backward kernel is never called, but numba needs a function to compile.
     slope = merge if gradient is None else _scalar("gradient", gradient, single)
     raised = _scalar("lift", _itself if lift is None else lift, single, numbers=1)
 
-    @njit(fastmath=_MATH, error_model="numpy", nogil=True)
-    def forward(  # type: ignore[no-untyped-def]
-        first, last, top, bottom, in_place, ptr, col, edge, node, x, size, weight, heads, identity, out
-    ):
-        width = size // heads
-        for r in range(top, bottom):
-            at = (node[r] if len(node) else r) * size if in_place else 0
-            begin = max(ptr[r], first)
-            end = min(ptr[r + 1], last)
-            for d in range(size):
-                # A row without messages is 0, as everywhere, and not the identity, which may be infinite.
-                out[at + d] = identity if begin < end else 0
-            for e in range(begin, end):
-                source = np.int64(col[e]) * size
-                to = (edge[e] if len(edge) else e) * heads
-                for h in range(heads):
-                    w = weight[to + h] if len(weight) else x.dtype.type(1)
-                    for d in range(h * width, (h + 1) * width):
-                        out[at + d] = merge(out[at + d], raised(w * x[source + d]))
+    start = np.float32(identity) if single else identity
 
-    @njit(fastmath=_MATH, error_model="numpy", nogil=True)
-    def ties(  # type: ignore[no-untyped-def]
-        first, last, top, bottom, in_place, ptr, col, edge, node, x, size, weight, heads, results, out
-    ):
-        width = size // heads
-        for r in range(top, bottom):
-            own_at = (node[r] if len(node) else r) * size
-            at = own_at if in_place else 0
-            for d in range(size):
-                out[at + d] = 0
-            for e in range(max(ptr[r], first), min(ptr[r + 1], last)):
-                source = np.int64(col[e]) * size
-                to = (edge[e] if len(edge) else e) * heads
-                for h in range(heads):
-                    w = weight[to + h] if len(weight) else x.dtype.type(1)
-                    for d in range(h * width, (h + 1) * width):
-                        out[at + d] += raised(w * x[source + d]) == results[own_at + d]
+    def folded(first_of_row: Any, fold: Any, of_message: Any) -> Callable[..., None]:
+        """A loop that folds a function of the messages of each row, and of the row's result."""
 
-    @njit(fastmath=_MATH, error_model="numpy", nogil=True)
+        @njit()
+        def loop(  # type: ignore[no-untyped-def]
+            first, last, top, bottom, in_place, ptr, col, edge, node, size, heads, weight, x, results, out
+        ):
+            width = size // heads
+            for r in range(top, bottom):
+                own_at = (node[r] if len(node) else r) * size
+                at = own_at if in_place else 0
+                begin = max(ptr[r], first)
+                end = min(ptr[r + 1], last)
+                for d in range(size):
+                    # A row without messages is 0, as everywhere, and not the identity, which may be infinite.
+                    out[at + d] = first_of_row if begin < end else 0
+                for e in range(begin, end):
+                    source = np.int64(col[e]) * size
+                    to = (edge[e] if len(edge) else e) * heads
+                    for h in range(heads):
+                        w = weight[to + h] if len(weight) else x.dtype.type(1)
+                        for d in range(h * width, (h + 1) * width):
+                            out[at + d] = fold(out[at + d], of_message(w * x[source + d], results[own_at + d]))
+
+        return loop
+
+    forward = folded(start, merge, njit()(lambda message, result: raised(message)))
+    ties = folded(0, njit()(lambda a, b: a + b), njit()(lambda message, result: raised(message) == result))
+
+    @njit()
     def backward(  # type: ignore[no-untyped-def]
-        first, last, top, bottom, in_place, ptr, col, edge, node, d_out, other, size, weight, d_weight, heads, own, out
+        first, last, top, bottom, in_place, ptr, col, edge, node, size, heads, weight, d_out, other, d_weight, own, out
     ):
         width = size // heads
         for r in range(top, bottom):
@@ -226,7 +219,7 @@ def _kernels(combine: Scalar, gradient: Scalar | None, lift: Scalar | None, sing
                     if len(d_weight):
                         d_weight[to + h] = total
 
-    @njit(nogil=True)
+    @njit()
     def join(out, piece):  # type: ignore[no-untyped-def]
         for d in range(len(piece)):
             out[d] = merge(out[d], piece[d])
