@@ -392,7 +392,7 @@ def _transformer(conv: Any, src: Tensor, dst: Tensor, of_edges: Tensor | None, s
 
 
 def _gated_root(conv: Any, out: Tensor, dst: Tensor) -> Tensor:
-    """The features of the node itself beside the attention, with a gate if there is one (Shi et al. 2021, eq. 5)."""
+    """The features of the node itself, in addition to the attention, with its gate if any (Shi et al. 2021, eq. 5)."""
     if not conv.root_weight:
         return out
     root = conv.lin_skip(dst)
