@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.graph import Graph
+from mpnn.graph.arguments import at_least
 from mpnn.graph.edge_tables import BiasTable, EmbeddingTable, PerEdge
 from mpnn.graph.relations import Offset, Relation
 
@@ -106,8 +107,7 @@ class ALiBi(Position):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(f"heads must be at least 1; got {heads}")
+        at_least("heads", heads, 1)
         power = 2 ** math.floor(math.log2(heads))
         slopes = [2.0 ** (-8.0 * (k + 1) / power) for k in range(power)]
         between = [2.0 ** (-4.0 * (k + 1) / power) for k in range(0, 2 * power, 2)]
@@ -129,9 +129,7 @@ class Shaw(Position):
 
     def __init__(self, dim: int, max_distance: int, values: bool = True) -> None:
         super().__init__()
-        if max_distance < 0:
-            raise ValueError(f"max_distance must not be negative; got {max_distance}")
-        self.relation = Offset(max_distance)
+        self.relation = Offset(at_least("max_distance", max_distance, 0))
         self.keys = nn.Parameter(torch.randn(self.relation.count, 1, dim) * dim**-0.5)
         self.values = nn.Parameter(torch.randn(self.relation.count, 1, dim) * dim**-0.5) if values else None
 

@@ -256,7 +256,7 @@ def test_two_sets_of_nodes_are_refused(encode, what: str) -> None:
     ],
 )
 def test_sizes_are_integers_and_not_negative(encode, graph: Graph) -> None:
-    with pytest.raises(ValueError, match="must not be negative; got -1"):
+    with pytest.raises(ValueError, match="must be at least 0; got -1"):
         encode(graph, -1)
     with pytest.raises(TypeError, match=r"must be an integer; got 1\.5"):
         encode(graph, 1.5)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from mpnn import graphs, ops
 from mpnn.graph import Graph
+from mpnn.graph.blocks import density
 from mpnn.view import plot
 
 
@@ -38,14 +39,12 @@ def test_density_is_the_share_of_pairs_in_each_tile(num_dst: int, num_src: int, 
     graph = ((graphs.causal() & graphs.window(4)) | graphs.random(2)).bind(max(num_dst, num_src), num_src)
     graph = graph.rows(0, num_dst)
     rows, columns = min(tiles, num_dst), min(tiles, num_src)
-    np.testing.assert_allclose(
-        plot.density(graph.runs, rows, columns), share_by_counting(graph, rows, columns), atol=1e-12
-    )
+    np.testing.assert_allclose(density(graph.runs, rows, columns), share_by_counting(graph, rows, columns), atol=1e-12)
 
 
 def test_density_of_a_long_graph_needs_no_matrix_of_its_pairs() -> None:
     n = 1_000_000  # a million by a million pairs would not fit anywhere
-    share = plot.density((graphs.causal() & graphs.window(999)).bind(n).runs, 100, 100)
+    share = density((graphs.causal() & graphs.window(999)).bind(n).runs, 100, 100)
     assert share[50, 49] > 0
     assert share[50, 51] == 0
     np.testing.assert_allclose(share.sum() * (n / 100) ** 2, n * 1000 - 999 * 1000 / 2)

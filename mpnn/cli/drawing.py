@@ -6,8 +6,9 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
+from mpnn.graph.blocks import density
 from mpnn.graph.runs import Runs
-from mpnn.view.plot import EMPTY, SEQUENTIAL, density
+from mpnn.view.plot import EMPTY, SEQUENTIAL
 
 _MAX_CELLS = 64
 _SMALL = 32

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mpnn.attention import KeyValue, Recurrent
 from mpnn.attention.topk import TopK, block_means
 from mpnn.graph import Graph
-from mpnn.graph.arguments import integer
+from mpnn.graph.arguments import at_least, integer
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
@@ -37,9 +37,7 @@ class KVCache:
     """
 
     def __init__(self, length: int) -> None:
-        if integer("length", length) < 1:
-            raise ValueError(f"length must be at least 1, the maximum number of nodes; got {length}")
-        self.length = int(length)
+        self.length = at_least("length", length, 1)
         self._entries: dict[nn.Module, _Entry] = {}
         self._states: dict[nn.Module, _State] = {}
         self._steps: dict[tuple[Graph, int], _Step] = {}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mpnn.decoding.cache import KVCache
 from mpnn.graph import Graph
+from mpnn.graph.arguments import at_least
 from mpnn.graph.topology import Topology
 
 Forward = Callable[..., Tensor]
@@ -126,8 +127,7 @@ def _check_options(tokens: Tensor, steps: int, temperature: float, top_k: int | 
         raise ValueError(f"temperature must be at least 0 and top_k at least 1; got {temperature} and {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must lie in (0, 1]; got {top_p}")
-    if steps < 0:
-        raise ValueError(f"steps must not be negative; got {steps}")
+    at_least("steps", steps, 0)
     if tokens.shape[-1] == 0:
         raise ValueError("generation continues a text of at least one token; got an empty one")
 
@@ -155,8 +155,8 @@ def beam_search(
     Raises:
         ValueError: if beams or steps is less than 1.
     """
-    if beams < 1 or steps < 1:
-        raise ValueError(f"beams and steps must be at least 1; got {beams} and {steps}")
+    at_least("beams", beams, 1)
+    at_least("steps", steps, 1)
     batch = len(tokens)
     device = tokens.device
     first = torch.arange(batch, device=device)[:, None] * beams  # index of the first text of each batch entry

@@ -22,12 +22,6 @@ def as_integer(name: str, value: Any) -> int:
     return int(value)
 
 
-def not_negative(name: str, value: Any) -> int:
-    if integer(name, value) < 0:
-        raise ValueError(f"{name} must not be negative; got {value}")
-    return as_integer(name, value)
-
-
 def at_least(name: str, value: Any, least: int) -> int:
     if as_integer(name, value) < least:
         raise ValueError(f"{name} must be at least {least}; got {value}")

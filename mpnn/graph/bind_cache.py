@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.graph import Graph, csr
-from mpnn.graph.arguments import not_negative
+from mpnn.graph.arguments import at_least
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.modes import outside_modes
 
@@ -63,9 +63,8 @@ class BindCache:
 
     @limit.setter
     def limit(self, nbytes: int) -> None:
-        not_negative("limit", nbytes)
         with self._lock:
-            self._limit = int(nbytes)
+            self._limit = at_least("limit", nbytes, 0)
             self._measure(list(self._entries.values()))
             self._evict()
 

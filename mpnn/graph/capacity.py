@@ -5,9 +5,11 @@ check compares the size with the system's own estimate of available memory, and 
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _SMALL = 1 << 28  # bytes below which nothing is checked
+_UNKNOWN = 1 << 62
 
 
 def require(nbytes: int, what: str, advice: str) -> None:
@@ -32,25 +34,20 @@ def available_bytes() -> int:
 
 
 def _of_process() -> int:
-    try:
+    with suppress(ImportError, AttributeError, OSError, ValueError):
         import resource  # not on Windows
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
             return limit - int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (ImportError, AttributeError, OSError, ValueError):
-        pass
-    return 1 << 62
+    return _UNKNOWN
 
 
 def _of_system() -> int:
-    try:
+    with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    try:
+    with suppress(AttributeError, OSError, ValueError):  # Windows has no sysconf
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
-        return 1 << 62
+    return _UNKNOWN

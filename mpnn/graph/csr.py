@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import capacity
+from mpnn.graph.arguments import at_least
 from mpnn.graph.modes import outside_modes
 from mpnn.kernels.edges import rows_of, sort_edges
 
@@ -115,9 +116,8 @@ def stored_form(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
 def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tensor | None]) -> None:
     """Validates edges, and `edge_attr` and `edge_type` in `data`, for a graph of this size. Messages name the first bad
     edge."""
-    for name, n in (("num_dst", num_dst), ("num_src", num_src)):
-        if n < 0:
-            raise ValueError(f"{name} must not be negative; got {n}")
+    at_least("num_dst", num_dst, 0)
+    at_least("num_src", num_src, 0)
     if edges is None:
         return
     check_form(edges)

@@ -349,21 +349,16 @@ class GraphData(BoundGraph):
         self._accept()
 
     def _copy(self: G, convert: Callable[[Tensor], Tensor] = lambda x: x, device: torch.device | None = None) -> G:
-        sizes = (self.num_dst, self.num_src)
-        device = device or self.device
-        graph = type(self)(*sizes, runs=self._given_runs, labels=self._labels, name=self.name, device=device)
-        graph.relation = self.relation
-        graph.shift = self.shift
-        graph.order = self.order
-        graph.batch_sizes = self.batch_sizes
-        graph.periodic = self.periodic
+        graph = type(self)(self.num_dst, self.num_src)
+        own = vars(self)
+        vars(graph).update({name: own[name] for name in _COPIED if name in own}, device=device or self.device)
         for name in ("_edges", "edge_attr", "_edge_type", "positions", "degrees", "node_ids"):
-            x = getattr(self, name)
-            setattr(graph, name, tuple(map(convert, x)) if isinstance(x, tuple) else x if x is None else convert(x))
-        graph.__dict__.update({name: vars(self)[name] for name in ("runs", "exchange") if name in vars(self)})
+            x = own[name]
+            vars(graph)[name] = tuple(map(convert, x)) if isinstance(x, tuple) else x if x is None else convert(x)
         return graph
 
 
+_COPIED = "_given_runs", "_labels", "name", "relation", "shift", "order", "batch_sizes", "periodic", "runs", "exchange"
 _EDGES = frozenset({"num_dst", "num_src", "device", "_edges", "_given_runs", "_labels"})
 _OF_EDGES = tuple(name for name, value in vars(GraphData).items() if isinstance(value, graph_property))
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mpnn.graph import reachability
 from mpnn.graph.algebra import Algebra
-from mpnn.graph.arguments import not_negative, one_set
+from mpnn.graph.arguments import at_least, one_set
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.subgraphs import Subgraphs
 from mpnn.graph.transforms import Transforms
@@ -41,7 +41,7 @@ class Graph(Algebra, Subgraphs, Transforms):
         evenly spaced sources.
         """
         one_set("reach", self)
-        return reachability.fraction(self.runs, not_negative("layers", layers))
+        return reachability.fraction(self.runs, at_least("layers", layers, 0))
 
     def diameter(self) -> int | None:
         """Returns the number of layers after which every node has received from every other; None if this never

@@ -7,7 +7,6 @@ sample of rows or edges: the work does not grow with the graph.
 from collections.abc import Iterable
 from contextlib import suppress
 from html import escape
-from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -15,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpnn.graph import Graph, reachability
+from mpnn.graph.blocks import density
 from mpnn.graph.bound import BoundGraph
-from mpnn.graph.runs import Runs
 from mpnn.graph.topology import Topology
 
 _CELLS = 40  # on a side
@@ -117,15 +116,7 @@ def _shares(graph: Graph) -> NDArray[np.float64]:
         cell = dst * rows // graph.num_dst * columns + src * columns // graph.num_src
         counts = np.bincount(cell, minlength=rows * columns).reshape(rows, columns) * float(step)
         return np.minimum(counts * rows * columns / (graph.num_dst * graph.num_src), 1.0)
-    ends = np.arange(rows + 1) * graph.num_dst // rows
-    each = [np.unique(np.linspace(a, b - 1, _ROWS).astype(np.int64)) for a, b in pairwise(ends)]
-    return np.stack(
-        [np.mean([_covered(graph.runs.take(np.array([i])), columns) for i in nodes], axis=0) for nodes in each]
-    )
-
-
-def _covered(row: Runs, columns: int) -> NDArray[np.float64]:
-    """The share of each of `columns` equal ranges of sources that have an edge into this row."""
-    ends = np.arange(columns + 1) * row.num_src // columns
-    before = np.minimum(row.stop, ends[:, None]) - np.minimum(row.start, ends[:, None])  # edges of runs before each end
-    return np.diff(before.sum(1)) / np.diff(ends)
+    count = min(graph.num_dst, _ROWS * rows)
+    # The same number of rows of each row of cells.
+    nodes = (2 * np.arange(count) + 1) * graph.num_dst // (2 * count)
+    return density(graph.runs.take(nodes), rows, columns)

@@ -25,8 +25,6 @@ def fraction(runs: Runs, layers: int, deadline: float = inf) -> float:
     Raises:
         TimeoutError: if `time.perf_counter()` passes the deadline. This is checked before each hop of some sources.
     """
-    if layers < 0:
-        raise ValueError(f"layers must not be negative; got {layers}")
     if runs.num_src == 0:
         return 1.0
     chunks = _chunks(runs)

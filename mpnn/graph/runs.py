@@ -290,15 +290,12 @@ class Runs:
         A run of a column begins or ends where two adjacent rows differ. The symmetric difference of the rows and the
         rows shifted down by one is therefore the set of ends of the transposed runs.
         """
-        empty = np.zeros(0, np.int64)
         below = Runs(self.num_dst + 1, self.num_src, np.append(self.ptr, self.ptr[-1]), self.start, self.stop)
         above = Runs(self.num_dst + 1, self.num_src, np.insert(self.ptr, 0, 0), self.start, self.stop)
         row, column = (below ^ above).edges()
         order = np.argsort(column, kind="stable")
         row = row[order]
         column = column[order]
-        if len(row) == 0:
-            return Runs(self.num_src, self.num_dst, np.zeros(self.num_src + 1, np.int64), empty, empty)
         ptr = np.concatenate([[0], np.cumsum(np.bincount(column[::2], minlength=self.num_src))])
         return Runs(self.num_src, self.num_dst, ptr, row[::2].copy(), row[1::2].copy())
 

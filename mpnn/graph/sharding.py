@@ -24,37 +24,29 @@ class Sharding(Protocol):
     def part(self, graph: Topology | Graph, num_dst: int, num_src: int, layer: Layer | None = None) -> Graph:
         """This process's part of a graph, where it has `num_dst` destinations and `num_src` sources. `layer`: what it
         is for, if that is known."""
-        ...
 
     def numbers(self, count: int) -> Tensor:
         """The numbers, in the whole graph, of this process's `count` nodes: int64 [count], ascending."""
-        ...
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
         """x of this process's nodes along `dim` -> that of all nodes, in the order of the whole graph, without
         gradient."""
-        ...
 
     def split(self, total: int) -> list[Tensor]:
         """Returns the node numbers of each process: int64, ascending; `total` of them in all processes."""
-        ...
 
     def all_gather(self, x: Tensor) -> Tensor:
         """x of every process, of the same shape and dtype, [ranks, *x.shape], without gradient."""
-        ...
 
     def broadcast(self, x: Tensor, rank: int) -> Tensor:
         """x of one process, which has the same shape and dtype on all, without gradient."""
-        ...
 
     def run_in_rank_order(self, count: int, run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor) -> Tensor:
         """The output of a recurrence `run(state) -> (output, state)` over this process's `count` nodes, from the state
         that the process before it ends with, or `first`."""
-        ...
 
     def check(self, module: nn.Module) -> None:
         """Raises ValueError on every process unless all have the same weights."""
-        ...
 
 
 ACTIVE: list[Sharding | None] = []

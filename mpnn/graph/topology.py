@@ -12,14 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import integer
+from mpnn.graph.arguments import at_least, integer
 from mpnn.graph.bind_cache import CACHE
 from mpnn.graph.bound import B, BoundGraph, refuse_truth
 from mpnn.graph.handles import HasToken
@@ -27,6 +27,7 @@ from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import Relation, as_relation
 from mpnn.graph.runs import Ints, Runs, check_line, require_room
 
+Other = TypeVar("Other", bound="Topology | BoundGraph")
 Pairs = Iterable[tuple[ArrayLike, ArrayLike]]
 RunsRule = Callable[..., Pairs | Runs]
 LabelRule = Callable[..., NDArray[np.int64]]
@@ -74,7 +75,7 @@ class Topology(HasToken, ABC):
                 `bind`.
         """
         _check_constant(rule, args)
-        return _Rule(rule, args, memory, relation, alike, positional)
+        return _Rule(rule, args, relation, alike, memory, positional)
 
     @staticmethod
     def cliques(labels: LabelRule, *args: Any, relation: Relation | None = None) -> "Topology":
@@ -115,17 +116,14 @@ class Topology(HasToken, ABC):
         text: str = FUNCTIONS["html"](self)
         return text
 
-    depth = 0
+    depth: int = 0
     """The nesting depth of an expression."""
 
-    @property
-    def memory(self) -> int:
-        return 0
+    memory: int = 0
+    """The number of memory nodes."""
 
-    @property
-    def positional(self) -> bool:
-        """Whether the rule compares the positions of destinations and sources in one sequence."""
-        return False
+    positional: bool = False
+    """Whether the rule compares the positions of destinations and sources in one sequence."""
 
     @abstractmethod
     def _graph(self, num_dst: int, num_src: int) -> Graph:
@@ -136,25 +134,13 @@ class Topology(HasToken, ABC):
         num_src]."""
         return _WithRelation(self, as_relation(relation))
 
-    @overload
-    def __or__(self, other: "Topology") -> "Topology": ...
-    @overload
-    def __or__(self, other: B) -> B: ...
-    def __or__(self, other: "Topology | BoundGraph") -> "Topology | BoundGraph":
+    def __or__(self, other: Other) -> Other:
         return _combine("|", self, other)
 
-    @overload
-    def __and__(self, other: "Topology") -> "Topology": ...
-    @overload
-    def __and__(self, other: B) -> B: ...
-    def __and__(self, other: "Topology | BoundGraph") -> "Topology | BoundGraph":
+    def __and__(self, other: Other) -> Other:
         return _combine("&", self, other)
 
-    @overload
-    def __sub__(self, other: "Topology") -> "Topology": ...
-    @overload
-    def __sub__(self, other: B) -> B: ...
-    def __sub__(self, other: "Topology | BoundGraph") -> "Topology | BoundGraph":
+    def __sub__(self, other: Other) -> Other:
         return _combine("-", self, other)
 
     def __ror__(self, other: B) -> B:
@@ -195,10 +181,9 @@ class Topology(HasToken, ABC):
 
 
 def _bind(topology: Topology, num_dst: int, num_src: int) -> Graph:
-    for name, n in (("num_dst", num_dst), ("num_src", num_src)):
-        if n < 0:
-            raise ValueError(f"{name} must not be negative; got {n}")
     check_line(num_dst, num_src)
+    at_least("num_dst", num_dst, 0)
+    at_least("num_src", num_src, 0)
     if topology.positional and not topology.memory and 0 < num_dst < num_src:
         raise ValueError(
             f"{topology} compares positions, and the positions of {num_dst} destinations among {num_src} sources are "
@@ -252,7 +237,7 @@ def _check_constant(rule: Callable[..., Any], args: tuple[Any, ...]) -> None:
 _CHANGEABLE = (Tensor, np.ndarray, list, dict, set, bytearray)
 
 
-def _combine(symbol: str, left: Topology, right: Topology | BoundGraph) -> Topology | BoundGraph:
+def _combine(symbol: str, left: Topology, right: Any) -> Any:
     if isinstance(right, BoundGraph):
         return _ALGEBRA[symbol](_like(left, right), right)
     if not isinstance(right, Topology):
@@ -270,32 +255,24 @@ def _joins(topology: Topology, symbol: str) -> "TypeGuard[_Algebra]":
 class _Rule(Topology):
     rule: RunsRule
     args: tuple[Any, ...]
-    num_memory: int
     relation: Relation | None
     alike: int
-    is_positional: bool
-
-    @property
-    def memory(self) -> int:
-        return self.num_memory
-
-    @property
-    def positional(self) -> bool:
-        return self.is_positional
+    memory: int
+    positional: bool
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        if self.num_memory and num_src != num_dst + self.num_memory:
+        if self.memory and num_src != num_dst + self.memory:
             raise ValueError(
-                f"the sources of {self} are {self.num_memory} memory nodes followed by the {num_dst} destinations, "
-                f"so num_src must be {num_dst + self.num_memory}; got {num_src}"
+                f"the sources of {self} are {self.memory} memory nodes followed by the {num_dst} destinations, "
+                f"so num_src must be {num_dst + self.memory}; got {num_src}"
             )
         require_room(num_dst, num_src, num_dst // self.alike)
         runs = self._runs(np.arange(0, num_dst, self.alike), num_src)
         runs = runs if self.alike == 1 else runs.take(np.arange(num_dst) // self.alike)
-        return Graph.from_runs(runs, relation=self.relation, shift=self.num_memory)
+        return Graph.from_runs(runs, relation=self.relation, shift=self.memory)
 
     def take(self, rows: Ints, num_nodes: int) -> Runs:
-        by_row = self.is_positional and self.alike == 1 and not self.num_memory
+        by_row = self.positional and self.alike == 1 and not self.memory
         return self._runs(rows, num_nodes) if by_row else super().take(rows, num_nodes)
 
     def _runs(self, i: Ints, num_src: int) -> Runs:
@@ -364,15 +341,9 @@ class _Expression(Topology):
         depth = 1 + max(operand.depth for operand in self.operands)
         if depth > _MAX_NESTED:
             raise ValueError(f"a topology can be nested {_MAX_NESTED} deep; a | b | c and a & b & c count as one level")
-        object.__setattr__(self, "depth", depth)
-
-    @property
-    def memory(self) -> int:
-        return max(operand.memory for operand in self.operands)
-
-    @property
-    def positional(self) -> bool:
-        return any(operand.positional for operand in self.operands)
+        memory = max(operand.memory for operand in self.operands)
+        positional = any(operand.positional for operand in self.operands)
+        vars(self).update(depth=depth, memory=memory, positional=positional)
 
 
 @dataclass(frozen=True, repr=False)

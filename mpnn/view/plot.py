@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import one_set
-from mpnn.graph.runs import Ints, Runs
+from mpnn.graph.blocks import density
+from mpnn.graph.runs import Ints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -194,33 +195,6 @@ def springs(graph: Graph, start: ArrayLike | None = None, rounds: int = 60) -> N
     links.add_edges_from(zip(src.tolist(), dst.tolist(), strict=True))
     places = networkx.spring_layout(links, pos=dict(enumerate(at)), iterations=rounds, seed=0)
     return np.array([places[node] for node in range(n)]).reshape(n, 2)
-
-
-def density(runs: Runs, rows: int, columns: int) -> NDArray[np.float64]:
-    """The share of pairs that are edges in each of `rows` x `columns` tiles of a graph, [rows, columns].
-
-    O(runs + tiles). In a row of tiles, the number of destinations that receive from source j is a step function of j:
-    +1 at the start of each run, -1 at its stop. A step contributes to the rest of its tile and to all later tiles.
-    """
-    edges = _bounds(runs.num_src, columns)
-    height = np.diff(_bounds(runs.num_dst, rows))
-    width = np.diff(edges)
-    tile_row = runs.row * rows // max(runs.num_dst, 1)
-    partial, full = (np.zeros(rows * (columns + 1)) for _ in range(2))
-    for ends, sign in ((runs.start, 1.0), (runs.stop, -1.0)):
-        tile = np.searchsorted(edges, ends, side="right") - 1
-        cell = tile_row * (columns + 1) + tile
-        size = len(partial)
-        partial += sign * np.bincount(cell, edges[np.minimum(tile + 1, columns)] - ends, minlength=size)
-        full += sign * np.bincount(cell, minlength=size)
-    partial, full = (x.reshape(rows, columns + 1)[:, :columns] for x in (partial, full))
-    before = np.cumsum(full, axis=1) - full
-    return (partial + before * width) / np.maximum(height[:, None] * width, 1)
-
-
-def _bounds(n: int, parts: int) -> Ints:
-    """The boundaries of the parts of 0..n, such that i is in part `i * parts // n`."""
-    return -(-np.arange(parts + 1) * n // max(parts, 1))
 
 
 def _new_axes(size: tuple[float, float]) -> "Axes":

@@ -122,7 +122,7 @@ def test_no_steps_give_the_prompt_back():
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\]; got 0.0"),
         ({"top_p": 1.5}, r"top_p must lie in \(0, 1\]; got 1.5"),
         ({"top_k": 0}, "top_k at least 1; got 1.0 and 0"),
-        ({"steps": -1}, "steps must not be negative; got -1"),
+        ({"steps": -1}, "steps must be at least 0; got -1"),
     ],
     ids=str,
 )

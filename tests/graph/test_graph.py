@@ -412,7 +412,7 @@ def test_bad_numbers_are_named(graph: Graph) -> None:
         graph.power(0)
     with pytest.raises(ValueError, match=r"p must lie between 0 and 1; got 1\.5"):
         graph.drop_edges(1.5)
-    with pytest.raises(ValueError, match="layers must not be negative; got -1"):
+    with pytest.raises(ValueError, match="layers must be at least 0; got -1"):
         graph.reach(-1)
     with pytest.raises(ValueError, match="same size; got 4 x 4 and 3 x 3"):
         graph & graphs.causal().bind(3)

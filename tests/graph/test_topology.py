@@ -197,9 +197,9 @@ def test_a_size_is_an_integer(size: Any) -> None:
 
 
 def test_bad_sizes_are_named() -> None:
-    with pytest.raises(ValueError, match="num_dst must not be negative; got -1"):
+    with pytest.raises(ValueError, match="num_dst must be at least 0; got -1"):
         graphs.causal().bind(-1)
-    with pytest.raises(ValueError, match="num_src must not be negative; got -3"):
+    with pytest.raises(ValueError, match="num_src must be at least 0; got -3"):
         graphs.causal().bind(2, -3)
     with pytest.raises(ValueError, match=r"memory\(2\) are 2 memory nodes.*num_src must be 5; got 4"):
         graphs.memory(2).bind(3, 4)

@@ -27,7 +27,7 @@ def test_t5_refuses_buckets_that_its_logarithm_cannot_fill(buckets, bidirectiona
 
 
 def test_shaw_refuses_a_distance_below_zero():
-    with pytest.raises(ValueError, match="max_distance must not be negative; got -1"):
+    with pytest.raises(ValueError, match="max_distance must be at least 0; got -1"):
         Shaw(4, -1)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.graph import Graph, capacity
-from mpnn.graph.arguments import as_integer, at_least, not_negative, one_set
+from mpnn.graph.arguments import as_integer, at_least, one_set
 
 
 def degrees(graph: Graph, most: int | None = None) -> Tensor:
@@ -19,7 +19,7 @@ def degrees(graph: Graph, most: int | None = None) -> Tensor:
         ValueError: if `most` is negative, or the graph has two sets of nodes.
     """
     if most is not None:
-        not_negative("most", most)
+        at_least("most", most, 0)
     one_set("degrees", graph)
     out_degree = torch.bincount(graph.edge_index[0], minlength=graph.num_src)
     both = torch.stack([graph.degree(), out_degree], 1)
@@ -34,8 +34,8 @@ def random_features(num_nodes: int, k: int, seed: int) -> Tensor:
     Raises:
         ValueError: if num_nodes or k is negative.
     """
-    not_negative("num_nodes", num_nodes)
-    not_negative("k", k)
+    at_least("num_nodes", num_nodes, 0)
+    at_least("k", k, 0)
     capacity.require(4 * num_nodes * k, f"random features of num_nodes={num_nodes} and k={k}", "use fewer")
     return torch.randn(num_nodes, k, generator=torch.Generator().manual_seed(as_integer("seed", seed)))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph, capacity
-from mpnn.graph.arguments import not_negative
+from mpnn.graph.arguments import at_least
 from mpnn.graphs.encodings.adjacency import adjacency, inverse_or_zero
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def laplacian(graph: Graph, k: int) -> Tensor:
     """
     from scipy.sparse.csgraph import connected_components
 
-    k = not_negative("k", k)
+    k = at_least("k", k, 0)
     capacity.require(8 * graph.num_dst * k, f"k={k} eigenvectors", "take fewer")
     matrix = adjacency(graph, "the Laplacian")
     matrix.setdiag(0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph, capacity
-from mpnn.graph.arguments import not_negative
+from mpnn.graph.arguments import at_least
 from mpnn.graphs.encodings.adjacency import adjacency
 
 
@@ -24,7 +24,7 @@ def shortest_paths(graph: Graph, max_distance: int) -> Tensor:
     Raises:
         ValueError: if max_distance is negative, or the graph has two sets of nodes.
     """
-    max_distance = not_negative("max_distance", max_distance)
+    max_distance = at_least("max_distance", max_distance, 0)
     hops = np.minimum(_hops(graph), max_distance)
     return torch.from_numpy(np.where(hops < 0, max_distance + 1, hops)).to(graph.device)
 
@@ -38,7 +38,7 @@ def path_edges(graph: Graph, steps: int) -> Tensor:
     Returns:
         int64 [N, N, steps], edge numbers in the caller's order, on the graph's device.
     """
-    steps = not_negative("steps", steps)
+    steps = at_least("steps", steps, 0)
     capacity.require(16 * graph.num_dst**2 * steps, f"the edges of paths of steps={steps}", "take fewer steps")
     hops = _hops(graph)
     src, dst = graph.edge_index.cpu().numpy()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph, capacity
-from mpnn.graph.arguments import not_negative
+from mpnn.graph.arguments import at_least
 from mpnn.graphs.encodings.adjacency import adjacency, inverse_or_zero
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def random_walk(graph: Graph, steps: int) -> Tensor:
     Raises:
         ValueError: if steps is negative, or the graph has two sets of nodes.
     """
-    steps = not_negative("steps", steps)
+    steps = at_least("steps", steps, 0)
     capacity.require(8 * graph.num_dst * steps, f"probabilities of return for steps={steps}", "take fewer steps")
     walk = _steps(graph, "a random walk").tocsr()
     back = walk.T.tocsr()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import not_negative, one_set
+from mpnn.graph.arguments import at_least, one_set
 
 
 def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -> Tensor:
@@ -27,7 +27,7 @@ def weisfeiler_lehman(graph: Graph, rounds: int, labels: Tensor | None = None) -
         ValueError: if rounds is negative, the graph has two sets of nodes, or labels do not match its nodes.
         TypeError: if labels are not integers.
     """
-    not_negative("rounds", rounds)
+    at_least("rounds", rounds, 0)
     one_set("roles", graph)
     n = graph.num_dst
     role = _rank(np.zeros(n, np.int64) if labels is None else _validate_labels(labels, n))
