@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mpnn.attention import KeyValue, Recurrent
 from mpnn.attention.topk import TopK, block_means
 from mpnn.graph import Graph
-from mpnn.graph.arguments import at_least, integer
+from mpnn.graph.arguments import at_least, check_form, integer
 from mpnn.graph.runs import Runs
 from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
@@ -56,8 +56,8 @@ class KVCache:
             TypeError: if `index` is not a tensor of integers [B'].
             IndexError: if there is no such entry.
         """
-        if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"index must be a tensor of integers [B'], the batch entries to keep; got {index!r}")
+        expected = "index must be a tensor of integers [B'], the batch entries to keep"
+        check_form(expected, index, ("int64", "int32"), (None,), TypeError)
         stored = [entry.key for entry in self._entries.values() if entry.key is not None]
         stored += [state.value for state in self._states.values() if state.value is not None]
         if any(x.dim() == 3 for x in stored):  # [N, H, D] or [H, D, D_v]

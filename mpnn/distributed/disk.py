@@ -24,6 +24,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mpnn.graph.arguments import INTEGERS, check_form
 from mpnn.graph.files import atomic_path, remove_abandoned
 from mpnn.graphs.compressed import CompressedGraph
 
@@ -146,14 +147,15 @@ def _checked(graph: CompressedGraph, owners: Ints, ranks: int, data: Mapping[str
         raise TypeError(f"a cut would lose what a {type(graph).__name__} adds to its rows; pass a CompressedGraph")
     if graph.num_src != n:
         raise ValueError(f"a cut needs one set of nodes; got {graph!r}")
-    if owners.shape != (n,) or owners.dtype.kind not in "iu" or (n and not 0 <= owners.min() <= owners.max() < ranks):
-        got = f"{owners.dtype} of shape {list(owners.shape)}"
-        raise ValueError(f"owners must hold the rank of each of the {n} nodes, below {ranks}; got {got}")
+    expected = f"owners must hold the rank of each of the {n} nodes, below {ranks}"
+    check_form(expected, owners, INTEGERS, (n,))
+    if n and not 0 <= owners.min() <= owners.max() < ranks:
+        raise ValueError(f"{expected}; got {owners.min()} to {owners.max()}")
     for name, rows in data.items():
-        expected, what = (graph.num_edges, "edges") if name in EDGE_DATA else (n, "nodes")
-        if len(rows) != expected or not name.isidentifier() or name in ("nodes", "halo", "arriving", "edges"):
+        count, what = (graph.num_edges, "edges") if name in EDGE_DATA else (n, "nodes")
+        if len(rows) != count or not name.isidentifier() or name in ("nodes", "halo", "arriving", "edges"):
             raise ValueError(
-                f"data must have a row for each of the {expected} {what}, under its own name; got {name!r} with "
+                f"data must have a row for each of the {count} {what}, under its own name; got {name!r} with "
                 f"{len(rows)}"
             )
         if what == "edges" and graph.edge_ids is None:
@@ -161,8 +163,8 @@ def _checked(graph: CompressedGraph, owners: Ints, ranks: int, data: Mapping[str
                 f"{name} is in the order of the edges that were passed, which this graph does not know: write it with "
                 "edge_ids (mpnn graph convert --edge-ids)"
             )
-        if name == "edge_type" and (rows.dtype != np.int64 or rows.ndim != 1):
-            raise ValueError(f"edge_type must be int64 [{expected}]; got {rows.dtype} {list(rows.shape)}")
+        if name == "edge_type":
+            check_form(f"edge_type must be int64 [{count}]", rows, "int64", (count,))
     return np.ascontiguousarray(owners, np.int32)
 
 

@@ -273,6 +273,12 @@ def lists(part: Part, owners: Owners, group: dist.ProcessGroup) -> tuple[Tensor,
     return remote.nonzero().squeeze(1)[by_owner.to(device)], list(torch.searchsorted(mine, asked).split(sizes))
 
 
+def view_of(part: Part, src: Owners, group: dist.ProcessGroup) -> Graph:
+    """The graph of a part, which fetches the sources that other processes own."""
+    part.graph.exchange = HaloExchange(part, *lists(part, src, group), group)
+    return part.graph
+
+
 def nodes_at(of_dst: Tensor, of_src: Tensor) -> Graph:
     """A graph without edges, which says the positions of nodes."""
     none = torch.zeros(2, 0, dtype=torch.int64, device=of_src.device)

@@ -28,17 +28,20 @@ from mpnn.scores import BUILT_IN
 def refusal(layer: Layer, ranks: int) -> str | None:
     """Why the heads of a layer cannot be divided over so many ranks, or None if they can."""
     attention = layer.attention
-    name = type(layer.attention).__name__
     if (reason := pieces.not_by_node(attention)) is not None:
         return reason
+    name = type(attention).__name__
+    aggregator = type(layer.aggregate)
     heads, shared = heads_of(attention)
-    if heads % ranks:
-        return f"{name} has {heads} heads, which {ranks} ranks do not divide"
-    if shared % ranks and ranks % shared:
-        return f"the {shared} key/value heads of {name} and {ranks} ranks do not divide each other"
-    if type(layer.aggregate) is not Sum:
-        return f'it needs the aggregator "sum"; got {type(layer.aggregate).__name__}'
-    return "it does not return weights: each rank has those of its heads" if layer.return_weights else None
+    return pieces.first_of(
+        (heads % ranks > 0, f"{name} has {heads} heads, which {ranks} ranks do not divide"),
+        (
+            shared % ranks > 0 and ranks % shared > 0,
+            f"the {shared} key/value heads of {name} and {ranks} ranks do not divide each other",
+        ),
+        (aggregator is not Sum, f'it needs the aggregator "sum"; got {aggregator.__name__}'),
+        (layer.return_weights, "it does not return weights: each rank has those of its heads"),
+    )
 
 
 def heads_of(attention: KeyValue | AttendCall) -> tuple[int, int]:

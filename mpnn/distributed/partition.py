@@ -10,17 +10,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
-from mpnn.distributed import agreement, heads, pieces, queries, stream
+from mpnn.distributed import agreement, halo, heads, pieces, queries, stream
 from mpnn.distributed.groups import Mesh, group_of
-from mpnn.distributed.halo import HaloExchange, Part, lists
+from mpnn.distributed.halo import Part
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
+from mpnn.graph.arguments import INTEGERS, check_form
 from mpnn.graph.exchange import Layer
 from mpnn.graph.topology import Topology
 
 _NODE_COST = 16.0  # edges that cost as much as a node's own maps, for layers of some 64 features
 BALANCES = ("edges", "nodes", "zigzag", "metis")
-TRANSPORTS = ("auto", "halo", "heads", "queries", "stream")
 
 
 def partition(
@@ -106,11 +106,8 @@ def cost_of_node(model: nn.Module) -> float:
 def _owners(graph: Graph, ranks: int, parts: Tensor | None, balance: str, node_cost: float) -> Owners:
     if parts is not None:
         parts = torch.as_tensor(parts).cpu()
-        if parts.shape != (graph.num_dst,) or parts.is_floating_point():
-            raise ValueError(
-                f"parts must hold {graph.num_dst} integers, the rank of each destination; got {parts.dtype} "
-                f"{list(parts.shape)}"
-            )
+        expected = f"parts must hold {graph.num_dst} integers, the rank of each destination"
+        check_form(expected, parts, (*INTEGERS, "bool"), (graph.num_dst,))
         if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < ranks:
             raise ValueError(f"parts must lie in 0..{ranks - 1}; got {int(parts.min())} to {int(parts.max())}")
         return Owners.of_nodes(parts.long(), ranks)
@@ -196,20 +193,8 @@ class Partition:
             return self._part(rank).graph
         transport = self.transport_of(layer)
         if transport not in self._shards:
-            assert self.group is not None
             self._agree(transport, layer)
-            parts = self.dst, self.src, self.group
-            if transport == "heads":
-                shard = heads.view_of(self.graph, *parts)
-            elif transport == "queries":
-                shard = queries.view_of(self.graph, self._hubs, *parts)
-            elif transport == "stream":
-                shard = stream.view_of(self.graph, *parts)
-            else:
-                part = self._part(self.rank)
-                part.graph.exchange = HaloExchange(part, *lists(part, self.src, self.group), self.group)
-                shard = part.graph
-            self._shards[transport] = shard
+            self._shards[transport] = _VIEWS[transport](self)
         return self._shards[transport]
 
     def transport_of(self, layer: Layer | None = None) -> str:
@@ -374,3 +359,14 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"Partition({self.graph} over {self.ranks} ranks)"
+
+
+_VIEWS: dict[str, Callable[[Any], Graph]] = {
+    "halo": lambda whole: halo.view_of(whole._own_part, whole.src, whole.group),
+    "heads": lambda whole: heads.view_of(whole.graph, whole.dst, whole.src, whole.group),
+    "queries": lambda whole: queries.view_of(whole.graph, whole._hubs, whole.dst, whole.src, whole.group),
+    "stream": lambda whole: stream.view_of(whole.graph, whole.dst, whole.src, whole.group),
+}
+"""The graph of this process by transport, from the partition."""
+
+TRANSPORTS = ("auto", *_VIEWS)

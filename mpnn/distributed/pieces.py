@@ -1,12 +1,14 @@
 """Shared by transports in pieces: sources in disjoint sets, whose results are merged by their log-sum-exp."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from mpnn.aggregate import Sum
 from mpnn.attention.spec import KeyValue
+from mpnn.graph import rng
 from mpnn.graph.exchange import AttendCall, Layer
 from mpnn.round import Round
 from mpnn.scores import Role
@@ -29,26 +31,39 @@ def not_by_node(attention: Any) -> str | None:
 def refusal(layer: Layer) -> str | None:
     """Why a layer cannot be computed in pieces, or None if it can."""
     attention = layer.attention
-    if (reason := not_by_node(attention)) is not None:
-        return reason
-    if attention.normalize != "softmax" or type(layer.aggregate) is not Sum:
-        return "its pieces are merged by the sums of a softmax"
-    if getattr(attention, "sinks", None) is not None:
-        return "it does not support sinks"
-    if layer.mixes_values:
-        return "it needs a layer of one hop without teleport"
-    return "the weights of its pieces are not returned" if layer.return_weights else None
+    return not_by_node(attention) or first_of(
+        (attention.normalize != "softmax", "its pieces are merged by the sums of a softmax"),
+        (type(layer.aggregate) is not Sum, "its pieces are merged by the sums of a softmax"),
+        (getattr(attention, "sinks", None) is not None, "it does not support sinks"),
+        (layer.mixes_values, "it needs a layer of one hop without teleport"),
+        (layer.return_weights, "the weights of its pieces are not returned"),
+    )
 
 
-def check(round: Round, transport: str) -> None:
-    """Raises ValueError if a round cannot be computed in pieces."""
-    reason = None
-    if round.sinks is not None:
-        reason = "it does not support sinks"
-    elif any(isinstance(x, nn.Module) and any(True for _ in x.parameters()) for x in vars(round.score).values()):
-        reason = f"{type(round.score).__name__} holds a module, whose weights would get no gradient"
+def first_of(*reasons: tuple[bool, str]) -> str | None:
+    """The first of some reasons that holds."""
+    return next((sentence for holds, sentence in reasons if holds), None)
+
+
+def checked(rounds: tuple[Round, ...], transport: str) -> tuple[Round, ...]:
+    """The rounds of pieces, with one seed, so that all drop the edges that the whole graph does.
+
+    Raises:
+        ValueError: the round cannot be computed in pieces.
+    """
+    round = rounds[0]
+    modules = [x for x in vars(round.score).values() if isinstance(x, nn.Module)]
+    learns = any(True for module in modules for _ in module.parameters())
+    reason = first_of(
+        (round.sinks is not None, "it does not support sinks"),
+        (learns, f"{type(round.score).__name__} holds a module, whose weights would get no gradient"),
+    )
     if reason is not None:
         raise ValueError(f'transport="{transport}" cannot run this layer: {reason}; take transport="halo"')
+    if not round.dropout or round.seed is not None:
+        return rounds
+    seed = rng.new_seed(round.value.device)
+    return tuple(replace(piece, seed=seed) for piece in rounds)
 
 
 def mapped(round: Round, visit: Visit) -> Round:

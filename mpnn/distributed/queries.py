@@ -16,7 +16,7 @@ from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.halo import HaloExchange, Part, lists
 from mpnn.distributed.owners import Owners
-from mpnn.graph import Graph, rng, subgraphs
+from mpnn.graph import Graph, subgraphs
 from mpnn.graph.exchange import Layer, Terms
 from mpnn.round import Round
 
@@ -121,11 +121,7 @@ class QueriesExchange(HaloExchange):
         return round(query, key, value, graph), replace(hubs, return_lse=True)
 
     def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
-        pieces.check(rounds[0], self.transport)
-        if rounds[0].dropout:  # one seed, so that hubs drop the same edges as in the whole graph
-            seed = rng.new_seed(rounds[0].value.device)
-            rounds = tuple(replace(round, seed=seed) for round in rounds)
-        (out, _), (part, lse) = map(run, rounds)
+        (out, _), (part, lse) = map(run, pieces.checked(rounds, self.transport))
         assert lse is not None
         rows = self._owners.by_owner(torch.cat([part.to(lse.dtype), lse[..., None]], -1).movedim(-3, 0))
         arrived = self.all_to_all(rows, self._own_counts, self._owners.sizes)

@@ -20,7 +20,7 @@ from mpnn.distributed import pieces
 from mpnn.distributed.groups import all_to_all
 from mpnn.distributed.halo import OwnExchange, Part, lists, rows_of
 from mpnn.distributed.owners import Owners
-from mpnn.graph import Graph, rng
+from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer
 from mpnn.kernels.derivatives import once_differentiable
 from mpnn.round import Round
@@ -58,10 +58,7 @@ class StreamExchange(OwnExchange):
         return pieces.refusal(layer)
 
     def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
-        round = rounds[0]
-        pieces.check(round, self.transport)
-        if round.dropout and round.seed is None:
-            round = replace(round, seed=rng.new_seed(round.value.device))  # one for all blocks
+        (round,) = pieces.checked(rounds, self.transport)
         tensors: list[Tensor] = []
         pieces.mapped(round, lambda x, kind, trailing: tensors.append(x) or x)  # type: ignore[func-returns-value]
         return _Stream.apply(self, round, run, *tensors), None

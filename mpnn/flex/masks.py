@@ -14,7 +14,7 @@ from mpnn import graphs
 from mpnn.flex.pairs import allowed
 from mpnn.flex.programs import B, H, Mod, Node, Program, Witness, check_constant, record
 from mpnn.graph import Graph, capacity
-from mpnn.graph.arguments import at_least
+from mpnn.graph.arguments import at_least, check_form
 
 Sizes = tuple[int, int, int, int]
 """The batch, the heads, and the lengths of queries and of keys."""
@@ -26,15 +26,6 @@ class _Made(NamedTuple):
     witness: Witness
     graphs: list[list[Graph]]
     depends_on: frozenset[int]
-
-
-def _current(known: _Made | None, mod: Mod, sizes: Sizes) -> _Made:
-    """The graphs of a function as it is now: those that are known, if it computes what it did."""
-    program = record(mod)
-    if known is not None and known.witness.agrees(program):
-        return known
-    check_constant(program, mod, sizes)
-    return _Made(Witness.of(program), graphs_of(program, *sizes), frozenset(program.depends_on() & {B, H}))
 
 
 class BlockMask:
@@ -68,8 +59,15 @@ class BlockMask:
         return len(made), len(made[0]), *self._sizes[2:]
 
     def _current(self) -> _Made:
+        """The graphs of the function as it is now: those that are known, if it computes what it did."""
+        known = self._made
+        program = record(self.mask_mod)
+        if known is not None and known.witness.agrees(program):
+            return known
+        check_constant(program, self.mask_mod, self._sizes)
+        depends_on = frozenset(program.depends_on() & {B, H})
         # One assignment, so that other threads see either of both.
-        made = self._made = _current(self._made, self.mask_mod, self._sizes)
+        made = self._made = _Made(Witness.of(program), graphs_of(program, *self._sizes), depends_on)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,9 +122,7 @@ def graphs_of(program: Program, batch: int, heads: int, num_dst: int, num_src: i
         ValueError: the program returns no condition.
     """
     returned = program.node.result if isinstance(program.node, Node) else program.node
-    if not isinstance(returned, Tensor) or returned.dtype is not torch.bool or returned.dim():
-        kind = f"{returned.dtype} {list(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
-        raise ValueError(f"a mask_mod must return a boolean scalar; got {kind}")
+    check_form("a mask_mod must return a boolean scalar", returned, "bool", ())
     of = program.depends_on()
     capacity.require(16 * (num_dst + num_src), f"a mask of Q_LEN={num_dst} and KV_LEN={num_src}", "use fewer nodes")
     entries = range(batch if B in of else 1)
@@ -143,14 +139,12 @@ def of_mask(mask: Any, batch: int, heads: int, num_dst: int, num_src: int) -> li
     """Returns the graphs of a block mask, of this module or of torch, with its present values."""
     if mask is None:
         return [[graphs.complete().bind(num_dst, num_src)]]
-    if isinstance(mask, BlockMask):
-        made = mask._current()
-        sizes = mask._sizes
-    elif hasattr(mask, "mask_mod") and hasattr(mask, "kv_num_blocks"):
-        made, sizes = _of_torch(mask)
-    else:
+    if hasattr(mask, "mask_mod") and hasattr(mask, "kv_num_blocks"):
+        mask = _of_torch(mask)
+    if not isinstance(mask, BlockMask):
         raise TypeError(f"block_mask must be of create_block_mask; got {type(mask).__name__}")
-    shape = len(made.graphs), len(made.graphs[0]), *sizes[2:]
+    made = mask._current()
+    shape = len(made.graphs), len(made.graphs[0]), *mask._sizes[2:]
     expected = (batch, heads, num_dst, num_src)
     shared = [shape[axis] == 1 and axis not in made.depends_on for axis in (B, H)]
     if shape[2:] != expected[2:] or any(shape[x] != expected[x] and not shared[x] for x in (B, H)):
@@ -159,19 +153,20 @@ def of_mask(mask: Any, batch: int, heads: int, num_dst: int, num_src: int) -> li
     return made.graphs
 
 
-_OF_TORCH: "WeakKeyDictionary[Any, _Made]" = WeakKeyDictionary()
+_OF_TORCH: "WeakKeyDictionary[Any, BlockMask]" = WeakKeyDictionary()
 
 
-def _of_torch(mask: Any) -> tuple[_Made, Sizes]:
-    """The graphs of torch's block mask, and its sizes. As in torch's kernel, its blocks are those that it lists: all
-    pairs of full blocks, the pairs of partial blocks that mask_mod allows, and no others."""
+def _of_torch(mask: Any) -> BlockMask:
+    """Torch's block mask as one of this module. As in torch's kernel, its blocks are those that it lists: all pairs of
+    full blocks, the pairs of partial blocks that mask_mod allows, and no others."""
     *leading, num_dst, num_src = mask.shape
     sizes = (*[1] * (2 - len(leading)), *leading, num_dst, num_src)
+    within = _within(mask, sizes)
     known = _OF_TORCH.get(mask)
-    made = _current(known, _within(mask, sizes), sizes)
-    if made is not known:
-        _OF_TORCH[mask] = made
-    return made, sizes
+    if known is None or known._sizes != sizes:
+        known = _OF_TORCH[mask] = BlockMask(within, sizes)
+    known.mask_mod = within
+    return known
 
 
 def _within(mask: Any, sizes: Sizes) -> Mod:

@@ -257,18 +257,13 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError(f"it calls {func}")
         result = func(*args, **kwargs)
         node.result = result
-        if isinstance(result, Tensor):
-            self._add(node)
-            if depends:
-                self._of_inputs.add(node)
-        elif isinstance(result, (tuple, list)):
-            self.nodes.append(node)
-            for k, part in enumerate(result):
-                if isinstance(part, Tensor):
-                    item = Node(operator.getitem, (node, k), {}, part)
-                    self._add(item)
-                    if depends:
-                        self._of_inputs.add(item)
+        self._add(node)
+        added = [node]
+        for k, part in enumerate(result if isinstance(result, (tuple, list)) else ()):
+            added.append(Node(operator.getitem, (node, k), {}, part))
+            self._add(added[-1])
+        if depends:
+            self._of_inputs.update(added)
         return result
 
 

@@ -1,6 +1,6 @@
 """Validation of numbers that callers pass, where they pass them. Each error names the argument."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,27 @@ def distinct_indices(name: str, values: Iterable[int] | Tensor) -> tuple[int, ..
     if nodes and min(nodes) < 0:
         raise ValueError(f"{name} must not hold negative nodes; got {min(nodes)}")
     return tuple(sorted(set(nodes)))
+
+
+INTEGERS = ("int", "uint")
+FLOATS = ("float", "bfloat")
+REAL = ("int", "uint", "float", "bfloat", "bool")
+
+
+def check_form(
+    expected: str,
+    x: Any,
+    numbers: str | tuple[str, ...],
+    shape: Sequence[int | None],
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raises an error that says what is `expected` and what was passed, unless x is a tensor or an array of this shape,
+    in which None is any size, and the name of its type begins with one of `numbers`."""
+    sizes = tuple(getattr(x, "shape", ()))
+    dtype = getattr(x, "dtype", f"a {type(x).__name__}")
+    is_form = len(sizes) == len(shape) and all(n in (None, size) for n, size in zip(shape, sizes, strict=True))
+    if not is_form or not str(dtype).removeprefix("torch.").startswith(numbers):
+        raise error(f"{expected}; got {dtype} of shape {list(sizes)}")
 
 
 def one_set(what: str, graph: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import capacity
-from mpnn.graph.arguments import at_least
+from mpnn.graph.arguments import INTEGERS, at_least, check_form as check_numbers
 from mpnn.graph.modes import outside_modes
 from mpnn.kernels.edges import rows_of, sort_edges
 
@@ -128,9 +128,7 @@ def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tens
         if x is not None and x.device != edges.device:
             raise ValueError(f"{name} is on {x.device} and the edges on {edges.device}; move one")
     if (edge_type := data["edge_type"]) is not None:
-        not_integers = edge_type.is_floating_point() or edge_type.is_complex() or edge_type.dtype == torch.bool
-        if not_integers or edge_type.dim() != 1:
-            raise TypeError(f"edge_type must be integers [E]; got {edge_type.dtype} of shape {list(edge_type.shape)}")
+        check_numbers("edge_type must be integers [E]", edge_type, INTEGERS, (None,), TypeError)
         if len(bad := (edge_type < 0).nonzero()):
             raise ValueError(f"edge {int(bad[0])} has edge_type {int(edge_type[bad[0]])}; edge types count from 0")
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import capacity, csr as edge_lists, state
+from mpnn.graph.arguments import INTEGERS, check_form
 from mpnn.graph.bound import BoundGraph, Values
 from mpnn.graph.csr import CSR, graph_property, sorted_by
 from mpnn.graph.exchange import LOCAL
@@ -257,9 +258,7 @@ class GraphData(BoundGraph):
         """
         dst, src = (torch.as_tensor(position, device=self.device) for position in (dst, src))
         for name, position, n in (("dst", dst, self.num_dst), ("src", src, self.num_src)):
-            not_integers = position.is_floating_point() or position.is_complex() or position.dtype == torch.bool
-            if position.shape != (n,) or not_integers:
-                raise ValueError(f"{name} must hold {n} integers; got {position.dtype} of shape {list(position.shape)}")
+            check_form(f"{name} must hold {n} integers", position, INTEGERS, (n,))
         graph = self._copy()
         # Copies, because what is derived from positions is kept.
         graph.positions = (dst.to(torch.int64, copy=True), src.to(torch.int64, copy=True))

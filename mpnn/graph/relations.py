@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph.arguments import MAX_VALUE
+from mpnn.graph.arguments import INTEGERS, MAX_VALUE, check_form
 from mpnn.graph.modes import outside_modes
 
 
@@ -136,9 +136,8 @@ class Table(Relation):
     def __init__(self, classes: Tensor) -> None:
         if not isinstance(classes, Tensor):
             raise TypeError(f"a relation table is an integer matrix [num_dst, num_src]; got {classes!r}")
-        if classes.dim() != 2 or classes.is_floating_point():
-            got = f"{classes.dtype} of shape {list(classes.shape)}"
-            raise ValueError(f"a relation table is an integer matrix [num_dst, num_src]; got {got}")
+        expected = "a relation table is an integer matrix [num_dst, num_src]"
+        check_form(expected, classes, (*INTEGERS, "bool"), (None, None))
         if classes.numel() and int(classes.min()) < 0:
             raise ValueError("edge types in a relation table must not be negative; it holds a negative one")
         # A copy, because kernels do not check types again.

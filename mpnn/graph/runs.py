@@ -86,16 +86,15 @@ class Runs:
         ptr = self.ptr
         start = self.start
         stop = self.stop
-        if type(self.num_dst) is not int or type(self.num_src) is not int:
+        if not all(type(n) is int and n >= 0 for n in self._size()):
             return False
-        if any(array.ndim != 1 or array.dtype != np.int64 for array in (ptr, start, stop)):
-            return False
-        if min(self.num_dst, self.num_src) < 0 or not len(start) == len(stop) == ptr[-1] or ptr[0] != 0:
+        if not all(array.ndim == 1 and array.dtype == np.int64 for array in (ptr, start, stop)):
             return False
         check_line(self.num_dst, self.num_src)
-        if len(ptr) != self.num_dst + 1 or (np.diff(ptr) < 0).any():
+        if not len(start) == len(stop) == ptr[-1] or len(ptr) != self.num_dst + 1:
             return False
-        if (start < 0).any() or (start >= stop).any() or (stop > self.num_src).any():
+        ascends = ptr[0] == 0 and (np.diff(ptr) >= 0).all()
+        if not ascends or not ((start >= 0) & (start < stop) & (stop <= self.num_src)).all():
             return False
         start, stop = self._flat()
         return bool((start[1:] > stop[:-1]).all())

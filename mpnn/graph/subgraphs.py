@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph.arguments import one_set
+from mpnn.graph.arguments import check_form, one_set
 from mpnn.graph.csr import inverse
 from mpnn.graph.data import G, GraphData
 from mpnn.graph.derive import renumbered, selected, structured
@@ -49,8 +49,7 @@ class Subgraphs(GraphData):
             ValueError: if the sources are not ascending, or not among those of the graph.
         """
         sources = torch.as_tensor(sources, device=self.device)
-        if sources.dim() != 1 or sources.dtype != torch.int64:
-            raise ValueError(f"sources must be int64 [n]; got {sources.dtype} {list(sources.shape)}")
+        check_form("sources must be int64 [n]", sources, "int64", (None,))
         if len(sources) and (bool((sources.diff() <= 0).any()) or sources[0] < 0 or sources[-1] >= self.num_src):
             raise ValueError(f"sources must ascend, each once, from 0 to {self.num_src - 1} at most")
         first, last = (int(sources[0]), int(sources[-1])) if len(sources) else (0, -1)
@@ -95,8 +94,7 @@ class Subgraphs(GraphData):
             keep = torch.as_tensor(keep, device=self.device)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"keep must be a bool tensor [{self.num_dst}]; got {type(keep).__name__}") from None
-        if keep.shape != (self.num_dst,) or keep.dtype != torch.bool:
-            raise ValueError(f"keep must be bool [{self.num_dst}]; got {keep.dtype} of shape {list(keep.shape)}")
+        check_form(f"keep must be bool [{self.num_dst}]", keep, "bool", (self.num_dst,))
         if keep.all():
             return self
         dst, src = self.node_positions()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import as_integer
+from mpnn.graph.arguments import as_integer, check_form
 from mpnn.kernels.edges import Sample, sample_neighbors
 
 
@@ -224,8 +224,7 @@ def sums_of_weights(weight: Tensor | None, edge_ids: NDArray[np.int64] | slice |
 
 def check_nodes(nodes: NDArray[np.int64], num_nodes: int, *, distinct: bool = True) -> None:
     """Raises ValueError unless `nodes` are integers [n] from 0 to num_nodes - 1, and distinct if they must be."""
-    if nodes.ndim != 1 or nodes.dtype != np.int64:
-        raise ValueError(f"nodes must be int64 [n]; got {nodes.dtype} of shape {list(nodes.shape)}")
+    check_form("nodes must be int64 [n]", nodes, "int64", (None,))
     if not len(nodes):
         return
     if nodes.min() < 0 or nodes.max() >= num_nodes:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph, capacity
-from mpnn.graph.arguments import as_integer, at_least
+from mpnn.graph.arguments import FLOATS, INTEGERS, as_integer, at_least, check_form
 from mpnn.graph.derive import selected
 from mpnn.graphs.geometry import nearest, smallest
 
@@ -84,8 +84,8 @@ def chunks(
     at_least("num_nodes", num_nodes, 0)
     if order.dim() != 2 or order.shape[1] % size:
         raise ValueError(f"order must be [lists, length], the length a multiple of {size}; got {list(order.shape)}")
-    if edge_type is not None and edge_type.shape != order.shape[:1]:
-        raise ValueError(f"edge_type must be [{len(order)}], a type for each list; got {list(edge_type.shape)}")
+    if edge_type is not None:
+        check_form(f"edge_type must be [{len(order)}], a type for each list", edge_type, INTEGERS, order.shape[:1])
     at_least("before", before, 0)
     at_least("after", after, 0)
     edges_of_one = size * (before + after + 1)
@@ -151,8 +151,7 @@ def _check_features(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor) or x.is_nested:
         kind = "a nested tensor" if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} needs a tensor of features [N, d]; got {kind}")
-    if x.dim() != 2 or not x.is_floating_point():
-        raise ValueError(f"{name} needs floating-point features [N, d]; got {x.dtype} of shape {list(x.shape)}")
+    check_form(f"{name} needs floating-point features [N, d]", x, FLOATS, (None, None))
 
 
 def drop_self_loops(graph: Graph) -> Graph:

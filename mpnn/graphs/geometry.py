@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import Graph, capacity
-from mpnn.graph.arguments import at_least, one_set
+from mpnn.graph.arguments import INTEGERS, at_least, check_form, one_set
 from mpnn.graph.csr import narrow, stored_form
 from mpnn.graph.runs import Ints
 
@@ -502,8 +502,8 @@ def _points(name: str, positions: Tensor, labels: Tensor | None) -> tuple[np.nda
         raise ValueError(f"{name} needs finite positions; those of point {bad} are not all finite")
     if labels is None:
         return at, None
-    if not isinstance(labels, Tensor) or labels.shape != positions.shape[:1] or labels.is_floating_point():
-        raise ValueError(f"labels must be integers [{len(at)}], one for each point")
+    expected = f"labels must be integers [{len(at)}], one for each point"
+    check_form(expected, labels, (*INTEGERS, "bool"), positions.shape[:1])
     label = labels.cpu().numpy()
     if (label[1:] >= label[:-1]).all():  # as batches have them: no sort is needed
         return at, np.append(0, np.cumsum(label[1:] != label[:-1]))[: len(label)]

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
+from mpnn.graph.arguments import INTEGERS, check_form
 from mpnn.graphs.compressed import CompressedGraph, search_rows, sums_of_weights
 from mpnn.kernels.edges import sample_neighbors
 
@@ -75,8 +76,7 @@ class TemporalGraph(CompressedGraph):
 
 def check_times(name: str, times: Tensor, count: int, dtype: torch.dtype | None = None) -> None:
     """Raises ValueError unless there are `count` times, of this dtype, none of them NaN."""
-    if times.shape != (count,) or times.is_complex() or times.dtype in (torch.bool, torch.bfloat16):
-        raise ValueError(f"{name} must be {count} numbers; got {times.dtype} {list(times.shape)}")
+    check_form(f"{name} must be {count} numbers", times, (*INTEGERS, "float"), (count,))
     if dtype not in (None, times.dtype):
         raise ValueError(f"{name} must have the dtype of the times of edges, {dtype}; got {times.dtype}")
     if times.isnan().any():

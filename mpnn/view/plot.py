@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import one_set
+from mpnn.graph.arguments import FLOATS, REAL, check_form, one_set
 from mpnn.graph.blocks import density
 from mpnn.graph.runs import Ints
 
@@ -167,10 +167,9 @@ def network(
         at = springs(graph) if graph.is_explicit else _circle(graph.num_dst)
     else:
         at = np.asarray(positions).astype(float)
-    if at.shape != (graph.num_dst, 2):
-        raise ValueError(f"positions must be [{graph.num_dst}, 2], one row for each node; got {list(at.shape)}")
-    if classes is not None and classes.shape != (graph.num_dst,):
-        raise ValueError(f"classes must be [{graph.num_dst}], one for each node; got {list(classes.shape)}")
+    check_form(f"positions must be [{graph.num_dst}, 2], one row for each node", at, FLOATS, (graph.num_dst, 2))
+    if classes is not None:
+        check_form(f"classes must be [{graph.num_dst}], one for each node", classes, REAL, (graph.num_dst,))
     ax = ax or _new_axes((6.4, 6.4))
     size = float(np.clip(2400 / max(graph.num_dst, 1), 7, 120))
     _links(ax, graph, at, size)

@@ -89,7 +89,7 @@ BAD = {
     "chunks(torch.zeros(1, 6).long(), 2, 6, before=-1)": "before must be at least 0; got -1",
     "chunks(torch.zeros(1, 6).long(), 2, 6.0)": "num_nodes must be an integer; got 6.0",
     "chunks(torch.zeros(1, 6).long(), 2, 6, edge_type=torch.zeros(2).long())": (
-        r"edge_type must be \[1\], a type for each list; got \[2\]"
+        r"edge_type must be \[1\], a type for each list; got torch.int64 of shape \[2\]"
     ),
     "knn(torch.tensor([[0.0], [float('nan')]]), 1)": "knn needs features without NaN; those of node 1 hold NaN",
     "lsh(torch.tensor([[0.0], [float('nan')]]), 2)": "lsh needs finite features; those of node 1 are not",
