@@ -1,12 +1,15 @@
 """Which random changes of the code the tests notice.
 
-    python tests/support/mutate.py                        twenty changes, drawn with seed 0
-    python tests/support/mutate.py --seed 1 --count 40 --folders engine round
-    python tests/support/mutate.py --list                 shows the changes and runs nothing
+    python tests/support/mutate.py                        twenty changes of mpnn, drawn with seed 0
+    python tests/support/mutate.py --seed 1 --folders engine round kernels/rows
+    python tests/support/mutate.py --cpp 4                four more of the C++ kernels, each compiled (minutes)
+    python tests/support/mutate.py --list                 shows the changes and their tests, and runs nothing
 
 Each change is one of: another comparison, another operation, another number, `and` for `or`, a condition negated, a
-keyword left out. It is made in a copy of the package, in which the tests of the changed file's folder run until one
-fails. A change that no test notices is printed as such: it needs a test, or the code that it changed is not needed.
+keyword left out. It is made in a copy of the repository, in which the default tests of the changed module run until
+one fails: those named after it, those that import it, those of its folder, and, if few modules use it, those that
+import its users. The test that fails must pass without the change. A change that no test notices is printed as such:
+it needs a test, or the code that it changed is not needed.
 """
 
 from __future__ import annotations
@@ -15,36 +18,34 @@ import argparse
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-TESTS = {
-    "engine": ["tests/engine", "tests/backends/test_opt_in.py", "tests/laws/forms.py"],
-    "backends": ["tests/backends"],
-    "kernels": ["tests/kernels", "tests/backends"],
-    "round": [
-        "tests/test_round.py",
-        "tests/test_validation.py",
-        "tests/backends/test_opt_in.py",
-        "tests/laws/forms.py",
-    ],
-    "graph": ["tests/graph", "tests/graphs"],
-    "attention": ["tests/operator"],
-}
-"""The tests of a folder of the package."""
+FEW_USERS = 8  # A module with more of them is tested by itself; one with fewer is often tested through them.
+_BUILD = (  # the library of this machine only
+    "import hatch_build, mpnn.kernels.cpu.library as library\n"
+    "hatch_build.build(hatch_build.chosen_target()._replace(processors=(library.processor(),)))\n"
+)
 
 _COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 _OPERATIONS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
+_CPP = {
+    " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ",
+    " || ": " && ", " + ": " - ", " - ": " + ", " * ": " + ", " / ": " * ", " % ": " / ", " += ": " -= ",
+}  # fmt: skip
+"""Operators between spaces; those of templates and pointers have none."""
 
 
 class Change(NamedTuple):
@@ -61,13 +62,16 @@ class Change(NamedTuple):
         return f"{self.path}:{self.line}: {self.before}  ->  {self.text}"
 
     def apply(self, root: Path) -> None:
-        """Makes the change in a copy of the package below `root`."""
+        """Makes the change in a copy of the repository below `root`."""
         source = (ROOT / self.path).read_bytes()
         (root / self.path).write_bytes(source[: self.first] + self.text.encode() + source[self.last :])
 
+    def take_back(self, root: Path) -> None:
+        shutil.copy2(ROOT / self.path, root / self.path)
+
 
 def changes(path: Path) -> list[Change]:
-    """Returns all changes of a file."""
+    """Returns all changes of a file of Python."""
     source = path.read_text()
     lines = source.encode().splitlines(keepends=True)
     starts = [0]
@@ -115,63 +119,174 @@ def _is_string(x: ast.expr) -> bool:
     return isinstance(x, ast.Constant) and isinstance(x.value, str)
 
 
-def draw(folders: list[str], count: int, seed: int) -> list[Change]:
-    """Returns `count` changes of the files of these folders: a file by its size, and a place in it."""
-    generator = random.Random(seed)
-    files = [path for folder in folders for path in sorted((ROOT / "mpnn" / folder).rglob("*.py"))]
-    # Kernels for a GPU and the optional backend do not run in the tests of a folder.
-    files = [path for path in files if "cuda" not in str(path) and path.name != "scatter.py"]
-    by_file = {path: changes(path) for path in files}
-    pool = [change for path in files for change in by_file[path]]
-    return generator.sample(pool, min(count, len(pool)))
-
-
-def notices(change: Change, seconds: float) -> bool:
-    """Whether a test of the folder fails after a change, or does not end."""
-    folder = change.path.parts[1].removesuffix(".py")
-    with tempfile.TemporaryDirectory() as name:
-        copy = Path(name)
-        for part in ("mpnn", "tests", "docs"):
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
-        for part in ("pyproject.toml", "README.md", "constraints.txt", "hatch_build.py"):
-            shutil.copy(ROOT / part, copy)
-        change.apply(copy)
-        tests = [test for test in TESTS[folder] if (copy / test).exists()]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=copy,
-                env={**os.environ, "PYTHONPATH": name, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                timeout=seconds,
+def changes_of_cpp(path: Path) -> list[Change]:
+    """Returns changes of a file of C++: operators and whole numbers, outside of comments and of the preprocessor."""
+    found = []
+    offset = 0
+    for number, line in enumerate(path.read_bytes().decode("ascii").splitlines(keepends=True), 1):
+        code = "" if line.startswith(("#", "template")) or "static_assert" in line else line.split("//")[0]
+        for match in re.finditer(r" (?:[<>=!]=|&&|\|\||\+=|[-<>+*/%]) |(?<![\w.\"])\d+(?![\w.\"])", code):
+            text = _CPP.get(match[0]) or str(int(match[0]) + 1)
+            change = Change(
+                path.relative_to(ROOT), offset + match.start(), offset + match.end(), text, number, line.strip()
             )
-        except subprocess.TimeoutExpired:
-            return True
-        return done.returncode != 0
+            found.append(change)
+        offset += len(line)
+    return found
+
+
+def draw(files: Iterable[Path], of_file: Callable[[Path], list[Change]], count: int, seed: int) -> list[Change]:
+    """Returns `count` changes of these files: a file by its size, and a place in it."""
+    pool = [change for path in files for change in of_file(path)]
+    return random.Random(seed).sample(pool, min(count, len(pool)))
+
+
+def files_of(folders: list[str]) -> list[Path]:
+    """Returns the files of Python of folders and modules of mpnn that run in the default tests."""
+    roots = [ROOT / "mpnn" / folder for folder in folders]
+    files = {path for root in roots for path in (root.rglob("*.py") if root.is_dir() else [root.with_suffix(".py")])}
+    # Kernels for a GPU and the optional backend run in tests of their own, the viewer's source in a browser.
+    return sorted(path for path in files if "cuda" not in str(path) and path.name != "scatter.py")
+
+
+def tests_of(path: Path) -> list[Path]:
+    """Returns the files with the tests of a file of mpnn, the closest first."""
+    if path.suffix != ".py":
+        launchers = [x for x in files_of(["kernels"]) if f'"{path.stem}' in (ROOT / x).read_text()]
+        return _in_order(
+            *(tests_of(x.relative_to(ROOT)) for x in launchers), _tests_below("kernels"), _tests_below("backends")
+        )
+    module = _module(path)
+    users = {user for user, imported in _imports("mpnn").items() if module in imported}
+    users = {user for user in users if user.name != "__init__.py"}
+    stem = (path.parent if path.name == "__init__.py" else path).stem
+    folder = _tests_below(*path.parent.parts[1:])
+    return _in_order(
+        [test for test in _tests() if re.search(rf"_{stem}(_|\.)", test.name)],
+        _importers({module}),
+        folder or (_tests_below(path.parts[1]) if len(path.parts) > 2 else []) or _tests_below("operator"),
+        _tests_below(path.parts[1]),
+        _importers({_module(user) for user in users}) if len(users) <= FEW_USERS else [],
+    )
+
+
+def _in_order(*groups: Iterable[Path]) -> list[Path]:
+    return list(dict.fromkeys(test for group in groups for test in group))
+
+
+def _tests_below(*folder: str) -> list[Path]:
+    return [test for test in _tests() if test.parts[1 : 1 + len(folder)] == folder and folder]
+
+
+def _importers(modules: set[str]) -> list[Path]:
+    return [test for test, imported in _imports("tests").items() if test in _tests() and imported & modules]
+
+
+@cache
+def _tests() -> list[Path]:
+    names = ("test_*.py", "union.py", "forms.py")  # as in pyproject.toml
+    return sorted(path.relative_to(ROOT) for name in names for path in (ROOT / "tests").rglob(name))
+
+
+@cache
+def _imports(folder: str) -> dict[Path, set[str]]:
+    """The modules that each file below a folder imports, by their names."""
+    files = sorted(path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py"))
+    return {path: _imported(ast.parse((ROOT / path).read_text())) for path in files}
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return names
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+class Copy:
+    """A copy of the repository in which changes are made, one at a time."""
+
+    def __init__(self, root: Path, seconds: float) -> None:
+        self.root = root
+        self.seconds = seconds
+        self.left_out: list[str] = []  # tests that fail in the copy without a change
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        built = [str(path.relative_to(ROOT)) for path in (ROOT / "mpnn/kernels/cpu").glob("kernels-*")]
+        for name in [*filter(None, listed.split("\0")), *built]:
+            if (ROOT / name).exists():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, root / name)
+
+    def notice(self, change: Change) -> str | None:
+        """Returns the test that fails after a change, or does not end; None if all pass."""
+        tests = tests_of(change.path)
+        change.apply(self.root)
+        if change.path.suffix != ".py" and self._python("-c", _BUILD).returncode:
+            change.take_back(self.root)
+            return "the compiler"
+        # Most changes are noticed by the closest tests, and to collect all takes seconds.
+        for part in (tests[:4], tests[4:]):
+            while part and (failed := self._first_failure(*map(str, part))):
+                change.take_back(self.root)
+                test = failed.split(" - ")[0]
+                if "::" not in test or not self._first_failure(test):
+                    return failed
+                self.left_out.append(test)
+                print(f"{test} fails without a change", flush=True)
+                change.apply(self.root)
+        change.take_back(self.root)
+        return None
+
+    def _first_failure(self, *tests: str) -> str | None:
+        options = ("-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-o", f"timeout={self.seconds}")
+        left_out = [f"--deselect={test}" for test in self.left_out]
+        done = self._python("-m", "pytest", *options, "--timeout-method=thread", *left_out, *tests)
+        if done.returncode in (0, 5):  # 5: all tests are left out by their markers
+            return None
+        failures = re.findall(r"^(?:FAILED|ERROR) (.*)", done.stdout, re.MULTILINE)
+        return failures[0][:160] if failures else f"exit code {done.returncode}"
+
+    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=self.root, env=variables, capture_output=True, text=True
+        )
 
 
 def main() -> None:
+    every = sorted(path.name.removesuffix(".py") for path in (ROOT / "mpnn").iterdir() if path.suffix in ("", ".py"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folders", nargs="+", choices=TESTS, default=["engine", "backends", "kernels", "round"])
-    parser.add_argument("--count", type=int, default=20, help="how many changes (default: 20)")
+    parser.add_argument("--folders", nargs="+", default=every, help="or modules of mpnn (default: all)")
+    parser.add_argument("--count", type=int, default=20, help="how many changes of Python (default: 20)")
+    parser.add_argument("--cpp", type=int, default=0, help="how many changes of the C++ kernels (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="by which they are drawn (default: 0)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="after which tests count as failed (default: 600)")
-    parser.add_argument("--list", action="store_true", help="show the changes and run nothing")
+    parser.add_argument("--seconds", type=int, default=300, help="after which a test has failed (default: 300)")
+    parser.add_argument("--list", action="store_true", help="show the changes and their tests, and run nothing")
     options = parser.parse_args()
-    drawn = draw(options.folders, options.count, options.seed)
-    survivors = []
-    for number, change in enumerate(drawn, 1):
-        began = time.perf_counter()
-        seen = options.list or notices(change, options.seconds)
-        result = (
-            "" if options.list else f"{'noticed' if seen else 'UNNOTICED'} in {time.perf_counter() - began:.0f} s: "
-        )
-        print(f"{number}/{len(drawn)} {result}{change}", flush=True)
-        survivors += [] if seen else [change]
-    if not options.list:
-        print(f"{len(drawn) - len(survivors)} of {len(drawn)} noticed")
-        sys.exit(bool(survivors))
+    kernels = sorted(path for path in (ROOT / "mpnn/kernels/cpu").iterdir() if path.suffix in (".cpp", ".h"))
+    drawn = draw(files_of(options.folders), changes, options.count, options.seed)
+    drawn += draw(kernels, changes_of_cpp, options.cpp, options.seed)
+    if options.list:
+        for change in drawn:
+            print(change, *tests_of(change.path), sep="\n    ")
+        return
+    unnoticed = 0
+    with tempfile.TemporaryDirectory() as name:
+        copy = Copy(Path(name), options.seconds)
+        for number, change in enumerate(drawn, 1):
+            began = time.perf_counter()
+            test = copy.notice(change)
+            unnoticed += test is None
+            result = f"noticed by {test}" if test else "UNNOTICED"
+            print(f"{number}/{len(drawn)} {change}\n    {result} ({time.perf_counter() - began:.0f} s)", flush=True)
+    print(f"{len(drawn) - unnoticed} of {len(drawn)} noticed")
+    sys.exit(bool(unnoticed))
 
 
 if __name__ == "__main__":
