@@ -278,6 +278,19 @@ def test_errors_of_torchs_function() -> None:
         varlen.varlen_attn(q, k, v, torch.tensor([0, 3]), torch.tensor([0, 3]), 3, 3)
     with pytest.raises(ValueError, match="block_table needs seqused_k"):
         varlen.varlen_attn(q, k, v, torch.tensor([0, 3]), None, 3, 3, block_table=torch.tensor([[0]]), enable_gqa=True)
+    cu, used = torch.tensor([0, 3]), torch.tensor([4])
+    with pytest.raises(ValueError, match=r"up to the lengths of the sequences, \[3\]; got \[4\]"):
+        varlen.varlen_attn(q, k, v, cu, cu, 3, 3, seqused_k=used, enable_gqa=True)
+
+
+def test_errors_of_batches() -> None:
+    q, k = torch.randn(2, 3, H, D), torch.randn(1, 3, H, D)
+    with pytest.raises(ValueError, match="the same batch size; got 2, 1 and 1"):
+        varlen.flash_attn_func(q, k, k)
+    with pytest.raises(TypeError, match=r"q must be a tensor \[B, N, H, D\]; got list"):
+        varlen.flash_attn_func([q], k, k)
+    with pytest.raises(NotImplementedError, match="takes no rotary_cos, rotary_sin or block_table"):
+        varlen.flash_attn_with_kvcache(q, k, k, rotary_cos=q)
 
 
 def test_padding_is_removed_and_restored() -> None:

@@ -51,6 +51,16 @@ def test_only_plain_attention_goes_straight():
         assert dense.bind(Round(graph, value, Dot(query, key, 1.0), **options)) is dense.run
 
 
+@pytest.mark.parametrize("nodes", [(5, 5), (7, 4)], ids=str)
+@pytest.mark.parametrize("topology", [graphs.complete(), graphs.causal()], ids=str)
+def test_listed_edges_go_straight_if_they_are_those_of_a_topology(topology, nodes):
+    edges = topology.bind(*nodes).edge_index
+    query, key, value = features(nodes=nodes)
+    for number, straight in ((len(edges[0]), True), (len(edges[0]) - 1, False)):
+        graph = graphs.from_edges(edges[:, :number], num_dst=nodes[0], num_src=nodes[1])
+        assert (dense.bind(Round(graph, value, Dot(query, key, 1.0))) is not dense.run) == straight
+
+
 def test_calls_of_another_form_are_checked_anew():
     graph, (query, key, value) = graphs.complete().bind(5), features()
     attend_twice(graph, query, key, value)

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -94,6 +95,25 @@ def test_probes_cover_the_calls_of_common_requests() -> None:
         ("dense", "direct call"),
     ):
         assert (name, kind) in counted
+
+
+def test_probes_tell_the_price_of_an_edge_from_that_of_a_node() -> None:
+    listed = [r.graph for r in tune.probes() if r.graph.is_explicit]
+    degrees = [graph.num_edges / graph.num_dst for graph in listed]
+    assert max(degrees) >= 10 * min(degrees)
+
+
+def test_the_least_time_of_each_function_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    durations = {"first": [8.0, 1.0], "second": [5.0, 7.0]}
+
+    def work(name: str) -> None:
+        nonlocal now
+        now += durations[name].pop(0)
+
+    monkeypatch.setattr(tune.time, "perf_counter", lambda: now)
+    works = [{name: partial(work, name)} for name in durations]
+    assert tune.least(works, 0.0) == [{"first": 1.0}, {"second": 5.0}]
 
 
 def test_plans_use_the_prices_in_the_file(cache: Path) -> None:

@@ -134,6 +134,8 @@ def test_data_of_edges_and_other_stacks_are_refused() -> None:
     with pytest.raises(ValueError, match="of the same size"):
         graph & graphs.causal().bind(N + 1)
     weighted = graphs.from_edges([[0], [1]], N, edge_attr=torch.ones(1, 1))
+    with pytest.raises(ValueError, match="cannot have data of edges"):
+        StackedGraph(weighted, (3,))
     for merge in (lambda: graph & weighted, lambda: weighted & graph):
         with pytest.raises(ValueError, match="would lose the edge data"):
             merge()

@@ -237,6 +237,27 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "rows": (lambda: GRAPH.rows("a", 3), "start must be an integer; got 'a'"),
     "induced": (lambda: GRAPH.subgraph("a"), "keep must be a bool tensor"),
     "drop_edges": (lambda: GRAPH.drop_edges("half"), "p must be a number from 0 to 1; got 'half'"),
+    "with_self_loops": (lambda: GRAPH.with_self_loops("mean"), "fill must be a number"),
+    "rows, too many": (lambda: GRAPH.rows(3, 6), "rows 3 to 6 are not among the 5 destinations"),
+    "from_edges, negative": (lambda: graphs.from_edges([[], []], -1), "num_nodes must be at least 0; got -1"),
+    "Kernel, dim": (lambda: attention.Kernel(5, 2, features=8), "2 heads do not divide a width of 5"),
+    "StateSpace, groups": (lambda: attention.recurrent.StateSpace(8, 2, groups=3), "3 groups do not divide 2 heads"),
+    "Recurrent, key_heads": (
+        lambda: attention.recurrent.DeltaRule(8, 2, key_heads=3),
+        "3 heads of keys do not divide 2 heads",
+    ),
+    "EdgeBias": (
+        lambda: MessagePassing(GRAPH, "sum", None, attention.DotProduct(4, 2, position=position.EdgeBias(3, 2)))(X),
+        "EdgeBias needs edge attributes",
+    ),
+    "a round without a bias": (
+        lambda: mpnn.engine.run(mpnn.round.Round(GRAPH, X[:, None], bias=(None,), normalize="none")),
+        "bias is a tuple of tensors and tables; got None",
+    ),
+    "explain, a round and features": (
+        lambda: mpnn.explain(mpnn.round.Round(GRAPH, X[:, None], normalize="none"), X),
+        r"explain\(round\) takes no further arguments",
+    ),
 }
 
 

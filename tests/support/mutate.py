@@ -10,6 +10,8 @@ keyword left out. It is made in a copy of the repository, in which the default t
 one fails: those named after it, those that import it, those of its folder, and, if few modules use it, those that
 import its users. The test that fails must pass without the change. A change that no test notices is printed as such:
 it needs a test, or the code that it changed is not needed.
+
+Tests run in forks of one process, which has imported what is not of this repository.
 """
 
 from __future__ import annotations
@@ -24,13 +26,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FEW_USERS = 8  # A module with more of them is tested by itself; one with fewer is often tested through them.
+FEW_USERS = 3  # A module with more of them is tested by itself; one with fewer is often tested through them.
+FOREIGN = ("torch", "numpy", "scipy.sparse", "torch_geometric.nn", "transformers")
+_VARIABLES = {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 _BUILD = (  # the library of this machine only
     "import hatch_build, mpnn.kernels.cpu.library as library\n"
     "hatch_build.build(hatch_build.chosen_target()._replace(processors=(library.processor(),)))\n"
@@ -179,7 +186,9 @@ def _tests_below(*folder: str) -> list[Path]:
 
 
 def _importers(modules: set[str]) -> list[Path]:
-    return [test for test, imported in _imports("tests").items() if test in _tests() and imported & modules]
+    """Tests that import one of these modules, first those that import few others."""
+    imports = _imports("tests")
+    return sorted((test for test in _tests() if imports[test] & modules), key=lambda test: len(imports[test]))
 
 
 @cache
@@ -227,11 +236,13 @@ class Copy:
         """Returns the test that fails after a change, or does not end; None if all pass."""
         tests = tests_of(change.path)
         change.apply(self.root)
-        if change.path.suffix != ".py" and self._python("-c", _BUILD).returncode:
-            change.take_back(self.root)
-            return "the compiler"
+        if change.path.suffix != ".py":
+            variables = {**os.environ, "PYTHONPATH": str(self.root)}
+            if subprocess.run([sys.executable, "-c", _BUILD], cwd=self.root, env=variables).returncode:
+                change.take_back(self.root)
+                return "the compiler"
         # Most changes are noticed by the closest tests, and to collect all takes seconds.
-        for part in (tests[:4], tests[4:]):
+        for part in (tests[:2], tests[2:6], tests[6:]):
             while part and (failed := self._first_failure(*map(str, part))):
                 change.take_back(self.root)
                 test = failed.split(" - ")[0]
@@ -244,19 +255,40 @@ class Copy:
         return None
 
     def _first_failure(self, *tests: str) -> str | None:
-        options = ("-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-o", f"timeout={self.seconds}")
+        quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of plugins that FOREIGN has imported
+        options = (*quiet, "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-o", f"timeout={self.seconds}")
         left_out = [f"--deselect={test}" for test in self.left_out]
-        done = self._python("-m", "pytest", *options, "--timeout-method=thread", *left_out, *tests)
-        if done.returncode in (0, 5):  # 5: all tests are left out by their markers
+        code, output = self._pytest(*options, "--timeout-method=thread", *left_out, *tests)
+        if code in (0, 5):  # 5: all tests are left out by their markers
             return None
-        failures = re.findall(r"^(?:FAILED|ERROR) (.*)", done.stdout, re.MULTILINE)
-        return failures[0][:160] if failures else f"exit code {done.returncode}"
+        if code > 2:
+            raise RuntimeError(f"pytest did not run the tests:\n{output}")
+        failures = re.findall(r"^(?:FAILED|ERROR) (.*)", output, re.MULTILINE)
+        return failures[0][:160] if failures else f"exit code {code}"
 
-    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        variables = {**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=self.root, env=variables, capture_output=True, text=True
-        )
+    def _pytest(self, *arguments: str) -> tuple[int, str]:
+        """The exit code and the output of pytest, in a fork of this process."""
+        with tempfile.TemporaryFile() as output:
+            child = os.fork()
+            if not child:
+                for descriptor in (1, 2):
+                    os.dup2(output.fileno(), descriptor)
+                os.chdir(self.root)
+                os.environ["PYTHONPATH"] = str(self.root)
+                sys.path[:] = [str(self.root), *(x for x in sys.path if not x.startswith(str(ROOT)))]
+                code = 3
+                try:
+                    import pytest
+
+                    code = int(pytest.main(list(arguments)))
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    sys.stdout.flush()
+                    os._exit(code)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            output.seek(0)
+            return code, output.read().decode(errors="replace")
 
 
 def main() -> None:
@@ -276,6 +308,9 @@ def main() -> None:
         for change in drawn:
             print(change, *tests_of(change.path), sep="\n    ")
         return
+    os.environ.update(_VARIABLES)
+    for module in filter(find_spec, FOREIGN):
+        import_module(module)
     unnoticed = 0
     with tempfile.TemporaryDirectory() as name:
         copy = Copy(Path(name), options.seconds)
