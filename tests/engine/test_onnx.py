@@ -95,7 +95,7 @@ def test_rounds(name: str, heads: int) -> None:
 def over_edges(round: Round) -> None:
     """A round over its edges as an export has them."""
     sizes = round.graph.num_dst, round.graph.num_src
-    stand_in: Any = standard._Nodes(*sizes)
+    stand_in: Any = standard.Sizes((*sizes, round.graph.num_edges))
     stand_in.csr = standard._Edges(round.graph.edge_index, *sizes)
     with torch.no_grad():
         found = standard._over_edges(round.with_fields(graph=stand_in))

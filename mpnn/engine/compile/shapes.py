@@ -16,7 +16,7 @@ def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = Call(*arguments)
     form = read(call.form)
     value = call.tensors[0]
-    round = unflatten(call, cast(Graph, _Sizes(call.sizes, value.device)))
+    round = unflatten(call, cast(Graph, Sizes(call.sizes, value.device)))
     # Wrong shapes are refused while the program is traced: the traceback then shows the caller's line.
     validation.round(round)
     # Most aggregators keep heads and width. `reduced` holds both for one that does not.
@@ -31,13 +31,16 @@ def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, more, torch.empty((), dtype=torch.int64)
 
 
-class _Sizes:
-    """A stand-in for a graph that suffices for validation and shapes."""
+class Sizes:
+    """A stand-in for a graph, of whose numbers of nodes and edges some may be symbols."""
 
-    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+    positions = types = None
+    shift = 0
+    num_edge_types = 0
+
+    def __init__(self, sizes: Sequence[Any], device: torch.device | None = None) -> None:
         self.num_dst, self.num_src, self.num_edges = sizes[:3]
         self.device = device
-        self.num_edge_types = 0
 
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
         return build()

@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from mpnn.aggregate import Index, Max, Mean, Min, Sum
 from mpnn.backends import edge_list
 from mpnn.engine.compile.form import Call, read, unflatten
+from mpnn.engine.compile.shapes import Sizes
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR
 from mpnn.graph.edge_tables import BiasTable
@@ -92,7 +93,7 @@ def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The results of `torch.ops.mpnn.run` by standard operators."""
     call = Call(*arguments)
     form = read(call.form)
-    stand_in: Any = _Nodes(*call.sizes[:2])
+    stand_in: Any = Sizes(call.sizes)
     if call.token.dim() == 2 and not form.derived:
         stand_in.csr = _Edges(call.token, *call.sizes[:2])
         out = _over_edges(unflatten(call, cast(Graph, stand_in)))
@@ -106,17 +107,6 @@ def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
             "the model's forward, graphs.from_edges(edge_index, x.shape[-2])"
         )
     return out, out.new_empty(0), torch.zeros((), dtype=torch.int64)
-
-
-class _Nodes:
-    """The sizes of a graph, which are symbols."""
-
-    positions = types = None
-    shift = 0
-
-    def __init__(self, num_dst: Any, num_src: Any) -> None:
-        self.num_dst = num_dst
-        self.num_src = num_src
 
 
 class _Edges:
@@ -167,20 +157,14 @@ def _over_edges(round: Round) -> Tensor:
     _refuse_any(round, round.normalize in ("sparsemax", "entmax15"), tuple(_SCATTERS))
     edges: Any = round.graph.csr
     weights = edge_list.sum_of_logits(round, cast(CSR, edges), None)
-    if weights is not None and round.normalize == "sigmoid":
-        weights = weights.sigmoid()
-    elif weights is not None and round.normalize == "softmax":
-        largest = _scattered(weights, edges, "max")
-        sinks = None if round.sinks is None else round.sinks.to(largest.dtype)
-        if sinks is not None:
-            largest = torch.maximum(largest, sinks.expand_as(largest))
-        # The maximum of a row without edges is -inf, and -inf - -inf would be NaN.
-        largest = largest.clamp(min=torch.finfo(largest.dtype).min)
-        exponentials = (weights - largest.index_select(0, edges.row)).exp()
-        total = _scattered(exponentials, edges, "add")
-        total = total if sinks is None else total + (sinks - largest).exp()
-        # The total of such a row is 0, which must not divide 0.
-        weights = exponentials / total.clamp(min=torch.finfo(total.dtype).tiny).index_select(0, edges.row)
+    if weights is not None:
+        weights = _normalized(
+            round,
+            weights,
+            None if round.sinks is None else round.sinks.to(weights.dtype),
+            lambda x, how: _scattered(x, edges, how),
+            lambda x: x.index_select(0, edges.row),
+        )
     round = round.with_fields(reduce=_Reduce(*_SCATTERS[type(round.reduce)]))
     out = edge_list.reduced(weights, round, cast(CSR, edges), edges)
     return (out.movedim(0, -3) if round.batch else out).to(round.result_dtype).contiguous()
@@ -226,14 +210,10 @@ def _attend(round: Round, allowed: Tensor, offset: Tensor) -> Tensor:
     weights = allowed.to(accumulate)
     if round.weighted:
         logits = _logits(round, offset)
-        if round.normalize == "none":
-            weights = logits * weights
-        elif round.normalize == "sigmoid":
-            weights = logits.sigmoid() * weights
-        else:
-            # The softmax of a row without edges may be any numbers, which the mask makes 0.
-            sinks = None if round.sinks is None else round.sinks.to(accumulate)
-            weights = _softmax(logits.masked_fill(~allowed, -torch.inf), sinks) * weights
+        logits = logits.masked_fill(~allowed, -torch.inf) if round.normalize == "softmax" else logits
+        sinks = None if round.sinks is None else round.sinks.to(accumulate)[:, None, None]
+        # The softmax of a row without edges may be any numbers, which the mask makes 0.
+        weights = _normalized(round, logits, sinks, _along_rows, lambda x: x) * weights
     if type(round.reduce) is Mean:
         weights = weights / allowed.sum(-1, keepdim=True).clamp(min=1)
     # Weights without a score may still have heads, those of a bias. A bare mask has none.
@@ -242,16 +222,34 @@ def _attend(round: Round, allowed: Tensor, offset: Tensor) -> Tensor:
     return out.transpose(-3, -2).to(round.result_dtype).contiguous()
 
 
-def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """Weights of each row; those of a row without edges are 0 or any number."""
-    largest = logits.amax(-1, keepdim=True)
-    if sinks is not None:
-        largest = torch.maximum(largest, sinks[:, None, None])
-    largest = largest.clamp(min=torch.finfo(logits.dtype).min)
-    exponentials = (logits - largest).exp()
-    total = exponentials.sum(-1, keepdim=True)
-    total = total if sinks is None else total + (sinks[:, None, None] - largest).exp()
-    return exponentials / total.clamp(min=torch.finfo(logits.dtype).tiny)
+def _along_rows(x: Tensor, how: str) -> Tensor:
+    return x.amax(-1, keepdim=True) if how == "max" else x.sum(-1, keepdim=True)
+
+
+def _normalized(
+    round: Round,
+    logits: Tensor,
+    sinks: Tensor | None,
+    of_rows: Callable[[Tensor, str], Tensor],
+    at_edges: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """The weights of logits; those of a row without edges are 0 or any number.
+
+    Args:
+        sinks: they broadcast with numbers of rows. of_rows: the largest ("max") or the sum ("add") of the numbers of
+            each row. at_edges: the number of each edge's row.
+    """
+    if round.normalize != "softmax":
+        return logits.sigmoid() if round.normalize == "sigmoid" else logits
+    largest = of_rows(logits, "max")
+    largest = largest if sinks is None else torch.maximum(largest, sinks)
+    # The maximum of a row without edges is -inf, and -inf - -inf would be NaN.
+    largest = largest.clamp(min=torch.finfo(largest.dtype).min)
+    exponentials = (logits - at_edges(largest)).exp()
+    total = of_rows(exponentials, "add")
+    total = total if sinks is None else total + (sinks - largest).exp()
+    # The total of such a row is 0, which must not divide 0.
+    return exponentials / at_edges(total.clamp(min=torch.finfo(total.dtype).tiny))
 
 
 def _logits(round: Round, offset: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -29,6 +30,10 @@ def constant(function: F) -> F:
     return cast(F, torch.compiler.assume_constant_result(run))
 
 
+_NO_DATA = SimpleNamespace(shift=0, positions=None, edge_attr=None, degrees=None, stack=())
+"""The attributes of a graph that a topology, or a graph which is not built yet, has not."""
+
+
 class TracedGraph:
     """The properties of a graph that are known while a program is traced: its sizes, which may be symbols, and its
     number.
@@ -37,19 +42,20 @@ class TracedGraph:
     structured graph specializes the program to its sizes.
     """
 
-    def __init__(self, original: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> None:
-        self.original = original
-        self.token = original.token
+    def __init__(self, original: Topology | Graph | None, num_dst: int, num_src: int, device: torch.device) -> None:
+        data: Any = original if isinstance(original, Graph) else _NO_DATA
+        self.original: Any = original
+        self.token: Any = None if original is None else original.token
         self.num_dst = num_dst
         self.num_src = num_src
         self.device = device
         self.base = num_dst, num_src
         self.recipe: tuple[Any, ...] = ()
-        self.shift: int = original.memory if isinstance(original, Topology) else original.shift
-        self.positions = None if isinstance(original, Topology) else original.positions
-        self.edge_attr: Tensor | None = None if isinstance(original, Topology) else original.edge_attr
-        self.degrees = None if isinstance(original, Topology) else original.degrees
-        self.stack = () if isinstance(original, Topology) else original.stack
+        self.shift: int = original.memory if isinstance(original, Topology) else data.shift
+        self.positions = data.positions
+        self.edge_attr: Tensor | None = data.edge_attr
+        self.degrees = data.degrees
+        self.stack = data.stack
 
     # These methods read only attributes that a stand-in has, too.
     node_positions = Graph.node_positions
@@ -106,10 +112,13 @@ class TracedGraph:
         self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
     ) -> "TracedGraph":
         """As `Graph.derive`; runs when sizes are known."""
-        graph = TracedGraph(self.original, num_dst, self.num_src if num_src is None else num_src, self.device)
+        graph = self._of_sizes(num_dst, self.num_src if num_src is None else num_src)
         graph.base = (self.num_dst, self.num_src)
         graph.recipe = (build, *arguments)
         return graph
+
+    def _of_sizes(self, num_dst: int, num_src: int) -> "TracedGraph":
+        return TracedGraph(self.original, num_dst, num_src, self.device)
 
     def cached(self, key: Any, build: Callable[[], Any]) -> Any:
         """Calls `build`: compiled programs do not cache values on graphs."""
@@ -127,17 +136,8 @@ class Built(TracedGraph):
     """A graph that the program builds when it runs. `token`, a tensor of the program, is its number."""
 
     def __init__(self, token: Tensor, num_dst: int, num_src: int, device: torch.device) -> None:
-        # `TracedGraph.__init__` would read the attributes of an original, and there is none.
+        super().__init__(None, num_dst, num_src, device)
         self.token = token
-        self.num_dst = num_dst
-        self.num_src = num_src
-        self.device = device
-        self.base = (num_dst, num_src)
-        self.recipe = ()
-        self.shift = 0
-        self.stack = ()
-        self.positions = self.edge_attr = self.degrees = None
-        self.original: Any = None
 
 
 class EdgeListGraph(Built):
@@ -155,13 +155,8 @@ class EdgeListGraph(Built):
     def has_edge_types(self) -> bool:
         return False
 
-    def derive(
-        self, build: Callable[..., Graph], *arguments: Any, num_dst: int, num_src: int | None = None
-    ) -> "TracedGraph":
-        graph = EdgeListGraph(self.token, num_dst, self.num_src if num_src is None else num_src)
-        graph.base = (self.num_dst, self.num_src)
-        graph.recipe = (build, *arguments)
-        return graph
+    def _of_sizes(self, num_dst: int, num_src: int) -> TracedGraph:
+        return EdgeListGraph(self.token, num_dst, num_src)
 
 
 def traced_graph(graph: Topology | Graph | TracedGraph, num_dst: int, num_src: int, device: torch.device) -> Graph:
