@@ -68,10 +68,14 @@ class Aggregator(Protocol):
 
 def segment_sum(messages: Tensor, index: Index) -> Tensor:
     """Returns the sum of the messages of each destination, accumulated in at least float32: [E, ...] -> [N, ...]."""
-    upcast = messages.float() if messages.dtype in (torch.float16, torch.bfloat16) else messages
+    upcast = _upcast(messages)
     out = upcast.new_zeros(index.num_dst, *messages.shape[1:])
     out.index_add_(0, index.plain, upcast)
     return out if upcast is messages else out.to(messages.dtype)
+
+
+def _upcast(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _per_row(numbers: Tensor, like: Tensor) -> Tensor:
@@ -483,7 +487,7 @@ def segment_softmax(scores: Tensor, index: Index) -> Tensor:
 def segment_sparsemax(scores: Tensor, index: Index) -> Tensor:
     """Returns the projection of the scores of each destination on the simplex, over dim 0 (Martins and Astudillo 2016,
     arXiv:1602.02068): `max(s_e - t, 0)`, where t makes the sum 1."""
-    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    wide = _upcast(scores)
     inside = _support(wide, index, _sparsemax_support)
     count = segment_sum(inside.to(wide.dtype), index).clamp(min=1.0)
     kept = wide.masked_fill(~inside, 0.0)
@@ -494,8 +498,7 @@ def segment_sparsemax(scores: Tensor, index: Index) -> Tensor:
 def segment_entmax15(scores: Tensor, index: Index) -> Tensor:
     """Returns the 1.5-entmax of the scores of each destination, over dim 0 (Peters et al. 2019, arXiv:1905.05702):
     `max(s_e / 2 - t, 0)^2`, where t makes the sum 1. Between softmax and sparsemax."""
-    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    wide = wide / 2
+    wide = _upcast(scores) / 2
     inside = _support(wide, index, _entmax_support)
     count = segment_sum(inside.to(wide.dtype), index).clamp(min=1.0)
     kept = wide.masked_fill(~inside, 0.0)
@@ -539,7 +542,7 @@ def _entmax_support(z: Tensor, k: Tensor) -> Tensor:
 
 def _exponentials(scores: Tensor, index: Index) -> tuple[Tensor, Tensor, Tensor]:
     """exp(s - row maximum) of each edge; their sums, and the row maxima without gradient, of each destination."""
-    upcast = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    upcast = _upcast(scores)
     row_max = upcast.new_zeros(index.num_dst, *scores.shape[1:])
     row_max.scatter_reduce_(0, _rows(index, upcast), upcast.detach(), "amax", include_self=False)
     row_max.masked_fill_(row_max.isinf(), 0.0)  # a row that contains only -inf gets weight zero

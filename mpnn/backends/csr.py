@@ -5,7 +5,7 @@ kernels of `mpnn.kernels.rows`, by operations of torch, which autograd different
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -185,8 +185,8 @@ def _aggregate(round: Round) -> Result:
     # kernels read bfloat16 as it is, and round once
     if value.dtype != torch.bfloat16 or type(round.reduce) not in KINDS:
         value = value.to(round.accumulate_dtype)
-    if weight is not None and weight.shape[-1] > 1 and value.shape[-2] < weight.shape[-1]:
-        value = value.repeat_interleave(weight.shape[-1] // value.shape[-2], -2)
+    if weight is not None:
+        value = _repeat(value, round.heads)
     recorded = round.needs_grad or is_transformed()
     return Result(reduced(round.graph, round.reduce, value, weight, recorded).to(round.result_dtype))
 
@@ -264,12 +264,10 @@ def _aggregate_on_gpu(round: Round) -> Result:
     graph = round.graph
     value = round.value
     batch = round.batch.numel()
+    heads = round.heads
     weight = total([_numbers(b, round) for b in round.bias])
-    heads = value.shape[-2]
-    if weight is not None:
-        heads = max(heads, weight.shape[-1])
-        value = value if value.shape[-2] == heads else value.repeat_interleave(heads // value.shape[-2], -2)
-        weight = _each_edge(weight, heads, round)
+    weight = None if weight is None else _each_edge(weight, heads, round)
+    value = _repeat(value, heads)
     numbers = value.shape[-2:].numel()
     shape = (1, numbers) if weight is None and numbers <= _TOGETHER else (heads, value.shape[-1])
     features = value.reshape(batch, graph.num_src, *shape)
@@ -305,7 +303,25 @@ AGGREGATION = {
 
 # ------------------------------------------------------------------------------------------------ operands of scores
 
-SCORES: dict[type, int] = {type(None): CONSTANT, Dot: DOT, AdditiveScore: ADDITIVE, AdditiveV2Score: ACTIVATED}
+
+class _Kind(NamedTuple):
+    """How kernels know a score: by its number, the prefix of its prices, and the operand that each of its fields is.
+    `edge`: its field of edges."""
+
+    number: int
+    price: str
+    operands: dict[str, str]
+    edge: str = ""
+
+
+SCORES: dict[type, _Kind] = {
+    type(None): _Kind(CONSTANT, "biased", {}),
+    Dot: _Kind(DOT, "dot", {"query": "query", "key": "key", "edge_key": "edge_key"}, "edge_key"),
+    AdditiveScore: _Kind(ADDITIVE, "additive", {"dst": "query", "src": "key", "edge": "edge_term"}, "edge"),
+    AdditiveV2Score: _Kind(
+        ACTIVATED, "activated", {"dst": "query", "src": "key", "vector": "vector", "edge": "edge_key"}, "edge"
+    ),
+}
 
 
 class Operands(NamedTuple):
@@ -346,28 +362,21 @@ def _normalizer(round: Round) -> int:
     return NORMALIZERS[round.normalize if round.weighted else "none"]
 
 
-_OPERANDS: dict[type, dict[str, str]] = {
-    type(None): {},
-    Dot: {"query": "query", "key": "key", "edge_key": "edge_key"},
-    AdditiveScore: {"dst": "query", "src": "key", "edge": "edge_term"},
-    AdditiveV2Score: {"dst": "query", "src": "key", "vector": "vector", "edge": "edge_key"},
-}
-"""The operand of the kernels that each field of a score is."""
 _OF_EDGES = {"edge_key": 3, "edge_value": 3, "edge_term": 2, "bias": 2, "table": 2}  # dimensions from the edges on
 
 
 def _attend_again(
-    form: Round, types: dict[str, Tensor], tensors: dict[str, Any]
+    form: Round, types: dict[str, Tensor], names: Sequence[str], *tensors: Any
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The results of the kernels by operations that are differentiable again. `types`: those of the edges, for operands
-    with a row for each edge type."""
-    of = dict(tensors)
+    with a row for each edge type. `names`: of the tensors."""
+    of = dict(zip(names, tensors, strict=True))
     for name, ids in types.items():
         of[name] = of[name].index_select(of[name].dim() - _OF_EDGES[name], ids)
     for name, features in (("edge_key", "query"), ("edge_value", "value")):
         if (x := of.get(name)) is not None:  # features are padded to whole vectors
             of[name] = F.pad(x, (0, of[features].shape[-1] - x.shape[-1]))
-    score = {field: of.get(operand) for field, operand in _OPERANDS[type(form.score)].items()}
+    score = {field: of.get(operand) for field, operand in SCORES[type(form.score)].operands.items()}
     fields = {name: of.get(name) for name in ("value", "edge_value", "dst_bias", "src_bias")}
     round = reference.filled(form, score, bias=(of.get("bias"), of.get("table")), **fields)
     out, weights, lse, _ = reference.run(round)
@@ -376,8 +385,6 @@ def _attend_again(
 
 # ------------------------------------------------------------------------------------------------ attention
 
-_COSTS = {CONSTANT: "biased", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "activated"}
-
 
 def _refuse_to_attend(round: Round) -> str | None:
     return library.why_missing() or _unsupported(round)
@@ -385,18 +392,15 @@ def _refuse_to_attend(round: Round) -> str | None:
 
 def _unsupported(round: Round) -> str | None:
     """Returns why the kernels of every device refuse a round."""
-    score = round.score
-    value = round.value
     if round.heads == 0:
         return "there is no head to compute"
-    vectors = [("edge_value", round.edge_value, value.shape[-1])]
-    if isinstance(score, Dot):
-        vectors.append(("edge_key", score.edge_key, score.query.shape[-1]))
-    elif isinstance(score, AdditiveV2Score):
-        vectors.append(("edge", score.edge, score.dst.shape[-1]))
-    for name, data, width in vectors:
-        if data is not None and (wide := numbers(data).shape[-1]) != width:
-            return f"{name} is {wide} wide, and the features it is added to are {width} wide"
+    own = _operands_of(round)
+    kind = SCORES[type(round.score)]
+    vectors: list[Any] = [("edge_value", round.edge_value, round.value)]
+    vectors += [(kind.edge, own.edge, own.query)] if kind.number in (DOT, ACTIVATED) else []
+    for name, data, features in vectors:
+        if data is not None and (wide := numbers(data).shape[-1]) != features.shape[-1]:
+            return f"{name} is {wide} wide, and the features it is added to are {features.shape[-1]} wide"
     if max(round.graph.num_dst, round.graph.num_src) >= 2**31:
         return "it numbers nodes with 32 bits"
     return None
@@ -415,7 +419,7 @@ def _one_way(round: Round, nodes: int, least: int) -> dict[str, float]:
     """The counts of a pass that copies keys where at least so many heads share one."""
     graph = round.graph
     batch = round.batch.numel()
-    kind = _COSTS[SCORES[type(round.score)]]
+    kind = SCORES[type(round.score)].price
     width = round.heads * -(-round.value.shape[-1] // 8) * 8  # whole vectors
     edges = float(graph.num_edges * batch)
     gathered = edges * width * (2 if kind in ("dot", "activated") else 1)
@@ -465,7 +469,7 @@ def _bind_attention(round: Round) -> Callable[[Round], Result]:
     """The function that runs all rounds of this form."""
     shared = _Shared(
         round.heads,
-        SCORES[type(round.score)],
+        SCORES[type(round.score)].number,
         _normalizer(round),
         round.accumulate_dtype,
         round.result_dtype,
@@ -514,7 +518,6 @@ def _spec(round: Round, own: Operands, shared: _Shared, rows: Rows, types: dict[
 
 
 def _attend(shared: _Shared, round: Round) -> Result:
-    kind = shared.kind
     dtype = shared.dtype
     own = _operands_of(round)
     on_edges: dict[str, Tensor] = {}
@@ -522,21 +525,17 @@ def _attend(shared: _Shared, round: Round) -> Result:
     if round.bias or own.edge is not None or round.edge_value is not None:
         on_edges, types = _on_edges(round, own)
     spec = _spec(round, own, shared, edge_orders.by_destination(round.graph), types)
-    query = own.query
-    key = own.key
-    vector = own.vector
-    if kind == ADDITIVE:  # numbers, of which no vectors are made
-        query, key = query.to(dtype), key.to(dtype)  # type: ignore[union-attr]
-    elif kind != CONSTANT:
-        query, key, vector = _pad(query, dtype), _pad(key, dtype), _pad(vector, dtype)
+    lanes = 1 if shared.kind == ADDITIVE else LANES  # numbers, of which no vectors are made
     value = round.value if shared.is_padded else _pad(round.value, dtype)
-    tensors = Tensors(value, query, key, vector, **on_edges)
+    of_score = _pad(own.query, dtype, lanes), _pad(own.key, dtype, lanes), _pad(own.vector, dtype)
+    tensors = Tensors(value, *of_score, **on_edges)
     if round.dst_bias is not None or round.src_bias is not None:
         dst_bias, src_bias = round.node_biases()
         tensors = tensors._replace(dst_bias=dst_bias, src_bias=src_bias)
     differentiable = None
     if is_recorded():
-        differentiable = partial(_named, reference.form(round), {name: x.ids for name, x in types.items()})
+        ids = {name: x.ids for name, x in types.items()}
+        differentiable = partial(_attend_again, reference.form(round), ids, Tensors._fields)
     out, weights, lse = row_attention.attend(spec, tensors, differentiable)
     out = out if shared.is_padded else out[..., : round.value.shape[-1]]
     return Result(
@@ -558,19 +557,11 @@ def _on_edges(round: Round, own: Operands) -> tuple[dict[str, Tensor], dict[str,
         "table": table,
     }
     if own.edge is not None:
-        is_number = isinstance(round.score, AdditiveScore)
-        keeps_table = isinstance(round.score, Dot)
-        edge = own.edge if keeps_table else per_edge(own.edge, graph, dtype)
-        terms["edge_term" if is_number else "edge_key"] = edge
+        kind = SCORES[type(round.score)]
+        terms[kind.operands[kind.edge]] = own.edge if kind.number == DOT else per_edge(own.edge, graph, dtype)
     present = {name: x for name, x in terms.items() if x is not None}
     types = {name: edge_orders.edge_types(graph, x) for name, x in present.items() if isinstance(x, EmbeddingTable)}
     return {name: numbers(x).to(dtype) for name, x in present.items()}, types
-
-
-def _named(
-    form: Round, types: dict[str, Tensor], *tensors: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    return _attend_again(form, types, dict(zip(Tensors._fields, tensors, strict=True)))
 
 
 def _is_whole(width: int) -> bool:
@@ -578,11 +569,11 @@ def _is_whole(width: int) -> bool:
     return width > 0 and width % LANES == 0
 
 
-def _pad(x: Any, dtype: torch.dtype) -> Any:
-    """Features padded with zeros to at least one whole vector; None for None."""
+def _pad(x: Any, dtype: torch.dtype, lanes: int = LANES) -> Any:
+    """Features padded with zeros to at least one whole vector of so many lanes; None for None."""
     if x is None:
         return None
-    missing = -x.shape[-1] % LANES if x.shape[-1] else LANES
+    missing = -x.shape[-1] % lanes if x.shape[-1] else lanes
     return F.pad(x.to(dtype), (0, missing)) if missing else x.to(dtype)
 
 
@@ -591,7 +582,7 @@ def _count_attention_on_gpu(round: Round) -> Counts:
     gathers by destination and by source."""
     graph = round.graph
     batch = round.batch.numel()
-    what = _COSTS[SCORES[type(round.score)]]
+    what = SCORES[type(round.score)].price
     kind = kind_of(round.value.dtype)
     gathered = round.value.shape[-2:].numel()
     for name, role in () if round.score is None else round.score.roles.items():
@@ -625,7 +616,7 @@ def _attend_on_gpu(round: Round) -> Result:
     batch = round.batch
     heads = round.heads
     own = _operands_of(round)
-    kind = SCORES[type(round.score)]
+    kind = SCORES[type(round.score)].number
     value = _entries(round.value, round)
     query = own.query
     key = own.key
@@ -687,7 +678,7 @@ def _named_on_gpu(form: Round, types: dict[str, Tensor], *tensors: Any) -> tuple
         of |= {"query": query.squeeze(-1), "key": key.squeeze(-1), "edge_term": edge_key}
     else:
         of |= {"query": query, "key": key, "edge_key": edge_key}
-    return _attend_again(form, types, of)
+    return _attend_again(form, types, list(of), *of.values())
 
 
 def _edge_keys(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:

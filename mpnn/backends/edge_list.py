@@ -249,16 +249,20 @@ def _weights(logits: Tensor, round: Round, index: Index) -> Tensor:
     if round.sinks is not None:
         logits = logits.expand(len(logits), *round.batch, round.heads)
         return _softmax_with_sinks(logits, index, round.sinks)
-    if round.normalize == "softmax":
-        return segment_softmax(logits, index)
     if round.normalize == "softmax_dst":
-        csr = round.graph.csr  # its edges are not sorted by source, which a softmax does not need
-        return segment_softmax(logits, Index.of(csr.col, round.graph.csc.ptr))
-    if round.normalize == "sparsemax":
-        return segment_sparsemax(logits, index)
-    if round.normalize == "entmax15":
-        return segment_entmax15(logits, index)
-    return logits.sigmoid() if round.normalize == "sigmoid" else logits
+        # The edges are not sorted by source, which a softmax does not need.
+        index = Index.of(round.graph.csr.col, round.graph.csc.ptr)
+    return _NORMALIZED[round.normalize](logits, index)
+
+
+_NORMALIZED: dict[str, Callable[[Tensor, Index], Tensor]] = {
+    "softmax": segment_softmax,
+    "softmax_dst": segment_softmax,
+    "sparsemax": segment_sparsemax,
+    "entmax15": segment_entmax15,
+    "sigmoid": lambda logits, _: logits.sigmoid(),
+    "none": lambda logits, _: logits,
+}
 
 
 def _softmax_with_sinks(logits: Tensor, index: Index, sinks: Tensor) -> Tensor:

@@ -74,23 +74,22 @@ def _shipped_text() -> str:
 @cache
 def processor() -> str:
     """The name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
+    name = re.search(r"^model name\s*: (.+)$", _cpuinfo(), re.M)
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 @cache
 def family() -> str:
     """The maker and the family of the processor, such as "AuthenticAMD 26" (Zen 5), or nothing if unknown."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    maker, number = (re.search(rf"^{name}\s*: (\w+)", text, re.M) for name in ("vendor_id", "cpu family"))
+    maker, number = (re.search(rf"^{name}\s*: (\w+)", _cpuinfo(), re.M) for name in ("vendor_id", "cpu family"))
     if maker is None or number is None:  # as Windows writes it
         text = platform.processor()
         maker, number = re.search(r", (\w+)$", text), re.search(r"Family (\d+)", text)
     return "" if maker is None or number is None else f"{maker[1]} {number[1]}"
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""

@@ -39,26 +39,24 @@ class Dropout(nn.Dropout):
                 values = F.dropout(x.values(), self.p)
             else:
                 node, component = x.indices()
-                seed = rng.new_seed(x.device)
-                numbers = sharding.numbers(x.shape[0]).to(x.device)[node]
-                kept = rng.keep(seed, torch.zeros_like(seed), numbers, component, self.p)
-                values = x.values() * kept / (1 - self.p)
+                values = _by_hash(
+                    x.values(), self.p, component * 0, sharding.numbers(x.shape[0]).to(x.device)[node], component
+                )
             return torch.sparse_coo_tensor(x.indices(), values, x.shape, is_coalesced=True, check_invariants=False)
         if (sharding := active()) is not None and x.dim() > 1:
-            return _by_hash(x, self.p, sharding.numbers(x.shape[-2]))
+            entries = torch.arange(x.shape[:-2].numel(), device=x.device).view(*x.shape[:-2], 1, 1)
+            numbers = sharding.numbers(x.shape[-2]).to(x.device)[:, None]
+            return _by_hash(x, self.p, entries, numbers, torch.arange(x.shape[-1], device=x.device))
         if torch.compiler.is_compiling() or self.inplace or x.numel() < _MIN_ELEMENTS or not drops_features(x):
             return super().forward(x)
         seed = rng.new_seed(x.device)
         return drop_features(x, rng.keys(seed, torch.zeros(1, dtype=torch.int64)), self.p)
 
 
-def _by_hash(x: Tensor, p: float, numbers: Tensor) -> Tensor:
-    """Dropout of x [..., N, d] by a hash of the entry of the batch, the node's number in the whole graph, and the
-    component, so that any number of processes drops the same."""
-    seed = rng.new_seed(x.device)
-    entries = torch.arange(x.shape[:-2].numel(), device=x.device).view(*x.shape[:-2], 1, 1)
-    components = torch.arange(x.shape[-1], device=x.device)
-    keep = rng.keep(seed, entries, numbers.to(x.device)[:, None], components, p)
+def _by_hash(x: Tensor, p: float, entry: Tensor, node: Tensor, component: Tensor) -> Tensor:
+    """Dropout by a hash of the entry of the batch, the node's number in the whole graph, and the component of each
+    number, so that any number of processes drops the same. The three broadcast to the shape of x."""
+    keep = rng.keep(rng.new_seed(x.device), entry, node, component, p)
     return torch.where(keep, x / (1 - p), torch.zeros_like(x))
 
 

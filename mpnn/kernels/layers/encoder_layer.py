@@ -73,10 +73,9 @@ class Form:
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """The shapes [out, in] of the maps."""
-        heads = self.heads if self.kv_heads is None else self.kv_heads
-        head_width = self.width // self.heads if self.head_width is None else self.head_width
-        inner = self.heads * head_width
-        of_keys = (heads * head_width, self.width)
+        sizes = _sizes(self)
+        inner = sizes.heads * sizes.head_width
+        of_keys = (sizes.kv_heads * sizes.head_width, self.width)
         up = self.hidden, self.width
         maps = [(inner, self.width), of_keys, of_keys, (self.width, inner), up, (self.width, self.hidden)]
         return [*maps, up] if self.gated else maps
@@ -270,20 +269,19 @@ class EncoderLayer:
 
     def _refuse(self, weights: Weights) -> None:
         """Raises the error of the first weight that the kernel cannot read."""
-        names = [f"the weight of the map {name}" for name in MAPS[: len(self._map_shapes)]]
-        for name, tensor, shape in zip(names, weights.maps, self._map_shapes, strict=True):
-            _refuse_unless_plain(name, tensor, shape)
-            if 1 not in tensor.stride():
-                raise ValueError(f"{name} must be contiguous or transposed; its strides are {tensor.stride()}")
-        names = [f"the bias of the map {name}" for name in MAPS[: len(self._map_shapes)]]
+        names = [f"the {kind} of the map {m}" for kind in ("weight", "bias") for m in MAPS[: len(self._map_shapes)]]
         names += [
             f"the {kind} of the norm of {part}" for kind in ("weight", "bias") for part in ("attention", "the network")
         ]
-        vectors = [*weights.biases, *weights.norm_weights, *weights.norm_biases]
-        for name, vector, shape in zip(names, vectors, self._vector_shapes, strict=True):
-            if vector is not None:
-                _refuse_unless_plain(name, vector, shape)
-                _refuse_unless_contiguous(name, vector)
+        tensors = [*weights.maps, *weights.biases, *weights.norm_weights, *weights.norm_biases]
+        shapes = [*self._map_shapes, *self._vector_shapes]
+        for name, tensor, shape in zip(names, tensors, shapes, strict=True):
+            if tensor is None:
+                continue
+            _refuse_unless_plain(name, tensor, shape)
+            if 1 not in tensor.stride():
+                how = "contiguous or transposed" if len(shape) == 2 else "contiguous"
+                raise ValueError(f"{name} must be {how}; its strides are {tensor.stride()}")
 
 
 _PLAIN = {Tensor, Parameter}

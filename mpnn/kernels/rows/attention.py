@@ -188,8 +188,7 @@ class Repeated:
         self._batch = value.shape[:-3]
         self._heads = spec.heads
         self._width = value.shape[-1]
-        chunks = spec.rows.chunks(self._heads * self._width, _MAX_PARTS, _MIN_COMPONENTS)
-        self._filled = bytes(_parameters(spec, tensors, chunks))
+        self._filled = bytes(_parameters(spec, tensors, chunks_of(spec.rows, self._heads * self._width)))
 
     @staticmethod
     def serves(spec: Spec, tensors: Tensors) -> bool:
@@ -430,18 +429,15 @@ def _parameters(spec: Spec, inputs: Tensors, chunks: Chunks, *, by_source: bool 
     p.softcap = spec.softcap
     p.slope = spec.slope
     p.value = node_tensor(inputs.value, 3)
-    if inputs.query is not None:
-        p.query = node_tensor(inputs.query, nodes)
-    if inputs.key is not None:
-        p.key = node_tensor(inputs.key, nodes)
-    if inputs.vector is not None:
-        p.vector = address(inputs.vector)
+    p.query = node_tensor(inputs.query, nodes)
+    p.key = node_tensor(inputs.key, nodes)
+    p.vector = address(inputs.vector)
     for name, trailing in _TRAILING.items():
         if (x := getattr(inputs, name)) is not None:
             ids = spec.types[name].ids if name in spec.types else None
             setattr(p, name, edge_tensor(x, trailing, ids))
-    if inputs.dst_bias is not None and inputs.src_bias is not None:
-        row, col = (inputs.dst_bias, inputs.src_bias)[:: -1 if by_source else 1]
+    row, col = (inputs.dst_bias, inputs.src_bias)[:: -1 if by_source else 1]
+    if col is not None:
         p.row_bias = address(row)
         p.col_bias = address(col)
         p.num_cols = col.shape[-2]
@@ -556,15 +552,16 @@ class _Backward:
             row_stats = memory.empty(value, count, p.num_dst, 3, self.heads)
             p.row_stats = address(row_stats)
             self._prepare(row_stats)
-        of_rows, of_parts = (("query",), ("value", "key")) if self.shared else (("value", "key"), ())
-        for name in self.wanted.intersection(of_rows):
+        of_parts = self.wanted & {"value", "key"} if self.shared else set()
+        for name in self.wanted & ({"value", "key", "query"} if self.shared else {"value", "key"}):
             shape = getattr(inputs, name).shape
             trailing = nodes if name == "key" else 3
-            self.results[name] = _by_rows(value, chunks, trailing, shape)
-        for name in self.wanted.intersection(of_parts):
-            self.results[name] = memory.zeros(value, count * len(chunks), *getattr(inputs, name).shape[-3:])
-        for name in self.wanted.intersection((*of_rows, *of_parts)):
-            setattr(p, f"d_{name}", node_tensor(self.results[name], nodes if name == "key" else 3))
+            if name in of_parts:
+                result = memory.zeros(value, count * len(chunks), *shape[-3:])
+            else:
+                result = _by_rows(value, chunks, trailing, shape)
+            self.results[name] = result
+            setattr(p, f"d_{name}", node_tensor(result, trailing))
         for name in self.wanted.intersection(_OF_EDGES).difference(self.tables):
             self.results[name] = memory.zeros(value, *getattr(inputs, name).shape)
             setattr(p, f"d_{name}", edge_tensor(self.results[name], _TRAILING[name]))
@@ -577,7 +574,7 @@ class _Backward:
         entries = [self.results[name].shape[:-k].numel() for name, k in _TRAILING.items() if name in self.results]
         together = 1 if min(entries, default=count) < count else count
         _launch("backward", "join_backward", p, value, count, len(chunks), size, together)
-        for name in self.wanted.intersection(of_parts):
+        for name in of_parts:
             total = self.results[name].unflatten(0, (count, len(chunks))).sum(1).view(getattr(inputs, name).shape)
             self.results[name] = total * spec.scale if name == "key" else total
         if "vector" in self.wanted:
