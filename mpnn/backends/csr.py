@@ -386,10 +386,6 @@ def _attend_again(
 # ------------------------------------------------------------------------------------------------ attention
 
 
-def _refuse_to_attend(round: Round) -> str | None:
-    return library.why_missing() or _unsupported(round)
-
-
 def _unsupported(round: Round) -> str | None:
     """Returns why the kernels of every device refuse a round."""
     if round.heads == 0:
@@ -467,13 +463,14 @@ class _Shared(NamedTuple):
 
 def _bind_attention(round: Round) -> Callable[[Round], Result]:
     """The function that runs all rounds of this form."""
+    width = round.value.shape[-1]
     shared = _Shared(
         round.heads,
         SCORES[type(round.score)].number,
         _normalizer(round),
         round.accumulate_dtype,
         round.result_dtype,
-        round.value.dtype == round.accumulate_dtype and _is_whole(round.value.shape[-1]),
+        round.value.dtype == round.accumulate_dtype and width > 0 and width % LANES == 0,
     )
     repeated = None if is_transformed() else _repeated(round, shared)
     return partial(_attend, shared) if repeated is None else partial(_attend_repeated, repeated)
@@ -564,13 +561,8 @@ def _on_edges(round: Round, own: Operands) -> tuple[dict[str, Tensor], dict[str,
     return {name: numbers(x).to(dtype) for name, x in present.items()}, types
 
 
-def _is_whole(width: int) -> bool:
-    """Whether features of this width are whole vectors, one or more."""
-    return width > 0 and width % LANES == 0
-
-
 def _pad(x: Any, dtype: torch.dtype, lanes: int = LANES) -> Any:
-    """Features padded with zeros to at least one whole vector of so many lanes; None for None."""
+    """Pads features with zeros to at least one whole vector of `lanes` numbers; None for None."""
     if x is None:
         return None
     missing = -x.shape[-1] % lanes if x.shape[-1] else lanes
@@ -646,7 +638,7 @@ def _attend_on_gpu(round: Round) -> Result:
         columns,
         score,
         round.result_dtype,
-        _seed(round) if score.dropout else None,
+        round.seed.to(value.device) if score.dropout and round.seed is not None else None,
         round.return_weights,
         key_types,
         value_types,
@@ -703,11 +695,6 @@ def _vectors(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
     return _each_edge(data.table, round.heads, round, trailing=2), types
 
 
-def _seed(round: Round) -> Tensor | None:
-    """The seed on the device of the features."""
-    return None if round.seed is None else round.seed.to(round.value.device)
-
-
 def _entries(x: Tensor, round: Round) -> Tensor:
     """Features of nodes as [B, N, H, D]."""
     return x.reshape(round.batch.numel(), *x.shape[-3:])
@@ -746,7 +733,15 @@ _ATTENTION = (
        "node_ids", "explicit graph", "gradient"}
 )  # fmt: skip
 ATTENTION = {
-    "cpu": Way(NAME, _ATTENTION, {}, _refuse_to_attend, _count_attention, _bytes_of_attention, _bind_attention),
+    "cpu": Way(
+        NAME,
+        _ATTENTION,
+        {},
+        lambda round: library.why_missing() or _unsupported(round),
+        _count_attention,
+        _bytes_of_attention,
+        _bind_attention,
+    ),
     "cuda": Way(
         NAME,
         (_ATTENTION | {"cuda"}) - {"cpu", "node_ids", "bias by nodes"},

@@ -490,7 +490,7 @@ def _materialized(
         vectors = facts.tables[-1]
         rule = cast(Relation, vectors.relation)
         sums = pair_tables.sum_by_type(dropped, _ids(rule, round.graph, block), rule.count)
-        out = out + pair_tables.weighted_sum_of_tables(sums, vectors.table.to(round.accumulate_dtype))
+        out = out + sums @ vectors.table.to(round.accumulate_dtype).transpose(0, 1)
     return out.to(v.dtype), weights.to(v.dtype)
 
 

@@ -19,15 +19,13 @@ from torch import Tensor, nn
 
 from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
 from mpnn.engine import dispatch
-from mpnn.engine.compile.graph_tensor import ADVICE, graph_to_tensor
+from mpnn.engine.compile.graph_tensor import ADVICE, expression, graph_to_tensor
 from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.traced_graph import Built, TracedGraph, constant
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import TABLES, EmbeddingTable
 from mpnn.graph.relations import Offset, Relation
-from mpnn.graph.topology import Topology
-from mpnn.graphs.parse import text_of
-from mpnn.round import Result, Round
+from mpnn.round import Result, Round, validation
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
 
 
@@ -94,7 +92,7 @@ def flatten(round: Round, backend: str) -> Call:
     if torch.compiler.is_exporting() and not isinstance(graph, Built):
         token = graph_to_tensor(graph)
         recipe = ()
-        topology = "" if graph.recipe else _expression(graph.original)
+        topology = "" if graph.recipe else expression(graph.original)
     else:
         token = graph.token
         recipe = (_name_of(graph.recipe[0]), *graph.recipe[1:]) if graph.recipe else ()
@@ -107,12 +105,6 @@ def flatten(round: Round, backend: str) -> Call:
     # A parameter requires gradients under no_grad, too, where nothing may be recorded for it.
     needs = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
     return Call(token, sizes, tensors, _to_text(*form), flat.numbers, needs)
-
-
-@constant
-def _expression(graph: Any) -> str:
-    """The text of a topology; empty if there is none."""
-    return (text_of(graph) or "") if isinstance(graph, Topology) else ""
 
 
 class _Flat:
@@ -329,3 +321,44 @@ class _Modules(nn.Module):
 
     def forward(self, function: Callable[[], Any]) -> Any:
         return function()
+
+
+# ---------------------------------------------------------------------------------------------------- shapes of results
+
+
+def forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty results of the operator, for whose shapes torch asks while it traces a program."""
+    call = Call(*arguments)
+    form = read(call.form)
+    value = call.tensors[0]
+    round = unflatten(call, cast(Graph, Sizes(call.sizes, value.device)))
+    # Wrong shapes are refused while the program is traced: the traceback then shows the caller's line.
+    validation.round(round)
+    # Most aggregators keep heads and width. `reduced` holds both for one that does not.
+    heads, width = form.reduced or (round.heads, value.shape[-1])
+    out = value.new_empty(*round.batch, call.sizes[0], heads, width)
+    # A log-sum-exp has a row for each destination, weights have one for each edge.
+    rows = call.sizes[0] if round.return_lse else call.sizes[2]
+    more = value.new_empty((*round.batch, rows, round.heads) if round.return_weights or round.return_lse else (0,))
+    if round.return_state:
+        shape = (*round.batch, round.heads, cast(Dot, round.score).key.shape[-1], value.shape[-1])
+        more = value.new_empty(shape, dtype=round.accumulate_dtype)
+    return out, more, torch.empty((), dtype=torch.int64)
+
+
+class Sizes:
+    """A stand-in for a graph, of whose numbers of nodes and edges some may be symbols."""
+
+    positions = types = None
+    shift = 0
+    num_edge_types = 0
+
+    def __init__(self, sizes: Sequence[Any], device: torch.device | None = None) -> None:
+        self.num_dst, self.num_src, self.num_edges = sizes[:3]
+        self.device = device
+
+    def cached(self, key: Any, build: Callable[[], Any]) -> Any:
+        return build()
+
+    def __repr__(self) -> str:
+        return f"the graph ({self.num_dst} x {self.num_src})"

@@ -34,7 +34,7 @@ def graph_to_tensor(graph: TracedGraph) -> Tensor:
     Raises:
         ValueError: if the edges cannot be serialized for another process.
     """
-    if not graph.recipe and _is_expression(graph.original):
+    if not graph.recipe and expression(graph.original):
         return _topology(graph.original)
     # Where the length is a symbol there is no graph to save but the rule, and this one has no text.
     if isinstance(graph.original, Topology) and not all(has_static_value(n) for n in graph.base):
@@ -82,9 +82,9 @@ _EQUAL: WeakValueDictionary[bytes, Topology | Graph] = WeakValueDictionary()
 
 
 @constant
-def _is_expression(graph: Topology | Graph) -> bool:
-    """Whether this is a topology that can be written as text."""
-    return isinstance(graph, Topology) and text_of(graph) is not None
+def expression(graph: Topology | Graph) -> str:
+    """The text of a topology; empty for a graph, and if there is none."""
+    return (text_of(graph) or "") if isinstance(graph, Topology) else ""
 
 
 @constant

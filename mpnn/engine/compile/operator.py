@@ -16,9 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.engine.compile.form import Call, derived_graph, flatten, names_objects, result
+from mpnn.engine.compile.form import (
+    Call,
+    derived_graph,
+    flatten,
+    forward_fake as forward_fake,
+    names_objects,
+    result,
+)
 from mpnn.engine.compile.graph_tensor import graph_from_tensor
-from mpnn.engine.compile.shapes import forward_fake as forward_fake
 from mpnn.engine.compile.standard import run_in_trace as run_in_trace
 from mpnn.engine.compile.traced_graph import bound
 from mpnn.engine.rewrites.prepare import prepared

@@ -25,8 +25,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from mpnn.aggregate import Index, Max, Mean, Min, Sum
 from mpnn.backends import edge_list
-from mpnn.engine.compile.form import Call, read, unflatten
-from mpnn.engine.compile.shapes import Sizes
+from mpnn.engine.compile.form import Call, Sizes, read, unflatten
 from mpnn.graph import Graph
 from mpnn.graph.csr import CSR
 from mpnn.graph.edge_tables import BiasTable

@@ -20,11 +20,6 @@ def products(x: Tensor, table: Tensor, numbers: Tensor | None = None) -> Tensor:
     return out.view(*by_head.shape[:-1], len(table)).movedim(0, -3)
 
 
-def weighted_sum_of_tables(x: Tensor, table: Tensor) -> Tensor:
-    """`sum_r x_ir table_r`, [..., H, S, D] of x [..., H, S, R] and table [R, 1 or H, D]."""
-    return x @ table.transpose(0, 1)
-
-
 def select_by_type(x: Tensor, ids: Tensor) -> Tensor:
     """The number of each pair by edge type, [..., C, H, S, T] of x [..., C, H, S, R] and ids int64 [C, S, T]."""
     return x.gather(-1, ids[:, None].expand(*x.shape[:-1], ids.shape[-1]))
