@@ -137,6 +137,8 @@ def test_columns_keep_positions():
         assert torch.equal(found[1], dst[kept])
         of_dst, of_src = columns.edge_positions()
         assert torch.equal(of_dst - of_src, dst[kept] - src[kept])
+        # Consecutive sources need no list of positions, which few kernels read.
+        assert (columns.positions is None) == (len(sources) == 7)
     with pytest.raises(ValueError, match="sources must ascend, each once, from 0 to 19"):
         graph.columns(torch.tensor([3, 2]))
     with pytest.raises(ValueError, match=r"sources must be int64 \[n\]"):

@@ -81,7 +81,8 @@ def test_recurrences_have_derivatives_of_second_order(recurrent: dict[str, int])
     gate = {1: (73, 2), 2: (73, 2, 4)}
     more = {"log_gate": number(*gate[recurrent["log_gate"]])} if recurrent else {}
     more |= {"beta": number(73, 2), "state": number(2, 4, 3)} if "beta" in recurrent else {}
-    query, key, value = number(73, 2, 4), number(73, 2, 4), number(73, 2, 3)
+    key_heads = 1 if "beta" in recurrent else 2
+    query, key, value = number(73, 2, 4), number(73, key_heads, 4), number(73, key_heads, 3)
 
     def run(backend: str) -> list[torch.Tensor]:
         options = {k: -x if k == "log_gate" else x for k, x in more.items()}

@@ -73,9 +73,6 @@ class Change(NamedTuple):
         source = (ROOT / self.path).read_bytes()
         (root / self.path).write_bytes(source[: self.first] + self.text.encode() + source[self.last :])
 
-    def take_back(self, root: Path) -> None:
-        shutil.copy2(ROOT / self.path, root / self.path)
-
 
 def changes(path: Path) -> list[Change]:
     """Returns all changes of a file of Python."""
@@ -226,11 +223,18 @@ class Copy:
         self.seconds = seconds
         self.left_out: list[str] = []  # tests that fail in the copy without a change
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        built = [str(path.relative_to(ROOT)) for path in (ROOT / "mpnn/kernels/cpu").glob("kernels-*")]
-        for name in [*filter(None, listed.split("\0")), *built]:
-            if (ROOT / name).exists():
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, root / name)
+        self.libraries = [path.relative_to(ROOT) for path in (ROOT / "mpnn/kernels/cpu").glob("kernels-*")]
+        self._copy(*map(Path, filter(None, listed.split("\0"))), *self.libraries)
+
+    def _copy(self, *paths: Path) -> None:
+        for path in paths:
+            if (ROOT / path).exists():
+                (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / path, self.root / path)
+
+    def _take_back(self, change: Change) -> None:
+        # A build of changed sources has removed the library of the others.
+        self._copy(change.path, *(self.libraries if change.path.suffix != ".py" else ()))
 
     def notice(self, change: Change) -> str | None:
         """Returns the test that fails after a change, or does not end; None if all pass."""
@@ -239,19 +243,19 @@ class Copy:
         if change.path.suffix != ".py":
             variables = {**os.environ, "PYTHONPATH": str(self.root)}
             if subprocess.run([sys.executable, "-c", _BUILD], cwd=self.root, env=variables).returncode:
-                change.take_back(self.root)
+                self._take_back(change)
                 return "the compiler"
         # Most changes are noticed by the closest tests, and to collect all takes seconds.
         for part in (tests[:2], tests[2:6], tests[6:]):
             while part and (failed := self._first_failure(*map(str, part))):
-                change.take_back(self.root)
+                self._take_back(change)
                 test = failed.split(" - ")[0]
                 if "::" not in test or not self._first_failure(test):
                     return failed
                 self.left_out.append(test)
                 print(f"{test} fails without a change", flush=True)
                 change.apply(self.root)
-        change.take_back(self.root)
+        self._take_back(change)
         return None
 
     def _first_failure(self, *tests: str) -> str | None:
@@ -264,7 +268,7 @@ class Copy:
         if code > 2:
             raise RuntimeError(f"pytest did not run the tests:\n{output}")
         failures = re.findall(r"^(?:FAILED|ERROR) (.*)", output, re.MULTILINE)
-        return failures[0][:160] if failures else f"exit code {code}"
+        return failures[0] if failures else f"exit code {code}"
 
     def _pytest(self, *arguments: str) -> tuple[int, str]:
         """The exit code and the output of pytest, in a fork of this process."""
@@ -318,7 +322,7 @@ def main() -> None:
             began = time.perf_counter()
             test = copy.notice(change)
             unnoticed += test is None
-            result = f"noticed by {test}" if test else "UNNOTICED"
+            result = f"noticed by {test[:160]}" if test else "UNNOTICED"
             print(f"{number}/{len(drawn)} {change}\n    {result} ({time.perf_counter() - began:.0f} s)", flush=True)
     print(f"{len(drawn) - unnoticed} of {len(drawn)} noticed")
     sys.exit(bool(unnoticed))
