@@ -6,6 +6,7 @@ import ctypes.util
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,52 @@ def test_the_digest_depends_on_names_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("not a source")
     assert len(set(digests)) == 3
     assert files.digest(tmp_path) == digests[-1]
+
+
+@pytest.fixture
+def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    library.why_missing.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    library.why_missing.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("machine", "capability", "kind"),
+    [
+        ("arm64", "DEFAULT", "arm64"),
+        ("aarch64", "DEFAULT", "arm64"),
+        ("AMD64", "AVX2", "x86_64_v3"),
+        ("x86_64", "AVX512", "x86_64_v4"),
+        ("x86_64", "DEFAULT", None),
+        ("riscv64", "DEFAULT", None),
+    ],
+)
+def test_each_machine_has_its_library(
+    machine: str, capability: str, kind: str | None, asked_anew: pytest.MonkeyPatch
+) -> None:
+    asked_anew.setattr(library.platform, "machine", lambda: machine)
+    asked_anew.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert library.processor() == kind
+    if kind is None:
+        assert f"this processor ({machine}) has neither" in (library.why_missing() or "")
+
+
+def test_a_library_that_does_not_load_says_why(asked_anew: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise OSError("wrong ELF class")
+
+    asked_anew.setattr(library, "_load", load)
+    assert library.why_missing() == "its compiled kernels cannot be loaded: wrong ELF class"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_kernel_without_memory_raises(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    kernel = function(lambda *place: place[2] == 1)  # only the second part has memory
+    monkeypatch.setattr(library, "_kernel", lambda name, dtype: kernel)
+    with pytest.raises(MemoryError, match="no memory for the intermediate results of rows"):
+        library.run("rows", torch.float32, scan._Parameters(), parts=parts)
 
 
 @pytest.mark.usefixtures("without_library")
