@@ -99,18 +99,9 @@ def inverse(permutation: Tensor) -> Tensor:
 
 
 def narrow(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """Edges as a graph stores them: int32 if they are many, and as given if they are few or nodes need 64 bits."""
+    """Edges as a graph stores them: int32 if they are many, and int64 if they are few or nodes need 64 bits."""
     fits = max(num_dst, num_src) < 2**31
-    return edges.int() if fits and edges.shape[1] >= _MANY_EDGES else edges
-
-
-def stored_form(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """`narrow` of edges that may be int32 already."""
-    return (
-        edges
-        if edges.dtype is torch.int32 and edges.shape[1] >= _MANY_EDGES
-        else narrow(edges.long(), num_dst, num_src)
-    )
+    return edges.int() if fits and edges.shape[1] >= _MANY_EDGES else edges.long()
 
 
 def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tensor | None]) -> None:

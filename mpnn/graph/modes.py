@@ -63,26 +63,21 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def _transforms() -> set[str]:
+    """The names of the active transforms of torch.func, as in `TransformType`."""
+    if not torch._C._are_functorch_transforms_active():
+        return set()
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+    return {level.key().name for level in retrieve_all_functorch_interpreters()}
+
+
 def is_forward_mode() -> bool:
     """Whether derivatives in forward mode are computed (jvp, dual numbers), and no transform differentiates in reverse
     mode at the same time (grad, vjp)."""
-    if forward_ad._current_level < 0:
-        return False
-    if not torch._C._are_functorch_transforms_active():
-        return True
-    from torch._C._functorch import TransformType
-    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-
-    levels = retrieve_all_functorch_interpreters()
-    return all(level.key() in (TransformType.Jvp, TransformType.Vmap) for level in levels)
+    return forward_ad._current_level >= 0 and _transforms() <= {"Jvp", "Vmap"}
 
 
 def is_differentiated_by_transform() -> bool:
     """Whether one of the active transforms differentiates; vmap does not."""
-    if not is_transformed():
-        return False
-    from torch._C._functorch import TransformType
-    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-
-    levels = retrieve_all_functorch_interpreters()
-    return forward_ad._current_level >= 0 or any(level.key() != TransformType.Vmap for level in levels)
+    return forward_ad._current_level >= 0 or not _transforms() <= {"Vmap"}

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.graph import Graph
-from mpnn.graph.runs import Ints, Runs
+from mpnn.graph.runs import Ints, Runs, expand
 
 _COPIES = 2  # of the sources at most: groups of overlapping sources copy them
 
@@ -72,15 +72,9 @@ def _of_kind(
 ) -> RowGroups:
     num_dst = last - first + 1
     num_src = stop[last] - start[last]
-    dst = _ranges(row[first], num_dst)
-    src = _ranges(start[last], num_src)
+    dst = expand(row[first], row[first] + num_dst)
+    src = expand(start[last], stop[last])
     return RowGroups(_unless_all(dst, graph.num_dst), _unless_all(src, graph.num_src), num_dst, num_src, is_causal)
-
-
-def _ranges(start: Ints, count: Ints) -> Ints:
-    """start, start + 1, ... of each range, one range after the other."""
-    ends = np.cumsum(count)
-    return np.arange(ends[-1]) + np.repeat(start - ends + count, count)
 
 
 def _unless_all(nodes: Ints, count: int) -> Ints | None:

@@ -66,15 +66,11 @@ def open_csr(folder: str | os.PathLike[str], *, verify: bool = False) -> Compres
     offsets, columns = arrays["offsets"], arrays["columns"]
     if offsets[0] != 0 or offsets[-1] != num_edges:
         raise ValueError(f"{folder / 'offsets.npy'} is damaged: it must go from 0 to {num_edges}; write it again")
-    for name in arrays if verify else ():
-        if _digest(folder / f"{name}.npy") != digests[name]:
-            raise ValueError(
-                f"{folder / name}.npy is damaged: its bytes differ from the header's digest; write it again"
-            )
-    names = folder / _NAMES if _NAMES in digests else None
-    if verify and names is not None and _digest(names) != digests[_NAMES]:
-        raise ValueError(f"{names} is damaged: its bytes differ from the header's digest; write it again")
-    return CompressedGraph(offsets, columns, num_src, arrays.get("edge_ids"), names_file=names)
+    files = {name: folder / name if name == _NAMES else folder / f"{name}.npy" for name in digests}
+    for name, file in files.items() if verify else ():
+        if _digest(file) != digests[name]:
+            raise ValueError(f"{file} is damaged: its bytes differ from the header's digest; write it again")
+    return CompressedGraph(offsets, columns, num_src, arrays.get("edge_ids"), names_file=files.get(_NAMES))
 
 
 def write_csr(

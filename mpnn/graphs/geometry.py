@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import INTEGERS, at_least, check_form, one_set
-from mpnn.graph.csr import narrow, stored_form
+from mpnn.graph.csr import narrow
 from mpnn.graph.runs import Ints
 
 _FEW_DIMENSIONS = 8  # up to which a tree is faster than all pairs
@@ -183,7 +183,7 @@ def line_graph(graph: Graph, backtrack: bool = True) -> Graph:
         kept = forward.nonzero().squeeze(1)
         sender, receiver = sender.index_select(0, kept), receiver.index_select(0, kept)
     # These ends are edges of a graph: nothing is validated again.
-    stored = stored_form(torch.stack([sender, receiver]), num_edges, num_edges)
+    stored = narrow(torch.stack([sender, receiver]), num_edges, num_edges)
     return Graph(num_edges, num_edges, edges=stored, name="line graph", device=graph.device)
 
 

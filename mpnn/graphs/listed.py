@@ -86,12 +86,7 @@ def as_topology(graph: Any, prefixes: bool = True) -> Any:
         raise ValueError(
             f"the nodes of a layer attend to one another, so its graph has as many destinations as sources; got {graph}"
         )
-    return graph.cached(("as topology", prefixes), lambda: _edges(graph, prefixes))
-
-
-def _edges(graph: Graph, prefixes: bool) -> Topology:
-    src, dst = graph.edge_index
-    return listed(src, dst, graph.num_dst, prefixes)
+    return graph.cached(("as topology", prefixes), lambda: listed(*graph.edge_index, graph.num_dst, prefixes))
 
 
 def most_nodes(topology: Any) -> int | None:

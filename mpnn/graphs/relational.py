@@ -52,7 +52,7 @@ def from_tables(
 def _join(tables: Mapping[str, Any], child: str, column: str, parent: str, key: str) -> tuple[Ints, Ints]:
     """The rows of `child` that have a key, and the rows of `parent` that they name."""
     keys, names = _column(tables, child, column), _column(tables, parent, key)
-    if _is_float(keys) and (np.abs(keys) > _EXACT).any():
+    if keys.dtype.kind == "f" and (np.abs(keys) > _EXACT).any():
         raise ValueError(f"{child}.{column} holds floats above 2**53, which are not exact: read it as integers or text")
     row_of: dict[Any, int] = {}
     for row, name in enumerate(names.tolist()):
@@ -123,13 +123,9 @@ def _num_rows(name: str, table: Any) -> int:
     return lengths.pop()
 
 
-def _is_float(values: np.ndarray) -> bool:
-    return values.dtype.kind == "f"
-
-
 def _is_missing(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "fM":
-        return np.isnan(values) if _is_float(values) else np.isnat(values)
+        return np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
     if values.dtype != object:
         return np.zeros(len(values), bool)
     return np.array([one is None or not _equals_itself(one) for one in values.tolist()], bool)
