@@ -11,11 +11,10 @@ from torch import Tensor
 from mpnn import Graph
 from mpnn.data.neighbors import NeighborBatch, in_advance, sampled_batch, whole_of
 from mpnn.graph.arguments import as_integer, at_least, integers, one_set
-from mpnn.graph.derive import renumbered
+from mpnn.graph.data import renumbered
 from mpnn.graphs import HeteroGraph, HeteroSample, TemporalGraph, batch as union, sample
-from mpnn.graphs.compressed import CompressedGraph, gather, search_rows
+from mpnn.graphs.compressed import CompressedGraph, check_times, gather, search_rows
 from mpnn.graphs.kinds import EdgeKind
-from mpnn.graphs.temporal import check_times
 
 Features = Mapping[str, Tensor | NDArray[Any]]
 _ATTEMPTS = 100

@@ -11,8 +11,8 @@ from mpnn import Graph
 from mpnn.graph.arguments import are_one_set, as_integer
 from mpnn.graph.transforms import keep_edges
 from mpnn.graphs import HeteroGraph, absent_edges
+from mpnn.graphs.compressed import check_times
 from mpnn.graphs.kinds import EdgeKind
-from mpnn.graphs.temporal import check_times
 
 
 def both_directions(links: Iterable[tuple[int, int]]) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.graph.arguments import as_integer, at_least, integers, one_set
-from mpnn.graph.derive import renumbered
+from mpnn.graph.data import renumbered
 from mpnn.graphs import (
     HeteroGraph,
     HeteroSample,
@@ -25,9 +25,8 @@ from mpnn.graphs import (
     sample,
     to_pyg,
 )
-from mpnn.graphs.compressed import Sampled, check_nodes, gather
+from mpnn.graphs.compressed import Sampled, check_nodes, check_times, gather
 from mpnn.graphs.kinds import EdgeKind
-from mpnn.graphs.temporal import check_times
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ Built on `torch.distributed`: processes are started by torchrun or any other lau
 DDP or FSDP2, checkpoints that of `torch.distributed.checkpoint`.
 """
 
+from mpnn.distributed.groups import node_mean, sum_gradients
 from mpnn.distributed.halo import Part
 from mpnn.distributed.owners import Owners
 from mpnn.distributed.partition import Partition, partition
-from mpnn.distributed.reduce import node_mean, sum_gradients
 from mpnn.distributed.sharded import sharded
 
 __all__ = ["Owners", "Part", "Partition", "node_mean", "partition", "sharded", "sum_gradients"]

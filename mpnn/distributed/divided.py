@@ -14,7 +14,7 @@ from torch import Tensor
 from mpnn.distributed.groups import all_to_all, ask
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
-from mpnn.graph.derive import renumbered
+from mpnn.graph.data import renumbered
 from mpnn.graphs.compressed import block_of, gather, sums_of_weights
 from mpnn.kernels.edges import sample_neighbors
 

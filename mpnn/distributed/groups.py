@@ -1,7 +1,8 @@
-"""The processes that share a graph, however the caller names them."""
+"""The processes that share a graph, however the caller names them, and what travels between them: rows, states of
+recurrences in the order of ranks, and sums."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -126,3 +127,87 @@ class _Arrive(torch.autograd.Function):
         back = _Trip(trip.leaving, trip.arriving, trip.group)
         trip.back = _Depart.apply(gradient, back), back
         return gradient.detach().to(ctx.device), None
+
+
+def run_in_rank_order(
+    run: Callable[[Tensor], tuple[Tensor, Tensor]], first: Tensor, group: dist.ProcessGroup
+) -> Tensor:
+    """The output of `run(state) -> (output, state after it)` on this process.
+
+    Args:
+        first: the state before all nodes, which gives shape and dtype; it needs a gradient if any input of `run` does.
+    """
+    out, last = run(_FromPrevious.apply(first, group))
+    return _ToNext.apply(out, last.contiguous(), group)
+
+
+class _FromPrevious(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        state = first.clone()
+        if (rank := dist.get_rank(group)) > 0:
+            dist.recv(state, group=group, group_src=rank - 1)
+        return state
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        if (rank := dist.get_rank(ctx.group)) > 0:
+            dist.send(gradient.contiguous(), group=ctx.group, group_dst=rank - 1)
+            return torch.zeros_like(gradient), None
+        return gradient, None
+
+
+class _ToNext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, last: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        ctx.next = dist.get_rank(group) + 1
+        ctx.save_for_backward(last)
+        if ctx.next < dist.get_world_size(group):
+            dist.send(last, group=group, group_dst=ctx.next)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        of_last = torch.zeros_like(ctx.saved_tensors[0])
+        if ctx.next < dist.get_world_size(ctx.group):
+            dist.recv(of_last, group=ctx.group, group_src=ctx.next)
+        return gradient, of_last, None
+
+
+def node_mean(losses: Tensor, mesh: Mesh = None, *, averaged: bool = True) -> Tensor:
+    """Returns this process's loss, such that its mean over processes is the mean over the nodes of all processes.
+
+        L = world / n * sum_i losses_i          over the own losses; n counts those of all processes
+
+    DDP and FSDP2 average gradients over processes. The mean of local means would then weight a node of a small part
+    more than one of a large part; with this loss, the averaged gradients are those of one process that has all nodes.
+    The mean of L over the processes is the mean over all nodes.
+
+    Args:
+        losses: the losses of this process's nodes, of any shape; they may be empty on some processes.
+        mesh: the processes, as in `partition`.
+        averaged: whether gradients will be averaged over processes, as DDP and FSDP2 do. False: they will be added up,
+            as `sum_gradients` does; then world is 1 in the formula, and the sum of L over the processes is the mean.
+
+    Raises:
+        ValueError: if no process has a loss.
+    """
+    group = group_of(mesh)
+    count = torch.tensor(losses.numel(), device=losses.device)
+    dist.all_reduce(count, group=group)
+    if not count:
+        raise ValueError("node_mean needs at least one loss on one process; all got none")
+    return losses.sum() * ((dist.get_world_size(group) if averaged else 1) / int(count))
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter], mesh: Mesh = None) -> None:
+    """Adds up the gradients of all processes, in place. For models that neither DDP nor FSDP2 wraps. A parameter
+    without a gradient counts as zero, so that all processes take part."""
+    group = group_of(mesh)
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mpnn.distributed import agreement, chain
+from mpnn.distributed import agreement, groups
 from mpnn.distributed.groups import Mesh, all_gather, group_of
 from mpnn.distributed.owners import Owners
 from mpnn.distributed.partition import Partition, check_transport
@@ -141,7 +141,7 @@ class _Sharding:
                 "a recurrence passes its state from rank to rank, so each has one block of the nodes in the order of "
                 'ranks: take balance="nodes" or "edges"'
             )
-        return chain.run_in_rank_order(run, first, self._group)
+        return groups.run_in_rank_order(run, first, self._group)
 
     def check(self, module: nn.Module) -> None:
         agreement.weights(module, self._group)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from mpnn.graph.bound import BoundGraph
-from mpnn.graph.data import G, GraphData
-from mpnn.graph.derive import selected, structured
+from mpnn.graph.data import G, GraphData, selected, structured
 from mpnn.graph.relations import Relation
 from mpnn.graph.runs import Runs
 

@@ -59,7 +59,7 @@ class deterministic_batches:
         _switch(mode)
 
     def __enter__(self) -> None:
-        pass
+        """It is on since it was created."""
 
     def __exit__(self, *_: object) -> None:
         _switch(self._before)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import capacity
-from mpnn.graph.arguments import INTEGERS, at_least, check_form as check_numbers
+from mpnn.graph.arguments import INTEGERS, check_form as check_numbers
 from mpnn.graph.modes import outside_modes
 from mpnn.kernels.edges import rows_of, sort_edges
 
@@ -107,8 +107,8 @@ def narrow(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
 def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tensor | None]) -> None:
     """Validates edges, and `edge_attr` and `edge_type` in `data`, for a graph of this size. Messages name the first bad
     edge."""
-    at_least("num_dst", num_dst, 0)
-    at_least("num_src", num_src, 0)
+    if num_dst < 0 or num_src < 0:
+        raise ValueError(f"num_dst and num_src must be at least 0; got {num_dst} and {num_src}")
     if edges is None:
         return
     check_form(edges)

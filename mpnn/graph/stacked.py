@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mpnn.graph.algebra import common, refuse_loss
 from mpnn.graph.bound import BoundGraph, Values
-from mpnn.graph.derive import structured
+from mpnn.graph.data import structured
 from mpnn.graph.graph import Graph
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.runs import Runs, check_same_size

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from mpnn.graph.arguments import check_form, one_set
 from mpnn.graph.csr import inverse
-from mpnn.graph.data import G, GraphData
-from mpnn.graph.derive import renumbered, selected, structured
+from mpnn.graph.data import G, GraphData, renumbered, selected, structured
 from mpnn.graph.runs import Runs
 
 

@@ -132,7 +132,7 @@ class Topology(HasToken, ABC):
     def with_relation(self, relation: Relation | Tensor) -> "Topology":
         """Returns a topology of the same edges, with edge types from a `Relation` or an integer matrix [num_dst,
         num_src]."""
-        return _WithRelation(self, as_relation(relation))
+        return _WithRelation((self,), as_relation(relation))
 
     def __or__(self, other: Other) -> Other:
         return _combine("|", self, other)
@@ -153,7 +153,7 @@ class Topology(HasToken, ABC):
         return _ALGEBRA["-"](other, _like(self, other)) if isinstance(other, BoundGraph) else NotImplemented
 
     def __invert__(self) -> "Topology":
-        return _Complement(self)
+        return _Complement((self,))
 
     def __bool__(self) -> NoReturn:
         refuse_truth(self)
@@ -244,7 +244,7 @@ def _combine(symbol: str, left: Topology, right: Any) -> Any:
         return NotImplemented
     first = left.operands if _joins(left, symbol) else (left,)
     last = right.operands if _joins(right, symbol) and symbol != "-" else (right,)
-    return _Algebra(symbol, (*first, *last))
+    return _Algebra((*first, *last), symbol)
 
 
 def _joins(topology: Topology, symbol: str) -> "TypeGuard[_Algebra]":
@@ -329,13 +329,11 @@ class _Cliques(Topology):
         return _call(self.labels, self.args, skip=1)
 
 
+@dataclass(frozen=True, repr=False)
 class _Expression(Topology):
     """A topology composed of other topologies, its operands."""
 
-    if TYPE_CHECKING:
-
-        @property
-        def operands(self) -> tuple[Topology, ...]: ...
+    operands: tuple[Topology, ...]
 
     def __post_init__(self) -> None:
         depth = 1 + max(operand.depth for operand in self.operands)
@@ -351,7 +349,6 @@ class _Algebra(_Expression):
     """`a | b | c`, `a & b & c` or `a - b - c`, with any number of operands."""
 
     symbol: str
-    operands: tuple[Topology, ...]
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
         if self.symbol == "-":
@@ -384,33 +381,25 @@ class _Algebra(_Expression):
         return f" {self.symbol} ".join(map(_nested, self.operands))
 
 
-@dataclass(frozen=True, repr=False)
-class _OfOne(_Expression):
-    inner: Topology
-
-    @property
-    def operands(self) -> tuple[Topology, ...]:
-        return (self.inner,)
-
-
-class _Complement(_OfOne):
+class _Complement(_Expression):
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return ~self.inner._graph(num_dst, num_src)
+        return ~self.operands[0]._graph(num_dst, num_src)
 
     def __repr__(self) -> str:
-        return f"~{_nested(self.inner)}"
+        return f"~{_nested(self.operands[0])}"
 
 
 @dataclass(frozen=True, repr=False)
-class _WithRelation(_OfOne):
+class _WithRelation(_Expression):
     relation: Relation
 
     def _graph(self, num_dst: int, num_src: int) -> Graph:
-        return self.inner._graph(num_dst, num_src).with_relation(self.relation)
+        return self.operands[0]._graph(num_dst, num_src).with_relation(self.relation)
 
     def __repr__(self) -> str:
-        inner = f"({self.inner!r})" if isinstance(self.inner, _Complement) else _nested(self.inner)
-        return f"{inner}.with_relation({self.relation!r})"
+        inner = self.operands[0]
+        text = f"({inner!r})" if isinstance(inner, _Complement) else _nested(inner)
+        return f"{text}.with_relation({self.relation!r})"
 
 
 def _nested(topology: Topology) -> str:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from mpnn.graph import reachability
 from mpnn.graph.arguments import one_set
-from mpnn.graph.data import G, GraphData
-from mpnn.graph.derive import extended, renumbered, selected, structured
+from mpnn.graph.data import G, GraphData, extended, renumbered, selected, structured
 from mpnn.graph.relations import Offset, flipped
 from mpnn.graph.runs import Ints, Runs
 

@@ -10,9 +10,12 @@ from mpnn.graph import Graph, bind_cache
 from mpnn.graph.relations import Flipped, GridOffset, KernelOffset, Offset, Table
 from mpnn.graph.runs import Runs
 from mpnn.graph.stacked import StackedGraph as StackedGraph
-from mpnn.graphs.chosen_sources import blocks as blocks, chosen as chosen
-from mpnn.graphs.compressed import CompressedGraph as CompressedGraph, compressed as compressed
-from mpnn.graphs.content import chunks as chunks, knn as knn, lsh as lsh
+from mpnn.graphs.compressed import (
+    CompressedGraph as CompressedGraph,
+    TemporalGraph as TemporalGraph,
+    compressed as compressed,
+)
+from mpnn.graphs.content import blocks as blocks, chosen as chosen, chunks as chunks, knn as knn, lsh as lsh
 from mpnn.graphs.convert import (
     from_dgl as from_dgl,
     from_networkx as from_networkx,
@@ -67,7 +70,6 @@ from mpnn.graphs.sequence import (
     window as window,
 )
 from mpnn.graphs.sparse import bigbird as bigbird, expander as expander, longformer as longformer, random as random
-from mpnn.graphs.temporal import TemporalGraph as TemporalGraph
 from mpnn.graphs.trees import rollouts as rollouts, tree as tree
 
 cache = bind_cache.CACHE

@@ -18,23 +18,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.graph import Graph
-from mpnn.graph.arguments import as_integer, check_form
+from mpnn.graph.arguments import INTEGERS, as_integer, check_form
 from mpnn.kernels.edges import Sample, sample_neighbors
 
 
 class Sampled(Protocol):
-    """The graph that sampled batches are drawn from. `processes`: the rank and the number of the processes that must
-    call the methods together, or None; `num_own`: the number of nodes whose features `gather` takes."""
+    """The graph that sampled batches are drawn from."""
 
     @property
-    def num_dst(self) -> int: ...
+    def num_dst(self) -> int:
+        """The number of destinations."""
+
     @property
-    def num_own(self) -> int: ...
+    def num_own(self) -> int:
+        """The number of nodes whose features `gather` takes."""
+
     @property
-    def processes(self) -> tuple[int, int] | None: ...
-    def degree(self, nodes: Tensor) -> Tensor: ...
-    def gather(self, features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor: ...
-    def sample(self, nodes: Tensor, fanout: int, seed: int = 0) -> tuple[Tensor, Graph, Tensor]: ...
+    def processes(self) -> tuple[int, int] | None:
+        """The rank and the number of the processes that must call the methods together, or None."""
+
+    def degree(self, nodes: Tensor) -> Tensor:
+        """The in-degrees of nodes, int64, or float64 sums of weights."""
+
+    def gather(self, features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
+        """The rows of nodes, [n, ...]."""
+
+    def sample(self, nodes: Tensor, fanout: int, seed: int = 0) -> tuple[Tensor, Graph, Tensor]:
+        """The sources, the graph and the positions of a sample. See `CompressedGraph.sample`."""
 
 
 @dataclass(eq=False)
@@ -234,3 +244,108 @@ def check_nodes(nodes: NDArray[np.int64], num_nodes: int, *, distinct: bool = Tr
     if distinct and (ordered[1:] == ordered[:-1]).any():
         repeated = int(ordered[1:][ordered[1:] == ordered[:-1]][0])
         raise ValueError(f"nodes must be distinct; {repeated} appears more than once")
+
+
+NONE = np.zeros(0, np.int64)
+
+
+class Found:
+    """The nodes of a kind found so far, each at a moment: the number of its time. The first ones may repeat.
+
+    added: the number of first nodes, then of those that each step added.
+    """
+
+    def __init__(self, num_nodes: int, node: NDArray[np.int64] = NONE, moment: NDArray[np.int64] = NONE) -> None:
+        self.num_nodes = num_nodes
+        self.node = node
+        self.moment = moment
+        self.added = [len(node)]
+
+    def key(self, node: NDArray[np.int64], moment: NDArray[np.int64]) -> NDArray[np.int64]:
+        return moment * self.num_nodes + node
+
+    def add(self, node: NDArray[np.int64], moment: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Adds pairs that are new, in order. Returns their indices."""
+        unique, first = np.unique(self.key(node, moment), return_index=True)
+        new = np.sort(first[~np.isin(unique, self.key(self.node, self.moment))])
+        self.node = np.append(self.node, node[new])
+        self.moment = np.append(self.moment, moment[new])
+        self.added.append(len(new))
+        return np.arange(len(self.node) - len(new), len(self.node))
+
+    def index(self, key: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The index of the first node of each key."""
+        keys = self.key(self.node, self.moment)
+        order = np.argsort(keys, kind="stable")
+        return order[np.searchsorted(keys, key, sorter=order)]
+
+
+class TemporalGraph(CompressedGraph):
+    """A graph and the times of its edges, for `data.neighbor_batches(..., before=)`. In its rows, edges ascend in time,
+    then in their order in the graph.
+
+    Args:
+        graph: its edges may have attributes and types.
+        times: [E] in the caller's edge order, integers or floating point.
+        latest: whether a sample of k in-neighbors is the last k; otherwise all sets of k are equally likely.
+        as_of: the time before which the in-neighbors of a sampled in-neighbor are sampled: that of the "query" (TGN,
+            Rossi et al. 2020), or of the "edge", so that times ascend along paths (TGAT, Xu et al.
+            2020).
+
+    Raises:
+        ValueError: there is not one time for each edge, a time is NaN, or as_of is unknown.
+    """
+
+    def __init__(self, graph: Graph, times: Tensor, *, latest: bool = False, as_of: str = "query") -> None:
+        if as_of not in ("query", "edge"):
+            raise ValueError(f"as_of must be 'query' or 'edge'; got {as_of!r}")
+        check_times("times", times, graph.num_edges)
+        self.whole = graph.to("cpu")
+        self.latest = latest
+        self.as_of = as_of
+        src, dst = self.whole.edge_index.numpy()
+        order = np.lexsort((times.numpy(force=True), dst))
+        offsets = np.bincount(dst + 1, minlength=graph.num_dst + 1).cumsum()
+        sums = sums_of_weights(self.whole.edge_attr, order)
+        super().__init__(offsets, src[order].astype(np.int32), graph.num_src, order, sums)
+        self.times = times.detach().cpu()[order]
+
+    def sample_before(
+        self, nodes: Tensor, before: Tensor, fanout: int, seed: int = 0
+    ) -> tuple[Tensor, Tensor, Graph, Tensor, Tensor]:
+        """Samples in-neighbors of nodes [n], which may repeat, each before a time [n]. Returns the sources [m], of
+        which all but `nodes` are distinct pairs of node and time; their times [m]; the graph; for each of its edges,
+        the index in `columns`, ascending for each destination, and how long before the time of its destination it was,
+        [E]."""
+        first, stop = self.rows(nodes, before)
+        if self.latest and fanout >= 0:
+            first = np.maximum(first, stop - fanout)
+        sample = sample_neighbors(first, stop, self.columns, self.num_src, nodes.numpy(), fanout, seed)
+        n = len(nodes)
+        edges = torch.from_numpy(sample.position)
+        dst = torch.from_numpy(sample.destination)
+        asked = before[dst]
+        happened = self.times[edges]
+        times, moment = torch.cat([before, happened if self.as_of == "edge" else asked]).unique(return_inverse=True)
+        own, drawn = moment.numpy()[:n], moment.numpy()[n:]
+        source = self.columns[sample.position].astype(np.int64)
+        sources = Found(self.num_src, nodes.numpy(), own)
+        sources.add(source, drawn)
+        src = torch.from_numpy(sources.index(sources.key(source, drawn)))
+        block = Graph(n, len(sources.node), edges=torch.stack([src, dst]), name=f"sampled({fanout})")
+        return torch.from_numpy(sources.node), times[sources.moment], block, edges, asked - happened
+
+    def rows(self, nodes: Tensor, before: Tensor | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        start, stop = super().rows(nodes)
+        return start, stop if before is None else search_rows(
+            self.times.numpy().__getitem__, start, stop, before.numpy()
+        )
+
+
+def check_times(name: str, times: Tensor, count: int, dtype: torch.dtype | None = None) -> None:
+    """Raises ValueError unless there are `count` times, of this dtype, none of them NaN."""
+    check_form(f"{name} must be {count} numbers", times, (*INTEGERS, "float"), (count,))
+    if dtype not in (None, times.dtype):
+        raise ValueError(f"{name} must have the dtype of the times of edges, {dtype}; got {times.dtype}")
+    if times.isnan().any():
+        raise ValueError(f"{name}[{int(times.isnan().nonzero()[0])}] is NaN")

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import one_set
+from mpnn.graphs.compressed import TemporalGraph
 from mpnn.graphs.explicit import from_edges
 from mpnn.graphs.kinds import HeteroGraph
-from mpnn.graphs.temporal import TemporalGraph
 from mpnn.round import validation
 
 

@@ -3,7 +3,7 @@ edges."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import GridOffset, Offset
 from mpnn.graph.runs import Runs, require_room
 from mpnn.graphs.kinds import HeteroGraph, batch_of_kinds
+
+AnyGraph = TypeVar("AnyGraph", bound=Graph | HeteroGraph)
 
 
 def from_edges(
@@ -122,11 +124,7 @@ def from_blocks(
     return Graph.from_edges(edges, pairs.num_dst * size, pairs.num_src * size, edge_type=edge_type)
 
 
-@overload
-def batch(graphs: Sequence[Graph]) -> Graph: ...
-@overload
-def batch(graphs: Sequence[HeteroGraph]) -> HeteroGraph: ...
-def batch(graphs: Sequence[Graph] | Sequence[HeteroGraph]) -> Graph | HeteroGraph:
+def batch(graphs: Sequence[AnyGraph]) -> AnyGraph:
     """Returns the disjoint union: nodes are numbered graph by graph, and no edges connect different graphs.
 
     Of graphs of several kinds, each relation is the union of that of the graphs, and nodes are numbered graph by graph
@@ -146,18 +144,17 @@ def batch(graphs: Sequence[Graph] | Sequence[HeteroGraph]) -> Graph | HeteroGrap
     """
     if isinstance(graphs, (Graph, str)) or not isinstance(graphs, Iterable):
         raise TypeError(f"graphs must be a list of graphs; got {type(graphs).__name__}")
-    members = list(graphs)
+    members: list[Any] = list(graphs)
     if not members:
         raise ValueError("a batch needs at least one graph")
-    of_kinds = [g for g in members if isinstance(g, HeteroGraph)]
-    if len(of_kinds) == len(members):
-        return batch_of_kinds(of_kinds, _union)
+    if all(isinstance(g, HeteroGraph) for g in members):
+        return cast(AnyGraph, batch_of_kinds(members, _union))
     for k, g in enumerate(members):
         if isinstance(g, HeteroGraph):
             raise TypeError(f"graph {k} of the batch is of several kinds of nodes, and others are not: {g!r}")
         if not isinstance(g, Graph):
             raise TypeError(f"graph {k} of the batch is {g!r}; a batch needs graphs, as returned by topology.bind(n)")
-    return _union([g for g in members if isinstance(g, Graph)])
+    return cast(AnyGraph, _union(members))
 
 
 def _union(graphs: list[Graph]) -> Graph:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
-from mpnn.graphs.temporal import check_times
+from mpnn.graphs.compressed import check_times
 
 EdgeKind = tuple[str, str, str]
 """(kind of the sources, name of the relation, kind of the destinations)."""

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import as_integer, at_least
-from mpnn.graphs.compressed import CompressedGraph, check_nodes, compressed
+from mpnn.graphs.compressed import NONE, CompressedGraph, Found, TemporalGraph, check_nodes, check_times, compressed
 from mpnn.graphs.kinds import EdgeKind, HeteroGraph
-from mpnn.graphs.temporal import TemporalGraph, check_times
 from mpnn.kernels.edges import sample_neighbors
 
 Ints = NDArray[np.int64]
-_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -100,37 +98,6 @@ among `nodes`, its position among the edges of the relation, and its source."""
 _STRIDE = 0x9E3779B97F4A7C15  # between the seeds of the steps
 
 
-class Found:
-    """The nodes of a kind found so far, each at a moment: the number of its time. The first ones may repeat.
-
-    added: the number of first nodes, then of those that each step added.
-    """
-
-    def __init__(self, num_nodes: int, node: Ints = _NONE, moment: Ints = _NONE) -> None:
-        self.num_nodes = num_nodes
-        self.node = node
-        self.moment = moment
-        self.added = [len(node)]
-
-    def key(self, node: Ints, moment: Ints) -> Ints:
-        return moment * self.num_nodes + node
-
-    def add(self, node: Ints, moment: Ints) -> Ints:
-        """Adds pairs that are new, in order. Returns their indices."""
-        unique, first = np.unique(self.key(node, moment), return_index=True)
-        new = np.sort(first[~np.isin(unique, self.key(self.node, self.moment))])
-        self.node = np.append(self.node, node[new])
-        self.moment = np.append(self.moment, moment[new])
-        self.added.append(len(new))
-        return np.arange(len(self.node) - len(new), len(self.node))
-
-    def index(self, key: Ints) -> Ints:
-        """The index of the first node of each key."""
-        keys = self.key(self.node, self.moment)
-        order = np.argsort(keys, kind="stable")
-        return order[np.searchsorted(keys, key, sorter=order)]
-
-
 class Step(NamedTuple):
     """Edges of a relation that a step sampled: the keys of their sources, the indices of their destinations among the
     nodes found, and their positions."""
@@ -151,7 +118,7 @@ def spread(
     edges: dict[EdgeKind, list[Step]] = {relation: [] for step in steps for relation in step}
     frontier = {kind: np.arange(len(one.node)) for kind, one in sampled.items()}
     for number, fanouts in enumerate(steps):
-        reached = {kind: [(_NONE, _NONE)] for kind in sampled}
+        reached = {kind: [(NONE, NONE)] for kind in sampled}
         for relation, fanout in fanouts.items():
             source, _, destination = relation
             at = frontier[destination]
@@ -221,7 +188,7 @@ def _result(
     edge_ids = {}
     for relation, one in graph.items():
         source, _, destination = relation
-        steps = [Step(_NONE, _NONE, _NONE), *edges.get(relation, ())]
+        steps = [Step(NONE, NONE, NONE), *edges.get(relation, ())]
         key, dst, position = (np.concatenate(part) for part in zip(*steps, strict=True))
         ids = _rows(graph, relation).edge_ids
         assert ids is not None

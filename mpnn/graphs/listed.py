@@ -86,7 +86,9 @@ def as_topology(graph: Any, prefixes: bool = True) -> Any:
         raise ValueError(
             f"the nodes of a layer attend to one another, so its graph has as many destinations as sources; got {graph}"
         )
-    return graph.cached(("as topology", prefixes), lambda: listed(*graph.edge_index, graph.num_dst, prefixes))
+    return graph.cached(
+        ("as topology", prefixes), lambda: listed(graph.ends[0], graph.ends[1], graph.num_dst, prefixes)
+    )
 
 
 def most_nodes(topology: Any) -> int | None:

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.graphs.compressed import search_rows
+from mpnn.graphs.compressed import Found, search_rows
 from mpnn.graphs.kinds import EdgeKind
-from mpnn.graphs.kinds_sampling import Found, Step, spread
+from mpnn.graphs.kinds_sampling import Step, spread
 
 Ints = NDArray[np.int64]
 _ONE: EdgeKind = ("", "", "")

@@ -167,7 +167,7 @@ def test_refusals() -> None:
             neighbor_batches(graph, NODES, [2], batch_size=4, before=before)
     for before, sentence in (
         (torch.tensor([1.0, 2.0]), "before must have the dtype of the times of edges, torch.int64; got torch.float32"),
-        (torch.tensor([1]), r"before must be 2 numbers; got torch.int64 \[1\]"),
+        (torch.tensor([1]), r"before must be 2 numbers; got torch.int64 of shape \[1\]"),
         (torch.tensor([True, False]), "before must be 2 numbers; got torch.bool"),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -177,7 +177,7 @@ def test_refusals() -> None:
         neighbor_batches(later, nodes, [2], batch_size=4, before=torch.tensor([1.0, torch.nan]))
     with pytest.raises(ValueError, match=r"nodes\[0\] is 20, but there are 20 nodes"):
         neighbor_batches(past, torch.tensor([20]), [2], batch_size=4, before=torch.tensor([1]))
-    with pytest.raises(ValueError, match=r"times must be 300 numbers; got torch.int64 \[7\]"):
+    with pytest.raises(ValueError, match=r"times must be 300 numbers; got torch.int64 of shape \[7\]"):
         TemporalGraph(GRAPH, TIMES[:7])
     with pytest.raises(ValueError, match=r"times\[3\] is NaN"):
         TemporalGraph(GRAPH, torch.where(torch.arange(E) == 3, torch.nan, TIMES.double()))

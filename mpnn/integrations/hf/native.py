@@ -30,7 +30,7 @@ from transformers.models.xlnet import modeling_xlnet as xlnet
 
 from mpnn import Graph, Topology, ops
 from mpnn.graph.bind_cache import cached_graph
-from mpnn.graph.derive import selected
+from mpnn.graph.data import selected
 from mpnn.graphs import chunks, from_blocks, window
 from mpnn.graphs.content import drop_self_loops
 from mpnn.integrations.hf import compat

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import DotProduct
 from mpnn.decoding.generation import check_causal
-from mpnn.graph.derive import selected
+from mpnn.graph.data import selected
 from mpnn.graphs import chunks
 from mpnn.graphs.content import drop_self_loops
 from mpnn.models.layers.blocks import AxialPositions, embed, lookup, transformer_update
