@@ -7,7 +7,7 @@ A model of transformers asks for a mask (`mask`) and gives it to its attention l
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from mpnn.graph.sharding import active
 from mpnn.integrations.hf import compat, packing, ranks
 from mpnn.integrations.hf.builders import crossed, sources, window_of
 from mpnn.integrations.hf.closures import Band, Described, Rule, Sizes, as_band, band_of, banded, is_combined, special
-from mpnn.integrations.hf.packing import Packing
+from mpnn.integrations.hf.packing import Packing, once
 from mpnn.integrations.hf.trees import TreeMask
 from mpnn.kernels.parts import Parts
 
@@ -70,14 +70,15 @@ class Pairs:
     def added(self, dtype: torch.dtype) -> Tensor:
         """Returns the bias of the logits, 0 or -inf, of the shape of `allowed`. All layers of a forward pass share
         it."""
-        if dtype not in self._added:
-            assert self.allowed is not None
-            keys = self.allowed.shape[-1]
-            # Torch's kernels on CUDA copy a mask whose rows are not aligned.
-            room = keys if self.allowed.is_cpu else -(-keys // 16) * 16
-            zeros = self.allowed.new_zeros((*self.allowed.shape[:-1], room), dtype=dtype)
-            self._added[dtype] = zeros[..., :keys].masked_fill_(~self.allowed, -torch.inf)
-        return self._added[dtype]
+        return once(self._added, dtype, lambda: self._bias(dtype))
+
+    def _bias(self, dtype: torch.dtype) -> Tensor:
+        allowed: Any = self.allowed
+        keys = allowed.shape[-1]
+        # Torch's kernels on CUDA copy a mask whose rows are not aligned.
+        room = keys if allowed.is_cpu else -(-keys // 16) * 16
+        zeros: Tensor = allowed.new_zeros((*allowed.shape[:-1], room), dtype=dtype)
+        return zeros[..., :keys].masked_fill_(~allowed, -torch.inf)
 
 
 @dataclass(eq=False, repr=False)
@@ -85,39 +86,31 @@ class Mask:
     """A mask of transformers, which is converted to a graph when an attention layer reads it.
 
     place: the position of the first query, if a static cache holds it on a GPU; `placed` reads it. texts: the packed
-    texts to which the mask is restricted.
+    texts to which the mask is restricted. known: the rules of a mask without a function, one for each entry.
     """
 
     batch: int
     sizes: Sizes
-    function: Callable[..., Any] | Band = compat.bidirectional_mask_function
+    function: Callable[..., Any] | Band | None = compat.bidirectional_mask_function
     padding: Tensor | None = None
     use_vmap: bool = False
     device: torch.device | None = None
     place: Tensor | None = None
     texts: Packing | None = None
-    _graphs: dict[Any, tuple[Graph, bool]] = field(default_factory=dict)
-    _pairs: dict[int, Pairs | None] = field(default_factory=dict)
-    _packed: dict[Any, "Mask"] = field(default_factory=dict)
+    known: list[Rule] | None = None
+    _pairs: dict[int, Pairs | None] = field(default_factory=dict, init=False)
+    _results: dict[Any, Any] = field(default_factory=dict, init=False)
+    ndim: ClassVar[int] = 4
+    dtype: ClassVar[torch.dtype] = torch.bool
 
     @classmethod
     def of_rules(cls, rules: list[Rule], sizes: Sizes, device: torch.device | None = None) -> "Mask":
         """Returns a mask whose rules are known, one for each entry of the batch."""
-        result = cls(len(rules), sizes, _of_rules, device=device)
-        result.rules = rules
-        return result
+        return cls(len(rules), sizes, None, device=device, known=rules)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.batch, 1, self.sizes.queries, self.sizes.keys
-
-    @property
-    def ndim(self) -> int:
-        return 4
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bool
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,17 +131,14 @@ class Mask:
         pairs.view(-1)[dst * self.sizes.keys + src % self.sizes.keys] = True
         return pairs
 
-    def __add__(self, other: Any) -> Any:
+    def _refuse(self, *_: Any) -> Any:
         raise TypeError(_COMPUTES)
 
-    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __rand__ = __or__ = __ror__ = __add__
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __rand__ = __or__ = __ror__ = __invert__ = _refuse
 
     def __and__(self, other: Any) -> Any:
         """The pairs of one new token that an indexer leaves (Qwen4-Exp)."""
-        return self[:] & other if self.sizes.queries == 1 else self + other
-
-    def __invert__(self) -> Any:
-        raise TypeError(_COMPUTES)
+        return self[:] & other if self.sizes.queries == 1 else self._refuse()
 
     def contiguous(self) -> "Mask":
         return self
@@ -176,17 +166,18 @@ class Mask:
             return self.__getattr__("[...]")
         count = min(-rows.start, self.sizes.queries)
         sizes = self.sizes._replace(queries=count, first_query=self.sizes.first_query + self.sizes.queries - count)
-        last = replace(self, sizes=sizes, _graphs={}, _pairs={}, _packed={})
-        if "rules" in vars(self):
-            last.rules = self.rules
-        return last
+        return replace(self, sizes=sizes)
 
     @cached_property
     def rules(self) -> list[Rule]:
         """The rule of each entry of the batch, without padding."""
         if isinstance(self.function, tuple):
-            return self.divided([banded(*self.function)] * self.batch)
-        return self.divided(Described(self.function, self.batch, self.placed, self.use_vmap, self.device).rules())
+            return self._divided([banded(*self.function)] * self.batch)
+        return self._divided(self._described.rules() if self.known is None else self.known)
+
+    @property
+    def _described(self) -> Described:
+        return Described(cast(Any, self.function), self.batch, self.placed, self.use_vmap, self.device)
 
     @cached_property
     def placed(self) -> Sizes:
@@ -202,17 +193,12 @@ class Mask:
         ends = self.function if isinstance(self.function, tuple) else band_of(self.function)
         if ends is None or isinstance(self.function, tuple) or self.sizes.queries == 1:
             return ends
-        described = Described(self.function, self.batch, self.placed, self.use_vmap, self.device)
-        return ends if described.agrees([banded(*ends)] * self.batch) else None
+        return ends if self._described.agrees([banded(*ends)] * self.batch) else None
 
     def pairs(self, keys: int) -> Pairs | None:
         """Returns the mask in the form of torch's kernel, for a layer with `keys` keys; None if attention needs
         a graph."""
-        if self.texts is not None:
-            return None
-        if keys not in self._pairs:
-            self._pairs[keys] = self._as_pairs(keys)
-        return self._pairs[keys]
+        return None if self.texts is not None else once(self._pairs, keys, lambda: self._as_pairs(keys))
 
     def _as_pairs(self, keys: int) -> Pairs | None:
         if self._is_on_device():
@@ -260,21 +246,18 @@ class Mask:
     def pairs_in_program(self, keys: int, on_gpu: bool) -> Pairs | None:
         """Returns `pairs` for a traced program, in which no number of a mask can be read. `on_gpu`: the features
         are in 16 bits on a GPU, where torch's kernel is the fastest over all tokens, and CUDA graphs capture it."""
+        is_static = self.place is not None
         if not isinstance(self.function, tuple) or self.texts is not None or keys != self.sizes.keys:
             return None
-        if self.place is None and not on_gpu:
-            return None
-        if self.place is None and self.padding is None:
+        if not is_static and on_gpu and self.padding is None:
             return _of_all_tokens(self.function, self.sizes)
-        if self.place is None and self.sizes.queries * keys > _MANY:
+        if not is_static and (not on_gpu or self.sizes.queries * keys > _MANY):
             return None
-        if keys not in self._pairs:
-            self._pairs[keys] = self._pairs_on_device()
-        return self._pairs[keys]
+        return once(self._pairs, keys, self._pairs_on_device)
 
     def _pairs_on_device(self) -> Pairs | None:
         """All pairs, computed on the device: nothing waits for it."""
-        if "rules" in vars(self) or self.texts is not None:
+        if self.known is not None or self.texts is not None:
             return None
         allowed = self._allowed_by(self.function) if isinstance(self.function, tuple) else self._evaluated()
         empty = ~allowed.any(-1, keepdim=True)
@@ -347,19 +330,21 @@ class Mask:
         flat: whether it is over all nodes even if all entries have the same graph.
         """
         key = instead, batch, keys, device, flat
-        if key not in self._graphs:
-            topologies = [self._topology(b, instead, keys) for b in range(self.batch)]
-            if self.batch == 1:
-                topologies = topologies * batch
-            if len(topologies) != batch or keys > self.sizes.keys:
-                raise ValueError(
-                    f"the mask is of the shape {list(self.shape)}, and the layer has {batch} x {keys} keys: it attends "
-                    "to tokens that are not in its mask; use attn_implementation='eager'"
-                )
-            same = not flat and topologies[1:] == topologies[:-1]
-            graph = _graph(tuple(topologies[:1] if same else topologies), self.placed._replace(keys=keys))
-            self._graphs[key] = graph.to(device), not same
-        return self._graphs[key]
+        return once(self._results, key, lambda: self._graph(*key))
+
+    def _graph(
+        self, instead: Instead | None, batch: int, keys: int, device: torch.device, flat: bool
+    ) -> tuple[Graph, bool]:
+        topologies = [self._topology(b, instead, keys) for b in range(self.batch)]
+        topologies = topologies * batch if self.batch == 1 else topologies
+        if len(topologies) != batch or keys > self.sizes.keys:
+            raise ValueError(
+                f"the mask is of the shape {list(self.shape)}, and the layer has {batch} x {keys} keys: it attends to "
+                "tokens that are not in its mask; use attn_implementation='eager'"
+            )
+        same = not flat and topologies[1:] == topologies[:-1]
+        graph = _graph(tuple(topologies[:1] if same else topologies), self.placed._replace(keys=keys))
+        return graph.to(device), not same
 
     def within(self, texts: Packing) -> "Mask":
         """Returns the mask within each packed text. All layers of a forward pass get the same one, and so the same
@@ -372,14 +357,9 @@ class Mask:
                 f"there are {rows} rows of {tokens} packed tokens, and the mask is of the shape {list(self.shape)}: "
                 "packed texts have no cache; call the model with use_cache=False"
             )
-        if texts.key not in self._packed:
-            packed = replace(self, batch=rows, texts=texts, _graphs={}, _pairs={}, _packed={})
-            if "rules" in vars(self):
-                packed.rules = packed.divided(self.rules)
-            self._packed[texts.key] = packed
-        return self._packed[texts.key]
+        return once(self._results, texts.key, lambda: replace(self, batch=rows, texts=texts))
 
-    def divided(self, rules: list[Rule]) -> list[Rule]:
+    def _divided(self, rules: list[Rule]) -> list[Rule]:
         """Returns the rules within each packed text."""
         if self.texts is None:
             return rules
@@ -391,13 +371,7 @@ class Mask:
         another mask, for padding between keys, and for a row of padding only."""
         if self.sizes != Sizes(tokens, tokens) or self.batch not in (1, rows) or self.texts is not None:
             return None
-        if (rows, tokens) not in self._parts:
-            self._parts[rows, tokens] = self._as_parts(rows)
-        return self._parts[rows, tokens]
-
-    @cached_property
-    def _parts(self) -> dict[tuple[int, int], Parts | None]:
-        return {}
+        return once(self._results, ("parts", rows), lambda: self._as_parts(rows))
 
     def _as_parts(self, rows: int) -> Parts | None:
         pairs = None if self._is_on_device() or self._band is None else _of_all_tokens(self._band, self.sizes)
@@ -416,19 +390,13 @@ class Mask:
     def is_causal_or_complete(self) -> bool | None:
         """Returns True for a causal mask over a whole text, False for a complete one, None for another or with
         padding."""
-        return self._is_causal_or_complete
+        return once(self._results, "is causal or complete", self._as_causal_or_complete)
 
-    @cached_property
-    def _is_causal_or_complete(self) -> bool | None:
+    def _as_causal_or_complete(self) -> bool | None:
         if self.batch != 1 or self.padding is not None or self._band is None or self._is_on_device():
             return None
         pairs = _of_all_tokens(self._band, self.sizes)
         return None if pairs is None or self.sizes.queries != self.sizes.keys else pairs.is_causal
-
-
-def _of_rules(*_: Any) -> Any:
-    """Stands for the function of a mask whose rules are known."""
-    raise AssertionError("the rules of this mask are known")
 
 
 def _of_all_tokens(band: Band, sizes: Sizes) -> Pairs | None:

@@ -39,6 +39,7 @@ from mpnn.integrations.hf.closures import Rule, Sizes, parse
 from mpnn.integrations.hf.interface import attend, must_be_causal, text_of
 from mpnn.integrations.hf.masks import Instead, Mask, from_dense
 from mpnn.integrations.hf.offset_bias import OffsetBias, passes_on
+from mpnn.integrations.hf.packing import once
 
 _CAUSAL = (None, 0)
 _COMPLETE = (None, None)
@@ -48,10 +49,7 @@ _PLAIN = nn.Module()  # a layer without a topology of its own, for masks that al
 
 def _cached(tensor: Tensor, build: Callable[[], Any], key: Any = None) -> Any:
     """The result of `build`, for a tensor that a model creates in each forward pass and all layers share."""
-    results = _MASKS.setdefault(tensor, {})
-    if key not in results:
-        results[key] = build()
-    return results[key]
+    return once(_MASKS.setdefault(tensor, {}), key, build)
 
 
 def topology_of(layer: nn.Module) -> Topology | None:

@@ -25,6 +25,7 @@ from mpnn import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.integrations.hf import compat
+from mpnn.integrations.hf.packing import once
 
 _FAMILIES = "t5", "mt5"  # which pass the bias on without computing with it
 
@@ -72,14 +73,13 @@ class OffsetBias:
     def pairs(self, is_causal: bool, like: Tensor) -> Tensor:
         """The bias of all pairs, [1, H, queries, keys], -inf for later keys if causal. Computed once a forward pass,
         without a gradient."""
-        if is_causal not in self._pairs:
-            device = self._device(like)
-            offsets = torch.arange(self.keys, device=device) - torch.arange(self.queries, device=device)[:, None]
-            bias = self._of(offsets - self.past, like).permute(2, 0, 1)[None]
-            if is_causal:
-                bias = bias.masked_fill(offsets > self.past, -torch.inf)
-            self._pairs[is_causal] = bias.contiguous()
-        return self._pairs[is_causal].to(like)
+        return once(self._pairs, is_causal, lambda: self._all_pairs(is_causal, like)).to(like)
+
+    def _all_pairs(self, is_causal: bool, like: Tensor) -> Tensor:
+        device = self._device(like)
+        offsets = torch.arange(self.keys, device=device) - torch.arange(self.queries, device=device)[:, None]
+        bias = self._of(offsets - self.past, like).permute(2, 0, 1)[None]
+        return (bias.masked_fill(offsets > self.past, -torch.inf) if is_causal else bias).contiguous()
 
     def _of(self, offsets: Tensor, like: Tensor) -> Tensor:
         """The bias of these offsets of key and query, [..., H]."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ from mpnn.integrations.callers import calling
 from mpnn.integrations.hf import compat
 from mpnn.kernels.parts import Parts
 
+T = TypeVar("T")
+
 NAMES = "seq_idx", "cu_seq_lens_q", "cu_seqlens", "cu_seq_lens_k"
 """The keywords that say where texts begin."""
 
@@ -40,6 +42,13 @@ NO_CACHE = "packed sequences have no cache here; call the model with use_cache=F
 
 _MASKED = "attention_mask", "past_key_values", "cache_params"
 """With one of these, `position_ids` that restart are no texts, as in transformers."""
+
+
+def once(results: dict[Any, T], key: Hashable, build: Callable[[], T]) -> T:
+    """Returns the result of `build`, which is computed once a key and kept among the results."""
+    if key not in results:
+        results[key] = build()
+    return results[key]
 
 
 class Packing:
@@ -101,21 +110,16 @@ class Packing:
 
     def parts(self, is_causal: bool) -> Parts:
         """The texts as compiled layers take them."""
-        key = "parts", is_causal
-        if key not in self.divided:
-            self.divided[key] = Parts(self.lengths, is_causal)
-        parts: Parts = self.divided[key]
-        return parts
+        return once(self.divided, ("parts", is_causal), lambda: Parts(self.lengths, is_causal))
 
     def graph(self, is_causal: bool, device: torch.device) -> Graph:
         """The graph over the tokens of all rows, in which each text is complete or causal."""
-        key = "graph", is_causal, device
-        if key not in self.divided:
-            topology = graphs.documents(self.lengths)
-            topology = topology & graphs.causal() if is_causal else topology
-            self.divided[key] = topology.bind(self.shape[0] * self.shape[1]).to(device)
-        graph: Graph = self.divided[key]
-        return graph
+        return once(self.divided, ("graph", is_causal, device), lambda: self._graph(is_causal).to(device))
+
+    def _graph(self, is_causal: bool) -> Graph:
+        topology = graphs.documents(self.lengths)
+        topology = topology & graphs.causal() if is_causal else topology
+        return topology.bind(self.shape[0] * self.shape[1])
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Packing):
