@@ -103,22 +103,20 @@ def attend(
             "torch.jit.trace would record the graph of this input for all inputs; use torch.export, or "
             "attn_implementation='sdpa'"
         )
-    if not torch.compiler.is_compiling():
-        return _attend(module, query, key, value, attention_mask, **options)
-    if active() is not None:
-        return _uncompiled(module, query, key, value, attention_mask, **options)
-    reason = traced.reason(attention_mask, options, _has_cross_topology(module), _needs_graph(module, options))
-    if reason is None:
-        return _attend(module, query, key, value, attention_mask, **options)
-    if torch.compiler.is_exporting():
+    reason = None
+    if torch.compiler.is_compiling():
+        reason = traced.reason(attention_mask, options, _has_cross_topology(module), _needs_graph(module, options))
+    if reason is not None and torch.compiler.is_exporting():
         raise ValueError(f"torch.export cannot save {type(module).__name__}: {reason}; export it with 'sdpa' attention")
-    return _uncompiled(module, query, key, value, attention_mask, **options)
+    run = _attend if reason is None else _uncompiled
+    return run(module, query, key, value, attention_mask, **options)
 
 
 class _Call(NamedTuple):
     """One call of an attention layer: query [B, H, queries, D], key and value [B, H_kv, keys, D], and the keywords.
 
-    sizes: batch, queries and keys, of the whole sequence where it is divided over processes.
+    sizes: batch, queries and keys, of the whole sequence where it is divided over processes. bias: the position bias of
+    the pairs, [B or 1, H or 1, queries, keys]. by_offset: T5's, which is a table by offset.
     """
 
     module: nn.Module
@@ -128,18 +126,12 @@ class _Call(NamedTuple):
     options: dict[str, Any]
     sizes: tuple[int, int, int]
     is_divided: bool
+    bias: Tensor | None
+    by_offset: OffsetBias | None
 
     @property
-    def by_offset(self) -> OffsetBias | None:
-        """T5's position bias, which is a table by offset."""
-        bias = self.options.get("position_bias")
-        return bias if isinstance(bias, OffsetBias) else None
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The position bias of the pairs, [B or 1, H or 1, queries, keys]."""
-        bias = self.options.get("position_bias")
-        return None if isinstance(bias, OffsetBias) or bias is None or has_no_bias(self.module) else bias
+    def scale(self) -> float | None:
+        return self.options.get("scaling")
 
     @property
     def features(self) -> list[Tensor]:
@@ -155,9 +147,11 @@ def _attend(
         return value.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = _as_autocast(query, key, value)
-    if (out := _without_graph(module, query, key, value, mask, options)) is not None:
-        return out, None
     call = _read_call(module, query, key, value, mask, options)
+    if mask is None:
+        mask = _own_mask(module, options.get("is_causal"), call.sizes)
+    if (out := _without_graph(call, mask)) is not None:
+        return out, None
     mask, indices, bias = _read_mask(call, mask)
     graph, is_flat = _choose_graph(call, mask, indices)
     biases = _biases(call, bias, graph, is_flat)
@@ -189,41 +183,43 @@ def _read_call(
 ) -> _Call:
     if options.get("output_attentions") is None and not torch.compiler.is_compiling():
         options["output_attentions"] = compat.collects_attentions()
-    batch, _, queries, _ = query.shape
+    bias = options.get("position_bias")
+    by_offset = bias if isinstance(bias, OffsetBias) else None
+    bias = None if bias is by_offset or has_no_bias(module) else bias
+    sizes = query.shape[0], query.shape[2], key.shape[2]
     is_divided = active() is not None
-    call = _Call(module, query, key, value, options, (batch, queries, key.shape[2]), is_divided)
-    return call._replace(sizes=(batch, *_whole_lengths(call, mask))) if is_divided else call
+    if is_divided:
+        sizes = query.shape[0], *_whole_lengths(module, mask, options)
+    return _Call(module, query, key, value, options, sizes, is_divided, bias, by_offset)
 
 
-def _whole_lengths(call: _Call, mask: Any) -> tuple[int, int]:
+def _whole_lengths(module: nn.Module, mask: Any, options: dict[str, Any]) -> tuple[int, int]:
     """The numbers of queries and keys of the sequence that is divided over processes."""
-    unserved = (call.options.get(name) for name in ("position_bias", "indices", "block_indices", "output_attentions"))
+    unserved = (options.get(name) for name in ("position_bias", "indices", "block_indices", "output_attentions"))
     if not isinstance(mask, Mask) or any(x is not None and x is not False for x in unserved):
         raise ValueError(
-            f"{type(call.module).__name__} has a mask of its own, biases, chosen tokens or returned weights, which are "
+            f"{type(module).__name__} has a mask of its own, biases, chosen tokens or returned weights, which are "
             "not divided over processes; call it outside of mpnn.distributed.sharded"
         )
     return mask.sizes.queries, mask.sizes.keys
 
 
-def _read_mask(call: _Call, mask: Mask | Tensor | None) -> tuple[Mask, Tensor | None, Tensor | None]:
+def _read_mask(call: _Call, mask: Mask | Tensor) -> tuple[Mask, Tensor | None, Tensor | None]:
     """The mask, the indices of chosen sources, and what is added to the logits, [B or 1, H or 1, queries, keys].
 
     A mask of bools only limits the indices. A float mask is added to the logits.
     """
     module = call.module
     options = call.options
-    is_causal, indices = options.get("is_causal"), options.get("indices")
-    limits = isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None
-    if indices is not None and isinstance(mask, Tensor) and limits:
+    indices = options.get("indices")
+    if indices is not None and isinstance(mask, Tensor) and mask.dtype == torch.bool and text_of(module) is None:
         indices = _allowed(indices, mask[..., : call.sizes[2]])
-        mask = None
-        is_causal = False
+        mask = _own_mask(module, False, call.sizes)
     chooses = indices is not None or options.get("block_indices") is not None
     texts = texts_of(mask, options, call.sizes[:2])
     if texts is not None and (why := refusal(module, chooses)):
         raise ValueError(f"{why}; pass them as a batch, padded")
-    mask, bias = _mask_and_bias(module, mask, call.bias, is_causal, call.sizes)
+    mask, bias = _mask_and_bias(call, mask)
     return mask if texts is None else mask.within(texts), indices, bias
 
 
@@ -234,41 +230,32 @@ def texts_of(mask: Any, options: dict[str, Any], shape: tuple[int, int]) -> pack
     return packing.of(options, shape)
 
 
-def _without_graph(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
-) -> Tensor | None:
+def _without_graph(call: _Call, mask: Any) -> Tensor | None:
     """Attention without the graph of the mask, [B, queries, H, D]; None if the layer needs it.
 
     A new token makes no graph and no plan: the pairs of the mask say which keys the kernel takes. Texts without padding
     share the graph of their length.
     """
-    if active() is not None or _needs_graph(module, options):
+    if call.is_divided or call.bias is not None or _needs_graph(call.module, call.options):
         return None
     if torch.compiler.is_compiling():
-        return _in_program(module, query, key, value, mask, options)
-    if is_recorded() or compat.collects_attentions():
+        return _in_program(call, mask)
+    if is_recorded():
         return None
-    by_offset = options.get("position_bias")
-    if by_offset is not None and type(by_offset) is not OffsetBias:
-        if not has_no_bias(module):
-            return None
-        by_offset = None
-    if mask is None:
-        mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
-    texts = texts_of(mask, options, (query.shape[0], query.shape[2]))
+    batch, queries, keys = call.sizes
+    texts = texts_of(mask, call.options, (batch, queries))
     if texts is not None:
-        return None if isinstance(mask, Tensor) else _packed(module, query, key, value, mask, texts, options)
+        return None if isinstance(mask, Tensor) else _packed(call, mask, texts)
     if isinstance(mask, Tensor):
-        pairs = None if by_offset is not None else by_torch.pairs_of(mask, query, key.shape[2])
+        pairs = None if call.by_offset is not None else by_torch.pairs_of(mask, call.query, keys)
     else:
-        pairs = mask.pairs(key.shape[2]) if type(mask) is Mask and mask.batch in (1, query.shape[0]) else None
+        pairs = mask.pairs(keys) if type(mask) is Mask and mask.batch in (1, batch) else None
     if pairs is None:
         return None
-    scale = options.get("scaling")
-    out = by_torch.attend(query, key, value, pairs, scale, by_offset)
-    if out is not None or by_offset is not None:
+    out = by_torch.attend(call.query, call.key, call.value, pairs, call.scale, call.by_offset)
+    if out is not None or call.by_offset is not None:
         return out
-    return _of_text(query, key, value, pairs, scale)
+    return _of_text(call.query, call.key, call.value, pairs, call.scale)
 
 
 def _of_text(query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None) -> Tensor:
@@ -295,38 +282,27 @@ def _needs_graph(module: nn.Module, options: dict[str, Any]) -> bool:
     return graph_of(module) is not None
 
 
-def _in_program(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
-) -> Tensor | None:
+def _in_program(call: _Call, mask: Any) -> Tensor | None:
     """Attention by torch's kernel in a program that is traced, if the mask needs no graph there."""
-    if mask is None:
-        mask, _ = _mask_and_bias(module, None, None, options.get("is_causal"), (0, query.shape[2], key.shape[2]))
-    if type(mask) is not Mask or options.get("position_bias") is not None:
+    if type(mask) is not Mask or call.by_offset is not None:
         return None
-    pairs = mask.pairs_in_program(key.shape[2], by_torch.is_fastest(query))
-    return None if pairs is None else by_torch.attend(query, key, value, pairs, options.get("scaling"), None)
+    pairs = mask.pairs_in_program(call.sizes[2], by_torch.is_fastest(call.query))
+    return None if pairs is None else by_torch.attend(call.query, call.key, call.value, pairs, call.scale, None)
 
 
-def _packed(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    texts: packing.Packing,
-    options: dict[str, Any],
-) -> Tensor | None:
+def _packed(call: _Call, mask: Any, texts: packing.Packing) -> Tensor | None:
     """Attention within packed texts that are complete or causal. If the caller says which is the longest, nothing waits
     for the device."""
     is_causal = mask.is_causal_or_complete() if type(mask) is Mask else None
-    if is_causal is None or options.get("position_bias") is not None or refusal(module):
+    if is_causal is None or call.by_offset is not None or refusal(call.module):
         return None
-    scale = options.get("scaling")
-    out = by_torch.attend_packed(query, key, value, is_causal, scale, texts, options.get("max_length_k"))
+    features = call.query, call.key, call.value
+    out = by_torch.attend_packed(*features, is_causal, call.scale, texts, call.options.get("max_length_k"))
     if out is not None:
         return out
-    features = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    return ops.attend(texts.graph(is_causal, query.device), *features, scale=scale).unflatten(0, texts.shape)
+    rows = (x.flatten(0, 1) for x in call.features)
+    graph = texts.graph(is_causal, call.query.device)
+    return ops.attend(graph, *rows, scale=call.scale).unflatten(0, texts.shape)
 
 
 def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Graph, bool]:
@@ -352,11 +328,11 @@ def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Grap
 def _biases(call: _Call, bias: Tensor | None, graph: Graph, is_flat: bool) -> Any:
     """Returns the biases of the edges, as `mpnn.ops.attend` takes them."""
     per_edge = None if bias is None else _per_edge(bias, graph, is_flat, call.sizes[0])
-    if (by_offset := call.by_offset) is None:
+    if call.by_offset is None:
         return per_edge
     if per_edge is None:
-        return by_offset.over(graph, is_flat, call.query)
-    return per_edge + by_offset.on_edges(graph, call.query)
+        return call.by_offset.over(graph, is_flat, call.query)
+    return per_edge + call.by_offset.on_edges(graph, call.query)
 
 
 def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[Tensor, Tensor | None]:
@@ -370,7 +346,7 @@ def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[
     returns_weights = bool(options.get("output_attentions"))
     with_weights = returns_weights or records_weights
     terms: dict[str, Any] = {
-        "scale": options.get("scaling"),
+        "scale": call.scale,
         "softcap": options.get("softcap"),
         "sinks": options.get("s_aux"),
     }
@@ -411,42 +387,40 @@ def _share_of_keys(graph: Graph, features: list[Tensor], sinks: Tensor, is_flat:
 _uncompiled = torch.compiler.disable(_attend)
 
 
-def _mask_and_bias(
-    module: nn.Module,
-    mask: Mask | Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool | None,
-    sizes: tuple[int, int, int],
-) -> tuple[Mask, Tensor | None]:
+def _mask_and_bias(call: _Call, mask: Mask | Tensor) -> tuple[Mask, Tensor | None]:
     """The mask, and what is added to the logits, [B or 1, H or 1, queries, keys]. A float mask is added too."""
+    bias = call.bias
     if isinstance(mask, Mask):
         return mask, bias
-    _, queries, keys = sizes
-    if isinstance(mask, Tensor):
-        if _has_indexer(module) and text_of(module) is not None:  # the mask is its choice, as in GLM5-Next
-            raise ValueError(IRREPLACEABLE)
-        if mask.dim() != 4:
-            raise ValueError(f"a mask must be of the shape [B, 1, queries, keys]; got {list(mask.shape)}")
-        mask = mask[..., :keys]
-        if mask.dtype == torch.bool and mask.shape[1] == 1:
-            return masks.from_dense(mask.expand(-1, -1, queries, keys)), bias
-        if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
-        elif not mask.is_floating_point():
-            raise ValueError(
-                f"a mask of pairs is bool, or floating-point numbers that are added to the logits; got {mask.dtype}: "
-                "if 1 means that a pair is allowed, pass mask.bool()"
-            )
-        return _cached_whole(queries, keys), mask if bias is None else bias + mask
-    if mask is not None:
+    _, queries, keys = call.sizes
+    if not isinstance(mask, Tensor):
         raise ValueError(f"a mask must be one that transformers made with attn_implementation='mpnn'; got {mask!r}")
+    if _has_indexer(call.module) and text_of(call.module) is not None:  # the mask is its choice, as in GLM5-Next
+        raise ValueError(IRREPLACEABLE)
+    if mask.dim() != 4:
+        raise ValueError(f"a mask must be of the shape [B, 1, queries, keys]; got {list(mask.shape)}")
+    mask = mask[..., :keys]
+    if mask.dtype == torch.bool and mask.shape[1] == 1:
+        return masks.from_dense(mask.expand(-1, -1, queries, keys)), bias
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+    elif not mask.is_floating_point():
+        raise ValueError(
+            f"a mask of pairs is bool, or floating-point numbers that are added to the logits; got {mask.dtype}: "
+            "if 1 means that a pair is allowed, pass mask.bool()"
+        )
+    return _cached_whole(queries, keys), mask if bias is None else bias + mask
+
+
+def _own_mask(module: nn.Module, is_causal: bool | None, sizes: tuple[int, int, int]) -> Mask:
+    """The mask of a layer that gets none."""
+    _, queries, keys = sizes
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     build = _whole if torch.compiler.is_compiling() else _cached_whole  # a symbol has no hash
-    return build(queries, keys, causal and queries > 1), bias
+    return build(queries, keys, causal and queries > 1)
 
 
 def _whole(queries: int, keys: int, is_causal: bool = False) -> Mask:
-    """The mask of a layer that gets none."""
     return Mask(1, Sizes(queries, keys, keys - queries), (None, 0 if is_causal else None))
 
 
@@ -470,12 +444,10 @@ def _dense(weights: Tensor, graph: Graph, is_flat: bool, sizes: tuple[int, int, 
     """Weights [..., E, H] as [B, H, queries, keys]."""
     batch, queries, keys = sizes
     src, dst = graph.edge_index
-    heads = weights.shape[-1]
-    if is_flat:
-        pairs = weights.new_zeros(batch * queries * keys, heads).index_copy(0, dst * keys + src % keys, weights)
-        return pairs.view(batch, queries, keys, heads).movedim(-1, 1)
-    pairs = weights.new_zeros(batch, queries * keys, heads).index_copy(1, dst * keys + src, weights)
-    return pairs.view(batch, queries, keys, heads).movedim(-1, 1)
+    count = 1 if is_flat else batch
+    zeros = weights.new_zeros(count, batch * queries * keys // count, weights.shape[-1])
+    pairs = zeros.index_copy(1, dst * keys + src % keys, weights[None] if is_flat else weights)
+    return pairs.view(batch, queries, keys, -1).movedim(-1, 1)
 
 
 def _instead(module: nn.Module, mask: Mask) -> Instead | None:
@@ -513,16 +485,13 @@ def text_of(module: nn.Module) -> str | None:
     spec = graph_of(module)
     if spec is None or isinstance(spec, str):
         return spec
-    text: str | None
     if any(role in spec for role in ROLES):
-        text = spec.get(role_of(module))
-        return text
+        return cast("str | None", spec.get(role_of(module)))
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise ValueError(f"{type(module).__name__} has no layer_idx; give one graph for all layers")
     types = getattr(module.config, "layer_types", None)
-    text = spec.get(str(layer), spec.get(types[layer]) if types else None)
-    return text
+    return cast("str | None", spec.get(str(layer), spec.get(types[layer]) if types else None))
 
 
 def role_of(module: nn.Module) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mpnn import Graph
+from mpnn.graph.sharding import active
 from mpnn.integrations.hf import packing
 from mpnn.integrations.hf.closures import Band, Sizes, parse
 from mpnn.integrations.hf.masks import Instead, Mask
@@ -29,6 +30,8 @@ def reason(mask: Any, options: dict[str, Any], is_cross: bool, needs_graph: bool
     """Why the graph of this layer depends on more than a program can tell, or None if it does not."""
     if isinstance(mask, Mask) and mask.place is not None and needs_graph:
         return "its graph depends on the position in a static cache, which is known when the program runs"
+    if active() is not None:
+        return "its tokens are divided over processes"
     if is_cross:
         return "the position of its queries in the decoder is known when the program runs"
     for name in _MATERIALIZED:
