@@ -1,4 +1,5 @@
-"""For which module an object in the place of its `forward` is called.
+"""Objects in the place of methods of modules, such as `forward`: how they are put there, and for which module they are
+called.
 
 An object among the attributes of an instance is not bound to it. So a shallow copy of a module (`copy.copy`, the
 replicas of `nn.DataParallel`) has the object of its original, which would compute with the original's weights. Who
@@ -6,7 +7,10 @@ calls it knows: `nn.Module.__call__`.
 """
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import CodeType
+from typing import Any
 
 from torch import nn
 
@@ -26,3 +30,17 @@ def calling(module: nn.Module) -> nn.Module:
             caller: nn.Module = frame.f_locals["self"]
             return caller
     return module
+
+
+def put(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Gives an object an attribute of its own. Returns what gives back the one that it had, unless another library has
+    replaced it since."""
+    before = {name: vars(owner)[name]} if name in vars(owner) else {}
+    setattr(owner, name, value)
+    return partial(_put_back, owner, name, value, before)
+
+
+def _put_back(owner: Any, name: str, value: Any, before: dict[str, Any]) -> None:
+    if vars(owner).get(name) is value:
+        delattr(owner, name)
+        vars(owner).update(before)

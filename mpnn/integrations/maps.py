@@ -6,7 +6,8 @@ this module.
 """
 
 import sys
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from inspect import unwrap
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from mpnn.graph.witness import Constant
-from mpnn.integrations.callers import calling
+from mpnn.integrations.callers import calling, put
 from mpnn.update import maps
 
 
@@ -48,7 +49,7 @@ class Forward(Constant):
         return kind.forward(module, input) if out is None else out
 
 
-def use(model: nn.Module) -> list[partial[None]]:
+def use(model: nn.Module) -> list[Callable[[], None]]:
     """Lets the linear maps of a model run by the faster product: `nn.Linear`, transformers' `Conv1D` and PyTorch
     Geometric's `Linear`. Left are their subclasses, maps in another dtype than float32, and maps whose weight is
     computed (parametrized, pruned, quantized). Nothing changes on processors where torch's product is always faster.
@@ -60,7 +61,8 @@ def use(model: nn.Module) -> list[partial[None]]:
         return []
     # A shallow copy of a map has the `forward` of its original, which a direct call, `map.forward(x)`, does not tell.
     called = {map for module in model.modules() if _calls_forward(module) for map in _parts(module)}
-    return [_take(module) for module in model.modules() if module not in called and _can_take(module)]
+    taken = [module for module in model.modules() if module not in called and _can_take(module)]
+    return [put(module, "forward", Forward(module)) for module in taken]
 
 
 def _calls_forward(module: nn.Module) -> bool:
@@ -75,16 +77,6 @@ def _parts(module: nn.Module) -> list[nn.Module]:
     for part in module.children():
         parts += part.children() if isinstance(part, (nn.ModuleList, nn.ModuleDict)) else [part]
     return parts
-
-
-def _take(module: nn.Module) -> partial[None]:
-    module.forward = Forward(module)
-    return partial(_restore, module, module.forward)
-
-
-def _restore(module: nn.Module, forward: Forward) -> None:
-    if vars(module).get("forward") is forward:  # else another library has wrapped it
-        del module.forward
 
 
 def _can_take(module: nn.Module) -> bool:

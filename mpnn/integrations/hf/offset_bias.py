@@ -24,6 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from mpnn import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
+from mpnn.integrations.callers import put
 from mpnn.integrations.hf import compat
 from mpnn.integrations.hf.packing import once
 
@@ -186,9 +187,7 @@ def by_offset(model: nn.Module) -> list[Callable[[], None]]:
     for stack in model.modules():  # a stack comes before the stacks inside it
         if isinstance(getattr(stack, "block", None), nn.ModuleList):
             layers |= {layer: stack for layer in stack.modules() if _has_table(layer)}
-    for layer, stack in layers.items():
-        layer.compute_bias = _ByOffset(layer, stack)
-    return [partial(delattr, layer, "compute_bias") for layer in layers]
+    return [put(layer, "compute_bias", _ByOffset(layer, stack)) for layer, stack in layers.items()]
 
 
 def _has_table(layer: nn.Module) -> bool:

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from mpnn import Graph, graphs
 from mpnn.graph.runs import Ints
-from mpnn.integrations.callers import calling
+from mpnn.integrations.callers import calling, put
 from mpnn.integrations.hf import compat
 from mpnn.kernels.parts import Parts
 
@@ -343,26 +343,15 @@ class Divided:
         return torch.cat([numbers(text[None])[0] for text in texts]).view(packing.shape)
 
 
-def divide(model: PreTrainedModel, reads_positions: bool, refusal: str, has_states: bool) -> Callable[[], None] | None:
-    """Gives a model the forward pass above; returns what undoes it, or None if it has it already.
+def divide(model: PreTrainedModel, reads_positions: bool, refusal: str, has_states: bool) -> list[Callable[[], None]]:
+    """Gives a model the forward pass above, unless it has it already; returns what undoes it.
 
     reads_positions: whether `position_ids` that restart are texts. refusal: why packed texts would be mixed, or an
     empty string. has_states: whether layers have states, which keep texts apart in a pass without a cache only.
     """
-    before: Any = vars(model).get("forward")
-    if isinstance(before, Divided):
-        return None
-    ours = Divided(model, reads_positions, refusal, has_states)
-    model.forward = ours
-
-    def restore() -> None:
-        if vars(model).get("forward") is not ours:  # another library has wrapped it
-            return
-        del model.forward
-        if before is not None:
-            model.forward = before
-
-    return restore
+    if isinstance(vars(model).get("forward"), Divided):
+        return []
+    return [put(model, "forward", Divided(model, reads_positions, refusal, has_states))]
 
 
 def replaced(model: nn.Module) -> Any:
@@ -374,17 +363,7 @@ def replaced(model: nn.Module) -> Any:
 def replace(model: nn.Module, forward: Any) -> Callable[[], None]:
     """Gives a model a forward pass that keeps the division above; returns what undoes it."""
     divided = vars(model).get("forward")
-    owner, name = (divided, "inner") if isinstance(divided, Divided) else (model, "forward")
-    before = vars(owner).get(name)
-    setattr(owner, name, forward)
-
-    def restore() -> None:
-        if before is None and owner is model:
-            del model.forward
-        else:
-            setattr(owner, name, before)
-
-    return restore
+    return put(divided, "inner", forward) if isinstance(divided, Divided) else put(model, "forward", forward)
 
 
 def default_positions(model: Any, input_ids: Tensor) -> Tensor:
@@ -410,12 +389,12 @@ def _numbers(embeddings: Any) -> Callable[[Tensor], Tensor] | None:
 class _Input(NamedTuple):
     """The memory of a layer's input, and the packing of its pass."""
 
-    memory: StorageWeakRef | None
+    memory: StorageWeakRef
     packing: Packing | None
 
     @property
     def is_alive(self) -> bool:
-        return self.memory is not None and not self.memory.expired()
+        return not self.memory.expired()
 
 
 class _Inputs:
@@ -442,9 +421,8 @@ class _Inputs:
     def recall(self, x: Tensor | None, layer: nn.Module) -> Packing | None:
         """The packing of the pass in which a layer had this input."""
         known = None if x is None else self._by_place.get(_place(x))
-        if known is None or not known.is_alive:
-            known = _of_layer_around(layer)
-        if known is None or known.packing is _AMBIGUOUS:
+        packing = known.packing if known is not None and known.is_alive else _of_layer_around(layer)
+        if packing is _AMBIGUOUS:
             raise ValueError(
                 f"{type(layer).__name__} is computed again for its gradient, and cannot tell how the texts of its pass "
                 "were packed: its input was copied, or is that of passes with other texts; train without "
@@ -453,20 +431,19 @@ class _Inputs:
         if torch._C._current_graph_task_id() != _PASS.task:
             _PASS.task = torch._C._current_graph_task_id()
             _PASS.again = ()
-        _PASS.again = (*_PASS.again, (weakref.ref(layer), known.packing))
-        return known.packing
+        _PASS.again = (*_PASS.again, (weakref.ref(layer), packing))
+        return packing
 
 
-def _of_layer_around(layer: nn.Module) -> _Input | None:
+def _of_layer_around(layer: nn.Module) -> Packing | None:
     """Returns the division that the layers around this one had when this backward pass recomputed them, if all had the
-    same: where checkpoints are nested, the input of the inner one is new."""
+    same, else `_AMBIGUOUS`: where checkpoints are nested, the input of the inner one is new."""
     if torch._C._current_graph_task_id() != _PASS.task:
-        return None
+        return _AMBIGUOUS
     layers = [(outer(), packing) for outer, packing in _PASS.again]
     packings = [packing for outer, packing in layers if outer is not None and layer in set(outer.modules())]
-    if not packings or any(packing != packings[0] for packing in packings):
-        return None
-    return _Input(None, packings[0])
+    is_one = packings and all(packing == packings[0] for packing in packings)
+    return packings[0] if is_one else _AMBIGUOUS
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:

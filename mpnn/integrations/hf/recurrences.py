@@ -14,9 +14,9 @@ one text after the other.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial, update_wrapper
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -249,32 +249,65 @@ def _random(*shape: int) -> Tensor:
 
 
 def _convolution() -> dict[str, Any]:
-    x = {"hidden_states": _random(2, 3, 7), "weight": _random(3, 4)}
-    return x | {"bias": _random(3), "activation": "silu"}
+    return {"hidden_states": _random(2, 3, 7), "weight": _random(3, 4), "bias": _random(3), "activation": "silu"}
 
 
 def _mamba2() -> dict[str, Any]:
-    x = {"hidden_states": _random(2, 7, 4, 3), "dt": _random(2, 7, 4), "A": -_random(4).abs(), "D": _random(4)}
-    x |= {"B": _random(2, 7, 2, 5), "C": _random(2, 7, 2, 5), "initial_states": _random(2, 4, 3, 5)}
-    return x | {"chunk_size": 4, "dt_bias": _random(4), "dt_softplus": True, "return_final_states": True}
+    return {
+        "hidden_states": _random(2, 7, 4, 3),
+        "dt": _random(2, 7, 4),
+        "A": -_random(4).abs(),
+        "B": _random(2, 7, 2, 5),
+        "C": _random(2, 7, 2, 5),
+        "D": _random(4),
+        "initial_states": _random(2, 4, 3, 5),
+        "chunk_size": 4,
+        "dt_bias": _random(4),
+        "dt_softplus": True,
+        "return_final_states": True,
+    }
 
 
 def _mamba2_token() -> dict[str, Any]:
-    x = {"hidden_states": _random(2, 4, 3), "dt": _random(2, 4, 1).expand(-1, -1, 3), "state": _random(2, 4, 3, 5)}
-    x |= {"A": (-_random(4, 1, 1).abs()).expand(-1, 3, 5), "B": _random(2, 2, 5), "C": _random(2, 2, 5)}
-    return x | {"D": _random(4, 1).expand(-1, 3), "dt_bias": _random(4, 1).expand(-1, 3), "dt_softplus": True}
+    return {
+        "hidden_states": _random(2, 4, 3),
+        "dt": _random(2, 4, 1).expand(-1, -1, 3),
+        "state": _random(2, 4, 3, 5),
+        "A": (-_random(4, 1, 1).abs()).expand(-1, 3, 5),
+        "B": _random(2, 2, 5),
+        "C": _random(2, 2, 5),
+        "D": _random(4, 1).expand(-1, 3),
+        "dt_bias": _random(4, 1).expand(-1, 3),
+        "dt_softplus": True,
+    }
 
 
 def _mamba() -> dict[str, Any]:
-    x = {"hidden_states": _random(2, 3, 7), "dt": _random(2, 3, 7), "A": -_random(3, 5).abs(), "D": _random(3)}
-    x |= {"B": _random(2, 5, 7), "C": _random(2, 5, 7), "z": _random(2, 3, 7), "delta_bias": _random(3)}
-    return x | {"delta_softplus": True, "return_last_state": True}
+    return {
+        "hidden_states": _random(2, 3, 7),
+        "dt": _random(2, 3, 7),
+        "A": -_random(3, 5).abs(),
+        "B": _random(2, 5, 7),
+        "C": _random(2, 5, 7),
+        "D": _random(3),
+        "z": _random(2, 3, 7),
+        "delta_bias": _random(3),
+        "delta_softplus": True,
+        "return_last_state": True,
+    }
 
 
-def _delta(features: bool, shared: int) -> dict[str, Any]:
-    x = {"query": _random(2, 7, 4 // shared, 5), "key": _random(2, 7, 4 // shared, 5), "value": _random(2, 7, 4, 3)}
-    x |= {"g": -(_random(2, 7, 4, 5) if features else _random(2, 7, 4)).abs(), "beta": _random(2, 7, 4).sigmoid()}
-    return x | {"initial_state": _random(2, 4, 5, 3), "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+def _delta(gates: tuple[int, ...], shared: int) -> dict[str, Any]:
+    return {
+        "query": _random(2, 7, 4 // shared, 5),
+        "key": _random(2, 7, 4 // shared, 5),
+        "value": _random(2, 7, 4, 3),
+        "g": -_random(2, 7, *gates).abs(),
+        "beta": _random(2, 7, 4).sigmoid(),
+        "initial_state": _random(2, 4, 5, 3),
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
 
 
 _KNOWN: dict[str, _Known] = {
@@ -282,10 +315,10 @@ _KNOWN: dict[str, _Known] = {
     "mamba2_chunk_scan": _Known(mamba2_chunk_scan, _mamba2),
     "mamba2_selective_state_update": _Known(mamba2_selective_state_update, _mamba2_token),
     "mamba_selective_scan": _Known(mamba_selective_scan, _mamba),
-    "torch_chunk_gated_delta_rule": _Known(gated_delta_rule, partial(_delta, False, 2)),
-    "torch_recurrent_gated_delta_rule": _Known(gated_delta_rule, partial(_delta, False, 2)),
-    "chunk_kimi_delta_attention": _Known(gated_delta_rule, partial(_delta, True, 1)),
-    "recurrent_kimi_delta_attention": _Known(gated_delta_rule, partial(_delta, True, 1)),
+    "torch_chunk_gated_delta_rule": _Known(gated_delta_rule, partial(_delta, (4,), 2)),
+    "torch_recurrent_gated_delta_rule": _Known(gated_delta_rule, partial(_delta, (4,), 2)),
+    "chunk_kimi_delta_attention": _Known(gated_delta_rule, partial(_delta, (4, 5), 1)),
+    "recurrent_kimi_delta_attention": _Known(gated_delta_rule, partial(_delta, (4, 5), 1)),
 }
 """By the name of the function in transformers' modules."""
 
@@ -339,36 +372,27 @@ def adapt(model: nn.Module) -> list[Callable[[], Any]]:
     Raises:
         ValueError: if a function of the model differs from the one known here.
     """
+    plain = [layer for layer in model.modules() if not is_adapted(layer) and "forward" not in vars(layer)]
     classes: dict[nn.Module, Any] = {}
-    for layer in model.modules():
-        kind: Any = type(layer)
-        if is_adapted(layer) or "forward" in vars(layer):
-            continue
+    kind: Any
+    for layer in plain:
+        kind = type(layer)
         if _path(kind) in _BY_TEXT:
             classes[layer] = _text_by_text(kind)
         elif _mixes_tokens(kind) and serves(torch.empty(0, device="cpu")):
             classes[layer] = _with_our_functions(kind)
-    around: set[Any] = {type(layer) for layer in _around(model, classes)}
-    for layer in model.modules():
-        kind = type(layer)
-        if kind in around and layer not in classes and not is_adapted(layer) and "forward" not in vars(layer):
-            classes[layer] = _around_recurrences(kind)
+    around: set[Any] = {type(layer) for layer in model.modules() if _is_around(layer, classes)}
+    others = [layer for layer in plain if layer not in classes and type(layer) in around]
+    classes |= {layer: _around_recurrences(cast(Any, type(layer))) for layer in others}
     for layer, kind in classes.items():  # after all classes are made, which may fail
         layer.__class__ = kind
-    if not classes:
-        return []
-    return [partial(adapted.restore, list(classes)), partial(packing.forget, list(classes))]
+    return [partial(undo, list(classes)) for undo in (adapted.restore, packing.forget) if classes]
 
 
-def _around(model: nn.Module, layers: Mapping[nn.Module, Any]) -> Iterator[nn.Module]:
-    """The layers that contain one of these, which checkpointing computes again as a whole."""
-    names = {layer: name for name, layer in model.named_modules()}
-    for layer in layers:
-        parts = names[layer].split(".")
-        for depth in range(1, len(parts)):
-            outer = model.get_submodule(".".join(parts[:depth]))
-            if not isinstance(outer, PreTrainedModel) and type(outer).__module__.startswith("transformers."):
-                yield outer
+def _is_around(outer: nn.Module, layers: Mapping[nn.Module, Any]) -> bool:
+    """Whether a layer contains one of these, so that checkpointing computes it again as a whole."""
+    is_layer = type(outer).__module__.startswith("transformers.") and not isinstance(outer, PreTrainedModel)
+    return is_layer and any(inner in layers for inner in outer.modules() if inner is not outer)
 
 
 @cache

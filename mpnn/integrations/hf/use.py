@@ -18,6 +18,7 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs.listed import as_topology, most_nodes
 from mpnn.graphs.parse import text_of as written
 from mpnn.integrations import maps as linear_maps
+from mpnn.integrations.callers import put
 from mpnn.integrations.hf import compat, encoder_layers, packing, ranks, recurrences
 from mpnn.integrations.hf.builders import bound
 from mpnn.integrations.hf.closures import parse
@@ -166,7 +167,7 @@ def use(
     try:
         for part in inner:
             configs = list(_configs(part))
-            handle._undo += [partial(_restore, config, _attributes(config)) for config in configs]
+            handle._undo += [_keep(config) for config in configs]
             handle._undo += recurrences.adapt(part)
             handle._undo += ranks.divide(part)
             if _has_recurrences_only(part):
@@ -178,7 +179,7 @@ def use(
                 raise ValueError(
                     f"{type(part).__name__} has no attention, so there is nothing for mpnn.hf.use to change"
                 )
-            handle._undo.append(_set_implementation(part))
+            handle._undo += _set_implementation(part)
             handle._undo += by_offset(part)
             handle._undo += _divide(part)
             for config in configs:
@@ -252,15 +253,15 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
 
 def _divide(part: PreTrainedModel) -> list[Callable[[], None]]:
     """Lets the layers of a model know how each pass is divided into texts."""
-    undo = []
+    undo: list[Callable[[], None]] = []
     for model in _inner(part):
         keeps_states = any(map(recurrences.keeps_texts_apart, model.modules()))
         numbers = _own_positions(model)
         reads_positions = keeps_states or is_causal(model) or bool(numbers)
         reasons = [recurrences.refusal(model), numbers, _trigrams(model), *map(refusal, _layers(model))]
         reason = next(filter(None, reasons), "")
-        undo.append(packing.divide(model, reads_positions, reason, keeps_states))
-    return [restore for restore in undo if restore is not None]
+        undo += packing.divide(model, reads_positions, reason, keeps_states)
+    return undo
 
 
 def _own_positions(model: PreTrainedModel) -> str:
@@ -301,14 +302,16 @@ def _try(topology: Topology, is_causal: bool) -> None:
     bound(topology, tokens, is_causal)
 
 
-def _attributes(config: PretrainedConfig) -> dict[str, Any]:
-    return {name: config.__dict__[name] for name in _CHANGED if name in config.__dict__}
+def _keep(config: PretrainedConfig) -> Callable[[], None]:
+    """Returns what gives a configuration the attributes back that it has now."""
+    before = {name: config.__dict__[name] for name in _CHANGED if name in config.__dict__}
 
+    def restore() -> None:
+        for name in _CHANGED:
+            config.__dict__.pop(name, None)
+        config.__dict__.update(before)
 
-def _restore(config: PretrainedConfig, before: dict[str, Any]) -> None:
-    for name in _CHANGED:
-        config.__dict__.pop(name, None)
-    config.__dict__.update(before)
+    return restore
 
 
 def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
@@ -321,7 +324,7 @@ def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
             yield config
 
 
-def _set_implementation(model: PreTrainedModel) -> Callable[[], None]:
+def _set_implementation(model: PreTrainedModel) -> list[Callable[[], None]]:
     """Makes the attention layers call this library; returns what gives layers that do not dispatch their class back."""
     if model.config.model_type in NATIVE:
         from mpnn.integrations.hf import native  # imports the models of these families
@@ -329,7 +332,7 @@ def _set_implementation(model: PreTrainedModel) -> Callable[[], None]:
         if model.config.model_type in _SHARED_MASKS:
             model.config._attn_implementation = NAME
         native.adapt(model, model.config)
-        return partial(native.restore, model)
+        return [partial(native.restore, model)]
     stays = {type(layer).__name__ for layer in model.modules() if type(layer).__name__ in _UNDISPATCHED}
     if not stays:
         model.set_attn_implementation(NAME)
@@ -340,14 +343,7 @@ def _set_implementation(model: PreTrainedModel) -> Callable[[], None]:
             f"so it cannot be replaced; of such families mpnn has {', '.join(NATIVE)}"
         )
     new = [inner for inner in _inner(model) if "set_attn_implementation" not in vars(inner)]
-    for inner in new:
-        inner.set_attn_implementation = _SetImplementation(inner)  # type: ignore[method-assign]
-
-    def restore() -> None:
-        for inner in new:
-            del inner.set_attn_implementation
-
-    return restore
+    return [put(inner, "set_attn_implementation", _SetImplementation(inner)) for inner in new]
 
 
 class _SetImplementation:
