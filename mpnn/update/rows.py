@@ -16,7 +16,9 @@ _OF_ROWS = (nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Leak
 
 
 _CALL = nn.Module.__call__
-_FORWARD: dict[type, Any] = {kind: kind.forward for kind in (Linear, nn.Linear, nn.Sequential, nn.LayerNorm)}
+_FORWARD: dict[type, Any] = {
+    kind: kind.forward for kind in (Linear, nn.Linear, nn.Sequential, nn.LayerNorm, nn.Dropout)
+}
 """The code of classes in whose place others compute, as it was imported."""
 
 KEPT = 1 << 28

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.models.big_bird import modeling_big_bird as big_bird
 from transformers.models.bloom import modeling_bloom as bloom
@@ -40,6 +39,7 @@ from mpnn.integrations.hf.interface import attend, must_be_causal, text_of
 from mpnn.integrations.hf.masks import Instead, Mask, from_dense
 from mpnn.integrations.hf.offset_bias import OffsetBias, passes_on
 from mpnn.integrations.hf.packing import once
+from mpnn.update.rows import is_hooked
 
 _CAUSAL = (None, 0)
 _COMPLETE = (None, None)
@@ -63,12 +63,14 @@ def _heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def _with_past(layer: Any, cache: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, H, N, D] with those of earlier tokens, if there is a cache."""
+    return (key, value) if cache is None else cache.update(key, value, layer.layer_idx)
+
+
 def _refuse_weights(layer: nn.Module, requested: Any) -> None:
     if requested:
         raise ValueError(f"{type(layer).__name__} gives no output_attentions; call the model without them")
-
-
-_CODE_OF_DROPOUT = nn.Dropout.forward, nn.Dropout.__call__
 
 
 def _dropout(layer: nn.Module, module: nn.Module) -> float:
@@ -77,14 +79,12 @@ def _dropout(layer: nn.Module, module: nn.Module) -> float:
     Raises:
         ValueError: if the module computes something else. It would get all weights as a matrix, which is never made.
     """
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    is_own = type(module) is not nn.Dropout or "forward" in vars(module)
-    if any(hooks) or _has_any_global_hook() or is_own or (nn.Dropout.forward, nn.Dropout.__call__) != _CODE_OF_DROPOUT:
+    if type(module) is not nn.Dropout or is_hooked(module):
         raise ValueError(
             f"the dropout of {type(layer).__name__} has hooks or code of its own, which would get all attention "
             "weights as a matrix; mpnn makes none. Remove them, or use attn_implementation='eager'"
         )
-    return float(module.p) if layer.training else 0.0  # type: ignore[arg-type]
+    return float(module.p) if layer.training else 0.0
 
 
 def _over_topology(allowed: Tensor, topology: Topology | None, first_query: int = 0) -> Mask:
@@ -248,8 +248,7 @@ class BigBirdFull(big_bird.BigBirdSelfAttention):
             _heads(to(x), self.num_attention_heads)
             for to, x in ((self.query, hidden_states), (self.key, source), (self.value, source))
         )
-        if past_key_values is not None and not cross:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        key, value = _with_past(self, None if cross else past_key_values, key, value)
         out, weights = attend(
             self,
             query,
@@ -499,8 +498,7 @@ class GPTJAttention(gptj.GPTJAttention):
             torch.cat([gptj.apply_rotary_pos_emb(x[..., :turned], sin, cos), x[..., turned:]], -1).transpose(1, 2)
             for x in (query, key)
         )
-        if layer_past is not None:
-            key, value = layer_past.update(key, value, self.layer_idx)
+        key, value = _with_past(self, layer_past, key, value)
         out, weights = attend(
             self,
             query,
@@ -532,8 +530,7 @@ class FalconAttention(falcon.FalconAttention):
         query, key, value = (x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states)))
         if alibi is None:
             query, key = falcon.apply_rotary_pos_emb(query, key, *position_embeddings)
-        if layer_past is not None:
-            key, value = layer_past.update(key, value, self.layer_idx)
+        key, value = _with_past(self, layer_past, key, value)
         if alibi is not None:
             query, key = _with_key_bias(query, key, alibi.view(len(query), self.num_heads, 1, -1))
         topology = topology_of(self)
@@ -579,8 +576,7 @@ class BloomAttention(bloom.BloomAttention):
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = self._reshape(self.query_key_value(hidden_states))
-        if layer_past is not None:
-            key, value = layer_past.update(key, value, self.layer_idx)
+        key, value = _with_past(self, layer_past, key, value)
         bias = alibi.view(len(query), self.num_heads, 1, -1) * (self.beta / self.inv_norm_factor)
         query, key = _with_key_bias(query, key, bias)
         out, weights = attend(
@@ -622,8 +618,7 @@ class MptAttention(mpt.MptAttention):
         if self.clip_qkv:
             mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
         query, key, value = (_heads(x, self.n_heads) for x in mixed.chunk(3, 2))
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        key, value = _with_past(self, past_key_values, key, value)
         scale: Any = self.softmax_scale
         if position_bias is not None:
             bias = position_bias[None, ..., max(0, position_bias.shape[-1] - key.shape[2]) :]

@@ -220,6 +220,12 @@ def _from_breaks(breaks: Tensor, shape: tuple[int, int], said: Tensor) -> Packin
 # ------------------------------------------------------------------------------------------------- a model's own call
 
 
+def signature_of(model: Any) -> inspect.Signature:
+    """The signature of the forward pass of a model's class, without the model."""
+    _, *parameters = inspect.signature(type(model).forward).parameters.values()
+    return inspect.Signature(parameters)
+
+
 class Divided:
     """The forward pass of a model, in which `current()` says how its rows are divided. It is an object, not a closure,
     so that copies of the model call themselves."""
@@ -235,10 +241,7 @@ class Divided:
     @property
     def __signature__(self) -> inspect.Signature:
         """The signature by which the trainer of transformers chooses the columns of a dataset."""
-        if self.inner is not None:
-            return inspect.signature(self.inner)
-        parameters = list(inspect.signature(type(self.model).forward).parameters.values())
-        return inspect.Signature(parameters[1:])
+        return signature_of(self.model) if self.inner is None else inspect.signature(self.inner)
 
     @property
     def __code__(self) -> Any:

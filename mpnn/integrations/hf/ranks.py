@@ -256,18 +256,24 @@ def _check_cached(model: Any, options: dict[str, Any], before: int, count: int) 
     """Raises ValueError if a forward pass with a cache of `before` tokens is not supported."""
     cache, mask, positions = (options.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
     keep = options.get("logits_to_keep")
-    if any(map(recurrences.runs_here, model.modules())):
-        why = f"{type(model).__name__} does not run, since it has recurrent layers: generate on one process"
-    elif torch.is_grad_enabled() or model.training or options.get("labels") is not None:
-        why = "a model has no gradients, dropout or loss: take model.eval(), torch.no_grad(), no labels; or no cache"
-    elif type(cache) not in (type(None), Shares) and (type(cache) is not DynamicCache or cache.get_seq_length()):
-        why = "the first pass takes an empty DynamicCache, or none, and later ones the past_key_values that it returned"
-    elif isinstance(keep, Tensor) or keep not in (None, 0, 1) or options.get("return_dict") is False:
-        why = "a model returns the logits of the last token by name: pass neither logits_to_keep nor return_dict"
-    elif (mask is not None and not mask.all()) or (
-        positions is not None and bool((positions.cpu() != torch.arange(before, before + count)).any())
-    ):
-        why = "tokens are numbered from 0, without padding: generate from prompts of equal lengths, or one by one"
-    else:
-        return
-    raise ValueError(f"with a cache, within mpnn.distributed.sharded, {why}")
+    is_other = positions is not None and bool((positions.cpu() != torch.arange(before, before + count)).any())
+    reasons = {
+        f"{type(model).__name__} does not run, since it has recurrent layers: generate on one process": (
+            any(map(recurrences.runs_here, model.modules()))
+        ),
+        "a model has no gradients, dropout or loss: take model.eval(), torch.no_grad(), no labels; or no cache": (
+            torch.is_grad_enabled() or model.training or options.get("labels") is not None
+        ),
+        "the first pass takes an empty DynamicCache, or none, and later ones the past_key_values that it returned": (
+            type(cache) not in (type(None), Shares) and (type(cache) is not DynamicCache or cache.get_seq_length() > 0)
+        ),
+        "a model returns the logits of the last token by name: pass neither logits_to_keep nor return_dict": (
+            isinstance(keep, Tensor) or keep not in (None, 0, 1) or options.get("return_dict") is False
+        ),
+        "tokens are numbered from 0, without padding: generate from prompts of equal lengths, or one by one": (
+            (mask is not None and not mask.all()) or is_other
+        ),
+    }
+    for why, is_so in reasons.items():
+        if is_so:
+            raise ValueError(f"with a cache, within mpnn.distributed.sharded, {why}")

@@ -100,13 +100,12 @@ class _WithoutPadding:
     @property
     def __signature__(self) -> inspect.Signature:
         """Returns the signature by which the trainer of transformers chooses the columns of a dataset."""
-        _, *rest = _signature(self.model).parameters.values()
-        return inspect.Signature(rest)
+        return packing.signature_of(self.model)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         model = self.model
         forward: Any = type(model).forward
-        given = _arguments(_signature(model), (model, *args), options)
+        given = _arguments(_signature_of(type(model).forward), (model, *args), options)
         texts = _texts(model, given)
         if texts is None or any(map(has_hook_of_a_user, list(model.modules())[1:])):
             return forward(model, *args, **options)
@@ -175,11 +174,6 @@ def _pooled(model: Any, states: Tensor) -> Tensor:
     if isinstance(model.pooler, nn.Linear):  # ALBERT
         return model.pooler_activation(model.pooler(states[:, 0]))
     return model.pooler(states)
-
-
-def _signature(model: Any) -> inspect.Signature:
-    """The signature of the class's forward pass, whose first parameter is the model."""
-    return _signature_of(type(model).forward)
 
 
 @lru_cache(maxsize=64)

@@ -74,7 +74,9 @@ class Handle:
 
     def __repr__(self) -> str:
         layers = [layer for part in _models(self.model) for layer in _layers(part)] if self._undo else []
-        kinds = Counter((type(layer).__name__, _short(text_of(layer)) or "the model's own masks") for layer in layers)
+        # The text of a topology that was parsed abbreviates long lists.
+        masks = [str(parse(text)) if (text := text_of(layer)) else "the model's own masks" for layer in layers]
+        kinds = Counter((type(layer).__name__, mask) for layer, mask in zip(layers, masks, strict=True))
         recurrent = filter(recurrences.runs_here, self.model.modules())
         kinds += Counter((type(layer).__name__, "causal(), as a recurrence") for layer in recurrent)
         lines = [f"{count} x {kind} over {text}" for (kind, text), count in kinds.items()]
@@ -170,7 +172,7 @@ def use(
             handle._undo += [_keep(config) for config in configs]
             handle._undo += recurrences.adapt(part)
             handle._undo += ranks.divide(part)
-            if _has_recurrences_only(part):
+            if any(map(recurrences.runs_here, part.modules())) and not _layers(part):
                 if graph is not None:
                     raise ValueError(f"the layers of {type(part).__name__} are recurrences, which read no graph")
                 handle._undo += _divide(part)
@@ -206,11 +208,6 @@ def use(
         handle.restore()
         raise
     return handle
-
-
-def _short(text: str | None) -> str:
-    """The text of a topology, with long lists abbreviated."""
-    return "" if text is None else str(parse(text))
 
 
 def _models(module: nn.Module) -> list[PreTrainedModel]:
@@ -277,10 +274,6 @@ def _trigrams(model: PreTrainedModel) -> str:
     """Why embeddings of packed texts would contain tokens of others, or an empty string."""
     mixing = {type(module).__name__ for module in model.modules() if getattr(module, "trigram_input", False)}
     return f"{min(mixing)} adds to each token those before and after it in the row" if mixing else ""
-
-
-def _has_recurrences_only(model: PreTrainedModel) -> bool:
-    return any(map(recurrences.runs_here, model.modules())) and not _layers(model)
 
 
 def is_causal(model: PreTrainedModel) -> bool:
@@ -452,7 +445,7 @@ def _text(graph: Graphs, config: PretrainedConfig, decodes: bool) -> str | dict[
         by_layer = {k: graph(k) for k in range(config.num_hidden_layers)}
         return {str(k): _written(topology, decodes) for k, topology in by_layer.items() if topology is not None}
     if not isinstance(graph, Mapping):
-        raise TypeError(f"graph must be a topology, its text, a dictionary or a function; got {_described(graph)}")
+        raise TypeError(f"graph must be a topology, its text, a dictionary or a function; got {type(graph).__name__}")
     types = set(getattr(config, "layer_types", None) or ())
     numbers = {str(k) for k in range(config.num_hidden_layers)}
     if unknown := [k for k in graph if str(k) not in types | numbers]:
@@ -461,10 +454,6 @@ def _text(graph: Graphs, config: PretrainedConfig, decodes: bool) -> str | dict[
             f"{', '.join([*sorted(types), f'0 to {config.num_hidden_layers - 1}'])}"
         )
     return {str(k): _written(topology, decodes) for k, topology in graph.items()}
-
-
-def _described(other: Any) -> str:
-    return type(other).__name__
 
 
 def _written(topology: str | Topology | Graph, decodes: bool = False) -> str:
@@ -483,10 +472,8 @@ def _written(topology: str | Topology | Graph, decodes: bool = False) -> str:
 
 
 def _has_no_later_sources(graph: Any) -> bool:
-    if not isinstance(graph, Graph):  # it has others by item and head, and is refused
-        return False
-    src, dst = graph.edge_index
-    return bool((src <= dst).all())
+    # Others, by item and head, are refused.
+    return isinstance(graph, Graph) and bool((graph.edge_index[0] <= graph.edge_index[1]).all())
 
 
 def from_hf(
