@@ -146,19 +146,8 @@ class Described(NamedTuple):
     def _allowed(self, start: int, count: int) -> Tensor:
         """Returns the pairs that the function allows in some rows, bool [B, 1, count, keys]."""
         _, keys, first_query, first_key = self.sizes
-        allowed = compat.sdpa_mask(
-            self.batch,
-            count,
-            keys,
-            first_query + start,
-            first_key,
-            self.function,
-            allow_is_causal_skip=False,
-            use_vmap=self.use_vmap,
-            device=self.device or "cpu",
-        )
-        assert allowed is not None  # None would be a mask that transformers skips
-        return allowed.cpu()
+        sizes = (count, keys, first_query + start, first_key)
+        return compat.dense_mask(self.batch, sizes, self.function, use_vmap=self.use_vmap, device=self.device).cpu()
 
 
 def special(runs: Runs, first_query: int = 0, first_key: int = 0) -> Rule:

@@ -3,13 +3,13 @@
 import inspect
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import wraps
 from itertools import chain
 from typing import Any
 
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 TESTED = "5.23"
@@ -71,6 +71,23 @@ def check(owner: Any, names: Iterable[str]) -> None:
 check(PretrainedConfig, ["_attn_implementation", "get_text_config"])
 check(PreTrainedModel, ["get_correct_attn_implementation", "set_attn_implementation"])
 check(transformers.modeling_utils, [_DISPATCHER])
+
+
+def dense_mask(
+    batch: int,
+    sizes: Sequence[int],
+    function: Any,
+    padding: Tensor | None = None,
+    *,
+    use_vmap: bool = False,
+    device: Any = None,
+) -> Tensor:
+    """The pairs that a mask function and padding allow, bool [B, 1, queries, keys]. sizes: the numbers of queries and
+    keys, and their first positions."""
+    options = {"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device or "cpu"}
+    allowed = sdpa_mask(batch, *sizes, function, padding, **options)  # type: ignore[arg-type, call-arg]
+    assert allowed is not None  # None would be a mask that transformers skips
+    return allowed
 
 
 def warn_without_attention(name: str) -> None:

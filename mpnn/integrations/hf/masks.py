@@ -259,7 +259,13 @@ class Mask:
         """All pairs, computed on the device: nothing waits for it."""
         if self.known is not None or self.texts is not None:
             return None
-        allowed = self._allowed_by(self.function) if isinstance(self.function, tuple) else self._evaluated()
+        if isinstance(self.function, tuple):
+            allowed = self._allowed_by(self.function)
+        else:
+            sizes: Any = self.sizes if self.place is None else self.sizes._replace(first_query=cast(Any, self.place))
+            allowed = compat.dense_mask(
+                self.batch, sizes, self.function, self.padding, use_vmap=self.use_vmap, device=self.device
+            )
         empty = ~allowed.any(-1, keepdim=True)
         return Pairs(allowed=allowed | empty, empty=empty)
 
@@ -277,25 +283,6 @@ class Mask:
         if self.padding is None:
             return allowed[None, None]
         return allowed & self.padding[:, None, None, first_key : first_key + keys]
-
-    def _evaluated(self) -> Tensor:
-        """The pairs as transformers computes them, bool [B, 1, queries, keys]."""
-        function: Any = self.function
-        queries, keys, first_query, first_key = self.sizes
-        allowed = compat.sdpa_mask(
-            self.batch,
-            queries,
-            keys,
-            first_query if self.place is None else self.place,  # type: ignore[arg-type]
-            first_key,
-            function,
-            self.padding,
-            allow_is_causal_skip=False,
-            use_vmap=self.use_vmap,
-            device=self.device or "cpu",
-        )
-        assert allowed is not None
-        return allowed
 
     @cached_property
     def _padding(self) -> list[bytes] | None:
@@ -393,10 +380,10 @@ class Mask:
         return once(self._results, "is causal or complete", self._as_causal_or_complete)
 
     def _as_causal_or_complete(self) -> bool | None:
-        if self.batch != 1 or self.padding is not None or self._band is None or self._is_on_device():
-            return None
-        pairs = _of_all_tokens(self._band, self.sizes)
-        return None if pairs is None or self.sizes.queries != self.sizes.keys else pairs.is_causal
+        sizes = self.sizes
+        is_whole = self.batch == 1 and self.padding is None and sizes == Sizes(sizes.queries, sizes.queries)
+        parts = self._as_parts(1) if is_whole else None
+        return None if parts is None else parts.is_causal
 
 
 def _of_all_tokens(band: Band, sizes: Sizes) -> Pairs | None:
@@ -471,11 +458,7 @@ def _mask(
     padding = _padding(attention_mask, sizes)
     skips = allow_is_causal_skip or allow_is_bidirectional_skip or use_vmap or sizes.queries == 1
     if not skips and place is None and not is_combined(mask_function):
-        dense = compat.sdpa_mask(
-            batch_size, *sizes, mask_function, attention_mask, allow_is_causal_skip=False, device=device or "cpu"
-        )
-        assert dense is not None
-        return dense
+        return compat.dense_mask(batch_size, sizes, mask_function, attention_mask, device=device)
     result = Mask(batch_size, sizes, mask_function, padding, use_vmap, device, place)
     texts = packing.current()
     return result if texts is None else result.within(texts)

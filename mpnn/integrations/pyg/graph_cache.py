@@ -9,7 +9,7 @@ edge weights is kept: they may be parameters.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -82,8 +82,7 @@ def _kept(form: tuple[Hashable, ...], tensors: Sequence[Tensor], build: Callable
 def values_of(edges: Any) -> Tensor | None:
     """The values [E] of a sparse adjacency matrix in the order of the edges of `graph_of`."""
     if _is_sparse_tensor(edges):
-        value: Tensor | None = edges.storage.value()
-        return value
+        return cast("Tensor | None", edges.storage.value())
     return edges.values() if edges.layout == torch.sparse_csr else edges._values()
 
 
@@ -112,14 +111,12 @@ def _ends(edges: Any) -> Tensor:
     if not isinstance(edges, Tensor):
         row, col, _ = edges.coo()
         return torch.stack([col, row])
-    if edges.layout == torch.sparse_coo:
-        return edges._indices().flip(0)
+    numbers = _plain(edges)
     if edges.layout == torch.sparse_csr:
-        start = edges.crow_indices()
-        col = edges.col_indices()
+        start, col = numbers
         row = torch.arange(len(start) - 1, device=start.device).repeat_interleave(start.diff())
         return torch.stack([col.long(), row])
-    return _copy_of(edges.as_tensor() if hasattr(edges, "as_tensor") else edges)
+    return numbers[0].flip(0) if edges.layout == torch.sparse_coo else _copy_of(numbers[0])
 
 
 def _copy_of(integers: Tensor) -> Tensor:
