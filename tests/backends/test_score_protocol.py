@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from capabilities import Distance as PlainDistance
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -129,12 +130,7 @@ class WithoutRoles:
         return query.sum(-1)
 
 
-@dataclass(frozen=True)
-class OtherNames:
-    query: Any
-    key: Any
-    roles = {"query": Role("dst"), "key": Role("src")}  # noqa: RUF012
-
+class OtherNames(PlainDistance):
     def logits(self, q: Any, k: Any) -> Any:
         return (q * k).sum(-1)
 
