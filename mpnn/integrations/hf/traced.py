@@ -28,22 +28,25 @@ torch.library.define(
 
 def reason(mask: Any, options: dict[str, Any], is_cross: bool, needs_graph: bool) -> str | None:
     """Why the graph of this layer depends on more than a program can tell, or None if it does not."""
-    if isinstance(mask, Mask) and mask.place is not None and needs_graph:
-        return "its graph depends on the position in a static cache, which is known when the program runs"
-    if active() is not None:
-        return "its tokens are divided over processes"
-    if is_cross:
-        return "the position of its queries in the decoder is known when the program runs"
-    for name in _MATERIALIZED:
-        if options.get(name) is not None and options[name] is not False:
-            return f"{name} needs the edges of its graph, which are known when the program runs"
-    if isinstance(mask, Tensor):
-        return "its mask is a tensor, whose graph is known when the program runs"
-    if isinstance(mask, Mask) and (not isinstance(mask.function, tuple) or mask.texts is not None):
-        return "its mask depends on numbers"
-    if packing.current() is not None:
-        return "where its packed texts begin is known when the program runs"
-    return None
+    is_mask = isinstance(mask, Mask)
+    is_band = is_mask and isinstance(mask.function, tuple) and mask.texts is None
+    needing = [name for name in _MATERIALIZED if options.get(name) is not None and options[name] is not False]
+    reasons = (
+        (
+            is_mask and mask.place is not None and needs_graph,
+            "its graph depends on the position in a static cache, which is known when the program runs",
+        ),
+        (active() is not None, "its tokens are divided over processes"),
+        (is_cross, "the position of its queries in the decoder is known when the program runs"),
+        (
+            bool(needing),
+            f"{', '.join(needing)} needs the edges of its graph, which are known when the program runs",
+        ),
+        (isinstance(mask, Tensor), "its mask is a tensor, whose graph is known when the program runs"),
+        (is_mask and not is_band, "its mask depends on numbers"),
+        (packing.current() is not None, "where its packed texts begin is known when the program runs"),
+    )
+    return next((reason for holds, reason in reasons if holds), None)
 
 
 def graph(
