@@ -111,12 +111,14 @@ def _ends(edges: Any) -> Tensor:
     if not isinstance(edges, Tensor):
         row, col, _ = edges.coo()
         return torch.stack([col, row])
-    numbers = _plain(edges)
+    if edges.layout == torch.sparse_coo:
+        return edges._indices().flip(0)
     if edges.layout == torch.sparse_csr:
-        start, col = numbers
+        start = edges.crow_indices()
+        col = edges.col_indices()
         row = torch.arange(len(start) - 1, device=start.device).repeat_interleave(start.diff())
         return torch.stack([col.long(), row])
-    return numbers[0].flip(0) if edges.layout == torch.sparse_coo else _copy_of(numbers[0])
+    return _copy_of(edges.as_tensor() if hasattr(edges, "as_tensor") else edges)
 
 
 def _copy_of(integers: Tensor) -> Tensor:
