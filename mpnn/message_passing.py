@@ -185,7 +185,12 @@ class MessagePassing(nn.Module):
         attention = self.attention
         modules: Any = self._modules  # a look-up of `self.update` is a call of torch's
         message = out.flatten(-2) if attention is None else attention.merge(out)
-        return _updated(modules["update"], x, message), weights
+        update = modules["update"]
+        try:
+            return update(x, message), weights
+        except RuntimeError:  # as in `_prepared`
+            update.check(x, message)
+            raise
 
     def _with_states(self, edges: EdgeUpdate, graph: Any, x: Tensor, source: Any, edge_attr: Any) -> Any:
         """The updated features and the new states of all edges, in the caller's order."""
@@ -345,16 +350,6 @@ def _prepared(update: Update, x: Tensor) -> Tensor:
         return update.prepare(x)
     except RuntimeError:
         update.check(x, None)
-        raise
-
-
-def _updated(update: Update, x: Tensor, message: Tensor) -> Tensor:
-    """`update(x, message)`, as `_prepared`."""
-    try:
-        out: Tensor = update(x, message)
-        return out
-    except RuntimeError:
-        update.check(x, message)
         raise
 
 

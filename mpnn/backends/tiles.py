@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,14 +32,13 @@ from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.derivatives import is_recorded
 from mpnn.kernels.rows import attention as row_attention
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import CONSTANT, NORMALIZERS
-from mpnn.kernels.tiles.attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, Repeated, TileAttention
+from mpnn.kernels.tiles.attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, Options, Prefilled, TileAttention
 from mpnn.kernels.tiles.cuda import config as tile_config
 from mpnn.kernels.tiles.cuda.config import Config
-from mpnn.round import Result, Round, reads
+from mpnn.round import Result, Round
 from mpnn.round.needs import FLOATS, on_edges
 from mpnn.scores import Dot
 
@@ -80,44 +79,55 @@ def run(round: Round) -> Result:
     return bind(round)(round)
 
 
-def _run(
-    round: Round,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    launch: Callable[..., tuple[Tensor, Tensor]],
-    merge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-) -> Result:
-    """The result of a round by kernels of tensors [B, N, H, D]. `launch` gets query, key, value and biases of nodes."""
-    query, key, value = inputs
-    if key.shape[2] != value.shape[2]:
-        key, value = (x.repeat_interleave(round.heads // x.shape[2], 2) for x in (key, value))
-    of_nodes = (None if x is None else _heads_first(x) for x in round.node_biases())
-    out, lse = launch(query, key, value, *of_nodes)
-    if merge is not None:
-        out, lse = merge(out, lse)
+def _completed(round: Round, out: Tensor, lse: Tensor) -> Result:
+    """The result of a round, of what kernels of tensors [B, N, H, D] returned."""
     width = round.value.shape[-1]
     # A view that changes nothing would be an operation of its own in the backward pass.
     out = (out if out.shape[-1] == width else out[..., :width]).to(round.result_dtype)
-    out = out if len(round.batch) == 1 else out.view(*round.batch, *out.shape[1:])
+    shape = (*round.batch, *out.shape[-3:])
+    out = out if out.shape == shape else out.view(shape)
     if not round.return_lse:
         return Result(out)
     lse = lse.nan_to_num(torch.nan, -torch.inf, -torch.inf).mT
     return Result(out, lse=lse.view(*round.batch, round.graph.num_dst, round.heads))
 
 
-def _reference(form: Round, scale: float, *tensors: Any) -> tuple[Tensor, Tensor]:
-    """`TileAttention` by differentiable operations."""
+def _of_nodes(round: Round) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """The biases of nodes as [B, H, N]."""
+    dst_bias, src_bias = round.node_biases()
+    if dst_bias is None or src_bias is None:
+        return None, None
+    return _heads_first(dst_bias), _heads_first(src_bias)
+
+
+def _as_many_heads(round: Round, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [..., N, H, D] with as many heads as each other."""
+    if key.shape[-2] == value.shape[-2]:
+        return key, value
+    repeated = (x.repeat_interleave(round.heads // x.shape[-2], -2) for x in (key, value))
+    return tuple(repeated)  # type: ignore[return-value]
+
+
+def _reference(
+    form: Round, graph: Graph, numbers: tuple[Any, ...], scale: float, *tensors: Any
+) -> tuple[Tensor, Tensor]:
+    """`TileAttention` by differentiable operations. `form`: the round without tensors, and `numbers` its softcap,
+    dropout and seed."""
     query, key, value, table, bias, dst_bias, src_bias = tensors
-    graph = form.graph
+    softcap, dropout, seed = numbers
     if table is not None:
         src, dst = graph.ends
         table = table.index_select(1, dst - src + graph.num_src - 1).mT
     if bias is not None:
         bias = bias.mT.squeeze(0) if len(bias) == 1 else bias.mT
-    of_nodes = {name: x if x is None else x.mT for name, x in (("dst_bias", dst_bias), ("src_bias", src_bias))}
-    score = {"query": query, "key": key, "scale": scale}
-    result = reference.run(reference.filled(form, score, value=value, bias=(table, bias), return_lse=True, **of_nodes))
-    assert result.lse is not None
-    return result.out, result.lse.mT
+    has_batch = query.dim() > 3
+    biases = {"dst_bias": dst_bias, "src_bias": src_bias}
+    of_nodes = {name: x if x is None else x.mT if has_batch else x.mT.squeeze(0) for name, x in biases.items()}
+    fields = {"graph": graph, "dropout": dropout, "seed": seed, "value": value, "bias": (table, bias), **of_nodes}
+    score = {"query": query, "key": key, "scale": scale, "softcap": softcap}
+    out, _, lse, _ = reference.run(reference.filled(form, score, return_lse=True, **fields))
+    assert lse is not None
+    return out, lse.mT if has_batch else lse.mT.unsqueeze(0)
 
 
 def count_tiles(runs: Runs, rows: int, columns: int) -> tuple[int, int]:
@@ -309,46 +319,70 @@ def _bytes_on_cpu(round: Round) -> float:
     return torch.get_num_threads() * min(one_head, MAX_KEPT) + biases
 
 
+class _Bound(NamedTuple):
+    """What all rounds of one form over a graph have in common.
+
+    Attributes:
+        form: the round without its tensors and its graph.
+        pieces: those of its rows, if the round runs over them.
+        is_recorded: whether derivatives are recorded.
+        in_place: whether the kernels take features as they are. They read them where they lie.
+        is_plain: whether the result is what the kernels return for features taken as they are.
+    """
+
+    prefilled: Prefilled
+    form: Round
+    pieces: Pieces | None
+    is_recorded: bool
+    in_place: bool
+    is_plain: bool
+
+
 def _bind_on_cpu(round: Round) -> Callable[[Round], Result]:
     """The function that runs all rounds of this form over this graph."""
     score = round.score
     assert isinstance(score, Dot)
-    is_plain = reads(round, ("value",), ("query", "key", "scale", "softcap"))
-    is_plain = is_plain and not (round.needs_grad or is_transformed())
-    tensors = score.query, score.key, round.value
-    if not is_plain or round.value.dim() > 4 or _pieces(round) is not None or not Repeated.serves(*tensors):
-        return _run_on_cpu
-    layout = _layout(round.graph)
-    shape = (*round.batch, round.graph.num_dst, round.heads, round.value.shape[-1])
-    query, key, value = map(_pad, tensors)
-    return partial(_run_again, Repeated(query, key, value, layout), shape)
-
-
-def _run_again(kernel: Repeated, shape: tuple[int, ...], round: Round) -> Result:
-    score: Any = round.score
-    return Result(kernel(score.query, score.key, round.value, score.scale, score.softcap, shape))
-
-
-def _run_on_cpu(round: Round) -> Result:
-    score = round.score
-    assert isinstance(score, Dot)
     pieces = _pieces(round)
     pieces = pieces if pieces is not None and "piece number" in _count_on_cpu(round) else None
-    query, key, value = map(_pad, (score.query, score.key, round.value))
+    features = score.query, score.key, round.value
+    is_whole = all(x.shape[-1] % 8 == 0 and x.dim() <= 4 for x in features)
+    in_place = is_whole and score.key.shape[-2] == round.value.shape[-2] and pieces is None
+    is_plain = in_place and not (round.biased or round.return_lse) and round.result_dtype == round.value.dtype
+    form = reference.form(round).with_fields(graph=None, seed=None)
+    is_recorded = round.needs_grad or is_transformed()
+    layout = _layout(round.graph if pieces is None else pieces.graph)
+    return partial(_run_on_cpu, _Bound(Prefilled(layout), form, pieces, is_recorded, in_place, is_plain))
+
+
+def _run_on_cpu(bound: _Bound, round: Round) -> Result:
+    score: Any = round.score
+    query = score.query
+    key = score.key
+    value = round.value
     graph = round.graph
+    pieces = bound.pieces
+    if not bound.in_place:
+        query, key, value = map(_pad, (query, key, value))
+        key, value = _as_many_heads(round, key, value)
     if pieces is not None:
         query = query.index_select(1, pieces.row)
         graph = pieces.graph
-    keys = round.dropout_keys()
-    equal = partial(_reference, reference.form(round, graph), score.scale) if is_recorded() else None
-
-    def launch(query: Tensor, key: Tensor, value: Tensor, *of_nodes: Tensor | None) -> tuple[Tensor, Tensor]:
-        biases = _table(round, ROWS), _per_edge(round, round.heads), *of_nodes
-        dropout = None if keys is None else Dropout(keys, round.dropout, round.graph.node_ids)
-        options = score.scale, score.softcap, dropout, _layout(graph), equal
-        return TileAttention.apply(query, key, value, *biases, *options)
-
-    return _run(round, (query, key, value), launch, None if pieces is None else partial(_merge, pieces))
+    biases = (None,) * 4 if bound.is_plain else (_table(round, ROWS), _per_edge(round, round.heads), *_of_nodes(round))
+    keys = round.dropout_keys() if round.dropout else None
+    dropout = None if keys is None else Dropout(keys, round.dropout, round.graph.node_ids)
+    if bound.is_recorded:
+        numbers = score.softcap, round.dropout, round.seed
+        equal = partial(_reference, bound.form, graph, numbers, score.scale)
+        options = Options(bound.prefilled, score.scale, score.softcap, dropout, equal)
+        out, lse = TileAttention.apply(query, key, value, *biases, options)
+    else:
+        options = Options(bound.prefilled, score.scale, score.softcap, dropout)
+        out, lse = bound.prefilled.forward((query, key, value, *biases), options)
+    if bound.is_plain:
+        return Result(out)
+    if pieces is not None:
+        out, lse = _merge(pieces, out, lse)
+    return _completed(round, out, lse)
 
 
 def _pieces(round: Round) -> Pieces | None:
@@ -387,7 +421,7 @@ def _layout(graph: Graph) -> Layout:
 
 def _pad(x: Tensor) -> Tensor:
     """x [..., N, H, D] as [B, N, H, D], with D padded to a multiple of 8."""
-    x = x.flatten(0, -4) if x.dim() > 3 else x.unsqueeze(0)
+    x = _with_batch(x)
     return F.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
 
 
@@ -449,13 +483,8 @@ def _run_on_gpu(round: Round) -> Result:
     if score.scale <= 0:  # kernels take the maximum of products before they are scaled
         query = -query if score.scale < 0 else query * 0.0
     kernels: Any = import_module("mpnn.kernels.tiles.cuda.attention")  # imports Triton
-
-    def launch(query: Tensor, key: Tensor, value: Tensor, *of_nodes: Tensor | None) -> tuple[Tensor, Tensor]:
-        biases = _table(round), _per_edge(round), *of_nodes
-        found: tuple[Tensor, Tensor] = kernels.TileAttention.apply(query, key, value, *biases, _options(round, kernels))
-        return found
-
-    return _run(round, (query, key, value), launch)
+    tensors = query, *_as_many_heads(round, key, value), _table(round), _per_edge(round), *_of_nodes(round)
+    return _completed(round, *kernels.TileAttention.apply(*tensors, _options(round, kernels)))
 
 
 def _config(round: Round) -> Config:
@@ -481,7 +510,8 @@ def _options(round: Round, kernels: Any) -> Any:
         )
     graphs = graph.cached("tiles on CUDA", lambda: kernels.TileGraphs(graph.runs, graph.device))
     scale = abs(score.scale) or 1.0
-    equal = partial(_reference, reference.form(round), scale)
+    numbers = score.softcap, round.dropout, round.seed
+    equal = partial(_reference, reference.form(round), graph, numbers, scale)
     return kernels.Options(scale, score.softcap, dropout, graphs, _config(round), equal)
 
 

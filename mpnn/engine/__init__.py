@@ -15,7 +15,7 @@ from mpnn.graph.topology import Topology
 from mpnn.round import Round
 
 if TYPE_CHECKING:
-    from mpnn.engine import dispatch, steps
+    from mpnn.engine import steps
 
 T = TypeVar("T")
 _listeners: list[Callable[[Round, str], None]] = []
@@ -75,10 +75,10 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     for listener in _listeners:
         if get_ident() not in _unheard:
             listener(round, backend)
-    if "dispatch" not in globals():
-        # It imports all backends, a third of this library, and becomes an attribute of this package, as steps do.
-        import_module("mpnn.engine.dispatch")
-    out, weights, lse, state = steps.run(round, backend, dispatch.learn)
+    if "steps" not in globals():
+        # It imports all backends, a third of this library, and becomes an attribute of this package.
+        import_module("mpnn.engine.steps")
+    out, weights, lse, state = steps.run(round, backend)
     return out, weights if lse is None and state is None else lse if state is None else state
 
 

@@ -1,6 +1,6 @@
 """Steps: what rounds of one form over graphs of one kind have in common, so that the next one decides nothing again.
 
-    run(round, backend, learn)      the step of its form runs it; if there is none, `learn` plans one and teaches it
+    run(round, backend)      the step of its form runs it; if there is none, `learn` plans one and teaches it
 
 It is the one way from a round to a kernel. A step does not decide what is computed: it repeats what the plan decided
 for rounds of its form. The form is everything of a round but the numbers in it, and it is read from the class: each
@@ -14,6 +14,7 @@ is new in each call plans nothing. Any other graph is of its own kind, and keeps
 
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,13 +23,15 @@ from torch import Tensor
 
 from mpnn import backends
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
-from mpnn.engine.choice import Choice, is_matrix
-from mpnn.engine.rewrites.prepare import lower_score
+from mpnn.engine import slowness
+from mpnn.engine.choice import FORWARD, TRANSFORMED, Choice, choose, is_matrix
+from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
 from mpnn.graph import batches
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.edge_tables import EmbeddingTable, numbers
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.guard import guard, is_special
+from mpnn.graph.modes import is_forward_mode, is_transformed, outside_modes
 from mpnn.round import Result, Round, plain_form, table_form, validation
 from mpnn.scores import BUILT_IN, PARAMETER, LeakyReLU, Role
 
@@ -54,8 +57,8 @@ _OF_LISTS: dict[Hashable, Steps] = {}
 """The steps of rounds over lists of edges, by what tells these apart."""
 
 
-def run(round: Round, backend: str, learn: Callable[[Round, str], Run]) -> Result:
-    """Runs a round by the step of its form, or by what `learn(round, backend)` returns."""
+def run(round: Round, backend: str = "auto") -> Result:
+    """`mpnn.engine.run` outside of traced programs, with results by name."""
     if round.score is not None and type(round.score) not in BUILT_IN:
         round = lower_score(round, backend)
     # Each call of a layer passes here, so what is as it should be is tested without a call of its validation.
@@ -81,6 +84,68 @@ def find(round: Round, backend: str) -> Run | None:
             if form.fits(round) and registered is backends._registered and getattr(by, "run", None) == own:
                 return run
     return None
+
+
+class Planned(NamedTuple):
+    """The plan of all rounds of one form over graphs of one kind: `run` runs a round that `preparations` prepared, by
+    the `choice`."""
+
+    preparations: tuple[Preparation, ...]
+    run: Run
+    choice: Choice
+
+
+def learn(round: Round, backend: str) -> Run:
+    """Plans a round, and returns what runs it and those of its form."""
+    transformed = is_transformed()
+    if backend == "auto" and transformed:
+        # Kernels read addresses, and a transform of torch.func wraps tensors that have none.
+        backend = FORWARD if is_forward_mode() else TRANSFORMED
+    # Plans keep what they derive from graphs, which serves later calls in any mode.
+    plan = outside_modes(lambda: planned(round, backend, transformed))
+    step = plan.run
+    if plan.preparations:
+        step = partial(_prepare_and_run, plan)
+    device = round.value.device.type
+    if torch.is_autocast_enabled(device):
+        step = partial(_run_outside_autocast, device, step)
+    if backend not in (TRANSFORMED, FORWARD):
+        teach(round, backend, plan.choice, step)
+    return step
+
+
+def _prepare_and_run(plan: Planned, round: Round) -> Result:
+    # A seed is drawn here, once a call, and not where plans are made, which would move torch's generator.
+    for preparation in plan.preparations:
+        round = preparation.prepare(round)
+    return plan.run(round)
+
+
+def _run_outside_autocast(device: str, step: Run, round: Round) -> Result:
+    """The dtype of the features decides the arithmetic: autocast acts on the linear maps around a round."""
+    with torch.autocast(device, enabled=False):
+        return step(round)
+
+
+def planned(round: Round, backend: str, transformed: bool = False) -> Planned:
+    """Validates and plans a round.
+
+    Args:
+        transformed: whether a transform of torch.func wraps its tensors, so that no address is known beforehand.
+
+    Raises:
+        ValueError, TypeError: the parts of the round do not fit together, or the named backend refuses it.
+    """
+    needed = tuple(preparation for preparation in PREPARATIONS if preparation.applies(round))
+    # From here on the round is what backends see: its own score is lowered, its tables and its seed are there.
+    round = as_planned(round, backend)
+    validation.round(round)
+    if round.value.is_meta:
+        raise ValueError("tensors on the device meta hold no numbers; move the graph and the features elsewhere")
+    choice = choose(round, backend)
+    if backend == "auto" and slowness.estimated(choice):
+        slowness.warn(round, choose(round, backend, estimated=True))
+    return Planned(needed, choice.run if transformed else choice.bind(round), choice)
 
 
 def teach(round: Round, backend: str, choice: Choice, run: Run) -> None:

@@ -36,7 +36,7 @@ from mpnn import MessagePassing, engine, graphs, ops
 from mpnn.aggregate import PNA, Aggregator, Composed, Index, Max, Mean, Median, Min, Std, Sum, Var, segment_sum
 from mpnn.attention import Degree
 from mpnn.backends import csr, edge_list, edge_orders
-from mpnn.engine import dispatch
+from mpnn.engine import steps
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.kernels.rows import reduce as row_reduce
@@ -489,7 +489,7 @@ def test_calls_over_a_known_kind_of_graph_plan_nothing(
 
     expected = results(planned, graphs.from_edges(edges, 23))
     results(quick, graphs.from_edges(edges[:, 1:], 23))
-    monkeypatch.setattr(dispatch, "planned", None)
+    monkeypatch.setattr(steps, "planned", None)
     graph = graphs.from_edges(edges, 23)
     for _ in range(3 + row_reduce._FIRST_CALLS // 3):  # then its edges are sorted
         assert all(map(torch.equal, results(quick, graph), expected))

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from mpnn import Graph, MessagePassing, graphs, ops
 from mpnn.attention import DotProduct
 from mpnn.backends import registered
-from mpnn.engine import choice, dispatch
+from mpnn.engine import choice, steps
 from mpnn.graph import rng
 from mpnn.kernels.dense import drop_features
 from mpnn.kernels.derivatives import once_differentiable
@@ -29,7 +29,7 @@ def leaf() -> torch.Tensor:
 def grads(backend: str | Callable[[Round], Result], round: Round) -> list[torch.Tensor]:
     """First derivatives of all that a round returns by all its leaves, then second ones; zeros for those without."""
     leaves = [x for x in round.tensors if x.requires_grad]
-    result = dispatch.run(round, backend) if isinstance(backend, str) else backend(round)
+    result = steps.run(round, backend) if isinstance(backend, str) else backend(round)
     outputs = [x for x in result if x is not None]
     loss = sum(x.nan_to_num(0.0, 0.0, 0.0).sin().sum() for x in outputs)
     first = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpnn.hf
 from mpnn import ops
-from mpnn.engine import dispatch
+from mpnn.engine import steps
 from mpnn.integrations.hf import by_torch, interface, masks
 from mpnn.kernels.dense import varlen
 
@@ -111,7 +111,7 @@ def pair(name: str) -> tuple[Any, Any]:
 def test_a_new_token_makes_no_graph_and_no_plan(name: str, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ours = pair(name)
     made: list[int] = []
-    graph, choice = masks.Mask.graph, dispatch.planned
+    graph, choice = masks.Mask.graph, steps.planned
 
     def counted(self: masks.Mask, *args: Any, **options: Any) -> Any:
         made.append(self.sizes.queries)
@@ -122,7 +122,7 @@ def test_a_new_token_makes_no_graph_and_no_plan(name: str, cache: str, monkeypat
         return choice(round, *options)
 
     monkeypatch.setattr(masks.Mask, "graph", counted)
-    monkeypatch.setattr(dispatch, "planned", planned)
+    monkeypatch.setattr(steps, "planned", planned)
     options = {"attention_mask": LEFT, "cache_implementation": cache}
     found = ours.generate(IDS, **options)
     assert 1 not in made  # only the prompt, of several queries, may make one

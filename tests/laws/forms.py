@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mpnn import Graph, MessagePassing, engine, graphs
 from mpnn.aggregate import aggregator
 from mpnn.attention import Additive, AdditiveV2, Degree, DotProduct
-from mpnn.engine import dispatch, steps
+from mpnn.engine import steps
 from mpnn.engine.plan import Refused
 from mpnn.round import NodeBias, Round
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
@@ -246,13 +246,13 @@ def test_lists_of_any_size_share_a_step_and_rounds_that_do_not_fit_are_refused(m
     ]
     for layer in layers:
         layer(_features(NODES, WIDTH), _edges())
-    planned = dispatch.planned
-    monkeypatch.setattr(dispatch, "planned", None)
+    planned = steps.planned
+    monkeypatch.setattr(steps, "planned", None)
     for n in (5, 30, 12):
         graph = graphs.from_edges(torch.randint(0, n, (2, 3 * n)), n)
         for layer in layers:
             assert layer(_features(n, WIDTH), graph).shape[0] == n
-    monkeypatch.setattr(dispatch, "planned", planned)
+    monkeypatch.setattr(steps, "planned", planned)
     with pytest.raises(ValueError, match="11"):
         engine.run(Round(_edges(), _features(NODES - 1, 1, WIDTH), normalize="none"))
 
@@ -261,7 +261,7 @@ def test_training_with_dropout_plans_once(monkeypatch: pytest.MonkeyPatch) -> No
     layer = MessagePassing(graphs.window(2), "sum", PreNorm(16, FeedForward(16)), DotProduct(16, 2, dropout=0.5))
     x = _features(NODES, 16).requires_grad_()
     layer(x).sum().backward()
-    monkeypatch.setattr(dispatch, "planned", None)
+    monkeypatch.setattr(steps, "planned", None)
     first, second = layer(x), layer(x)
     assert not first.equal(second), "each call draws a seed"
     second.sum().backward()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn.aggregate import NAMED, Index, Max, Mean, Median, Min, Sum, Var, aggregator
-from mpnn.engine import dispatch
+from mpnn.engine import steps
 from mpnn.engine.compile.graph_tensor import ADVICE, expression, graph_to_tensor
 from mpnn.engine.compile.names import describe, restore
 from mpnn.engine.compile.traced_graph import Built, TracedGraph, constant
@@ -301,7 +301,7 @@ def result(call: Call, graph: Graph) -> list[Tensor]:
     own = dict(zip(form.parameters, call.tensors[count:], strict=True))
 
     def run() -> Result:
-        return dispatch.run(round, form.backend)
+        return steps.run(round, form.backend)
 
     # Gradients belong to the tensors of the call. The module's own parameters are unknown to the program.
     results = torch.func.functional_call(_Modules(round), own, (run,)) if own else run()

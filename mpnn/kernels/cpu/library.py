@@ -142,13 +142,23 @@ def address(x: torch.Tensor | None) -> int | None:
 
 
 def addresses(*tensors: torch.Tensor) -> list[int]:
-    """The addresses of tensors that a guard has let pass, so that their memory holds their numbers unless it was freed.
+    """The addresses of several tensors.
 
     Raises:
         TypeError: as `address`.
     """
-    found = list(map(torch.Tensor.data_ptr, tensors))
-    return found if all(found) else [address(x) or 0 for x in tensors]
+    if set(map(type, tensors)) == _PLAIN and all(map(_is_cpu, tensors)):
+        try:
+            found = list(map(torch.Tensor.data_ptr, tensors))
+        except RuntimeError:  # as in `address`
+            found = [0]
+        if all(found):
+            return found
+    return [address(x) or 0 for x in tensors]
+
+
+_PLAIN = {torch.Tensor}
+_is_cpu: Callable[[torch.Tensor], bool] = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 
 
 def _refuse_recording(name: str) -> None:

@@ -128,136 +128,243 @@ class Dropout(NamedTuple):
     ids: tuple[Tensor, Tensor] | None = None
 
 
+class Options(NamedTuple):
+    """All arguments of `TileAttention` but its tensors. `reference`: an equal function of the tensors, see `Fused`."""
+
+    prefilled: "Prefilled"
+    scale: float
+    softcap: float | None = None
+    dropout: Dropout | None = None
+    reference: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+
+class _Pass(NamedTuple):
+    """A pass of the kernels over tensors of one form.
+
+    Attributes:
+        form: the sizes and strides of the tensors.
+        parameters: all but addresses and numbers.
+        shapes: those of the tensors that it writes, as the pass allocates them.
+        dtype: that of the arithmetic.
+        parts: the most that threads share; 0 if there is nothing to compute.
+    """
+
+    form: list[Any]
+    parameters: bytes
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    parts: int
+
+
+class Prefilled:
+    """The passes of the kernels over a layout, with and without gradients.
+
+    Their parameters are filled in once for features of one form, sizes and strides, and again for those of another.
+    Each call compares the form, so it does not matter where tensors come from, and enters addresses and numbers.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._passes: dict[str, _Pass] = {}
+
+    def forward(self, tensors: Sequence[Any], options: Options) -> tuple[Tensor, Tensor]:
+        """`TileAttention` without derivatives."""
+        known, p, read = self._pass("forward", tensors[:3], tensors[3:], options)
+        query, key, value, *_ = read
+        of_out, of_lse = known.shapes
+        out = empty(query, *of_out)
+        lse = query.new_empty(of_lse, dtype=known.dtype)
+        if not known.parts:
+            # Without features there is nothing to read, and an address of an empty tensor may be null.
+            return out.zero_(), lse.fill_(torch.inf)
+        _run("forward", p, known.parts, query, key, value, out, lse)
+        return out, lse
+
+    def backward(
+        self, tensors: Sequence[Any], options: Options, d_out: Tensor | None, d_lse: Tensor | None
+    ) -> list[Tensor | None]:
+        """The gradient of each tensor of `TileAttention`. `tensors`: these, and its results out and lse."""
+        *features, table, bias, dst_bias, src_bias, out, lse = tensors
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        of_pairs = table, bias, dst_bias, src_bias
+        # Those that hooks saved elsewhere and brought back may have other strides.
+        known, p, read = self._pass("backward", (*features, out, d_out), of_pairs, options)
+        query, key, value, out, d_out, table, bias, dst_bias, src_bias = read
+        if not known.parts:
+            return [None if x is None else torch.zeros_like(x) for x in tensors[:7]]
+        of_query, of_key, of_value, of_table = known.shapes
+        # Segments of keys side by side add to the same queries: each has a copy, and the sum of copies has a fixed
+        # order.
+        d_query = zeros(lse, *of_query)
+        d_key = zeros(lse, *of_key)
+        d_value = zeros(lse, *of_value)
+        lse = plain(lse)
+        of_features = addresses(d_out, d_query, d_key, d_value)
+        p.d_out.data, p.d_query.data, p.d_key.data, p.d_value.data = of_features
+        d_lse = None if d_lse is None else plain(d_lse)
+        d_table = None if table is None else table.new_zeros(*of_table, *table.shape)
+        d_bias, d_src_bias = (None if x is None else torch.zeros_like(x) for x in (bias, src_bias))
+        p.d_lse, p.d_table, p.d_bias, p.d_src_bias = map(address, (d_lse, d_table, d_bias, d_src_bias))
+        _run("backward", p, known.parts, query, key, value, out, lse)
+        d_query = d_query[0] if len(d_query) == 1 else d_query.sum(0)
+        if query.dtype != lse.dtype:
+            d_query, d_key, d_value = (x.to(query.dtype) for x in (d_query, d_key, d_value))
+        d_table = None if d_table is None else d_table.sum(0)
+        # dst_bias moves all logits of a row, so that only lse depends on it
+        d_dst_bias = None if dst_bias is None else torch.zeros_like(dst_bias) if d_lse is None else d_lse
+        return [d_query, d_key, d_value, d_table, d_bias, d_dst_bias, d_src_bias]
+
+    def tangents(self, tensors: Sequence[Any], moved: Sequence[Any], options: Options) -> tuple[Tensor, Tensor]:
+        """The tangents of out and lse from those of the tensors, which are plain. `tensors`: as in `backward`."""
+        *features, table, bias, dst_bias, src_bias, out, lse = tensors
+        known, p, read = self._pass("tangent", (*features, out), (table, bias, dst_bias, src_bias), options)
+        query, key, value, out, *_ = read
+        d_out = empty(out, *out.shape)
+        d_lse = empty(lse, *lse.shape)
+        if not known.parts:
+            return d_out.zero_(), d_lse.zero_()
+        lse = plain(lse)
+        tangent = _Parameters.from_buffer_copy(p)
+        tangent.query, tangent.key, tangent.value = (_Features() if x is None else _features(x) for x in moved[:3])
+        tangent.query.data, tangent.key.data, tangent.value.data = map(address, moved[:3])
+        tangent.out = _dense(d_out.shape)
+        tangent.out.data = address(d_out)
+        tangent.table, tangent.bias, tangent.dst_bias, tangent.src_bias = map(address, moved[3:])
+        tangent.lse = address(d_lse)
+        p.tangent = ctypes.addressof(tangent)
+        _run("tangent", p, known.parts, query, key, value, out, lse)
+        return d_out, d_lse
+
+    def _pass(
+        self, name: str, features: Sequence[Tensor], of_pairs: Sequence[Tensor | None], options: Options
+    ) -> tuple[_Pass, _Parameters, Sequence[Any]]:
+        """A pass, its parameters but for the addresses of features and lse, and the tensors as it reads them:
+        themselves where possible. `of_pairs`: table, bias, dst_bias and src_bias. Parameters hold addresses only: the
+        caller keeps the tensors."""
+        known = self._passes.get(name)
+        form = _form(features, of_pairs)
+        if known is None or known.form != form:
+            features = [x.resolve_neg() if x.stride(-1) == 1 else x.contiguous().resolve_neg() for x in features]
+            of_pairs = [x if x is None else plain(x) for x in of_pairs]
+            form = _form(features, of_pairs)
+        if known is None or known.form != form:
+            known = self._passes[name] = self._fill(name, form, features, of_pairs[1])
+        p = _Parameters.from_buffer_copy(known.parameters)
+        p.scale = options.scale
+        p.softcap = options.softcap or 0.0
+        for name, x in zip(_OF_PAIRS, of_pairs, strict=True):
+            if x is not None:
+                setattr(p, name, address(x))
+        dropout = options.dropout
+        if dropout is not None:
+            p.dropout_keys = address(dropout.keys)
+            p.dropout_threshold = threshold(dropout.p)
+            p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
+            if dropout.ids is not None:
+                p.dst_ids, p.src_ids = map(address, dropout.ids)
+        return known, p, (*features, *of_pairs)
+
+    def _fill(self, name: str, form: list[Any], features: Sequence[Tensor], bias: Tensor | None) -> _Pass:
+        layout = self.layout
+        query, key, value, *others = features
+        p = _Parameters()
+        p.batch, p.num_dst, p.heads, p.width = (1, *query.shape)[-4:]
+        p.batch, p.num_src, p.key_heads, p.value_width = (1, *value.shape)[-4:]
+        by_query, by_key, p.runs, p.queries, p.keys = layout.structs
+        p.query, p.key, p.value = map(_features, (query, key, value))
+        if bias is not None:
+            p.edges = bias.shape[-1]
+            p.bias_batch = bias.stride(0) if len(bias) > 1 else 0
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        shapes: tuple[tuple[int, ...], ...]
+        widths = p.width + p.value_width
+        if name == "backward":
+            p.out, p.d_out = map(_features, others)
+            # Entries of a batch that share a bias add to the same gradient, so that one work item takes all of them.
+            p.shared_batch = p.batch if bias is not None and len(bias) < p.batch else 1
+            groups = p.batch // p.shared_batch * p.key_heads
+            segments, p.copies = layout.segments(-(-_SEGMENTS // max(groups, 1)))
+            p.num_segments = len(segments) - 1
+            p.segments = segments.ctypes.data
+            p.d_query, p.d_key, p.d_value = (_dense(x.shape) for x in (query, key, value))
+            p.tiles = by_key
+            p.slots = _slots(layout.reach[1], 2 * ROWS * (widths + 1) * dtype.itemsize)
+            items = groups * p.num_segments
+            of_table = p.batch // p.shared_batch * p.num_segments
+            shapes = (p.copies, *query.shape), key.shape, value.shape, (of_table,)
+        else:
+            of_out = (*query.shape[:-1], p.value_width)
+            p.out = _features(others[0]) if others else _dense(of_out)
+            p.tiles = by_query
+            p.slots = _slots(layout.reach[0], COLUMNS * widths * dtype.itemsize * (2 if name == "tangent" else 1))
+            items = p.batch * p.heads * p.queries.tiles
+            shapes = of_out, (p.batch, p.heads, p.num_dst)
+        # Several ranges of items for each thread, each large enough for one.
+        products = p.batch * p.heads * p.width * len(layout.by_query[1]) * ROWS * COLUMNS
+        is_empty = not value.numel() or not p.batch * p.num_dst * p.heads
+        parts = 0 if is_empty else max(1, min(items, products // _MIN_PRODUCTS))
+        return _Pass(form, bytes(p), shapes, dtype, parts)
+
+
 class TileAttention(Function, Fused):
-    """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, scale, softcap, dropout, layout,
-    reference)`
+    """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, options)`
 
-    Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
+    Returns out [..., N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
 
-    query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV]; all float32, float64, bfloat16 or float16,
-    widths multiples of 8. table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src - 1 and bias [B or 1, H, E] are added to
-    the logits after `softcap`, as are dst_bias [B, H, N_dst] and src_bias [B, H, N_src], both or neither. Each of these
-    and `dropout` may be None. 16-bit features are summed in float32, which is the dtype of lse, table and biases.
-    `reference`: an equal function of the tensors, see `Fused`.
+    query [B, N_dst, H, D], key [B, N_src, KV, D], value [B, N_src, KV, DV], or all of them without B, which is 1; all
+    float32, float64, bfloat16 or float16, widths multiples of 8. table [H, N_dst + N_src - 1 + ROWS] by i - j + N_src -
+    1 and bias [B or 1, H, E] are added to the logits after `softcap`, as are dst_bias [B, H, N_dst] and src_bias [B, H,
+    N_src], both or neither. Each of these may be None. 16-bit features are summed in float32, which is the dtype of
+    lse, table and biases.
     """
 
     TENSORS = slice(0, 7)
 
     @staticmethod
-    def forward(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        table: Tensor | None,
-        bias: Tensor | None,
-        dst_bias: Tensor | None,
-        src_bias: Tensor | None,
-        scale: float,
-        softcap: float | None,
-        dropout: Dropout | None,
-        layout: Layout,
-        reference: Callable[..., tuple[Tensor, Tensor]] | None,
-    ) -> tuple[Tensor, Tensor]:
-        batch, num_dst, heads, _ = query.shape
-        out, lse = empty(query, batch, num_dst, heads, value.shape[-1]), empty(_wide(query), batch, heads, num_dst)
-        if not out.numel() or not value.numel():
-            # Without features there is nothing to read, and an address of an empty tensor may be null.
-            return out.zero_(), lse.fill_(torch.inf)
-        query, key, value = map(_readable, (query, key, value))
-        tensors = query, key, value, table, bias, dst_bias, src_bias, out, lse
-        p = _parameters(tensors, scale, softcap, dropout, layout)
-        p.tiles = layout.structs[0]
-        p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * lse.element_size())
-        _run("forward", query.dtype, p, batch * heads * p.queries.tiles, layout)
-        return out, lse
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        *tensors, options = inputs
+        return options.prefilled.forward(tensors, options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.options = inputs[7:11]
+        *tensors, options = inputs
+        ctx.options = options
         ctx.kernel = TileAttention
-        ctx.reference = inputs[11]
-        ctx.save_for_backward(*inputs[:7], *output)
-        ctx.save_for_forward(*inputs[:7], *output)
+        ctx.reference = options.reference
+        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_forward(*tensors, *output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def tangents(ctx: Any, saved: Sequence[Any], *tangents: Any) -> Any:
-        return TileTangents.apply(*saved, *tangents[:7], *ctx.options, ctx.reference)
+        return TileTangents.apply(*saved, *tangents[:7], ctx.options)
 
     @staticmethod
     def gradients(ctx, d_out: Tensor | None, d_lse: Tensor | None) -> Any:  # type: ignore[no-untyped-def]
-        query, key, value, table, bias, dst_bias, src_bias, out, lse = ctx.saved_tensors
-        layout = ctx.options[-1]
-        d_out = torch.zeros_like(out) if d_out is None else d_out
-        d_lse = None if d_lse is None else d_lse.contiguous().resolve_neg()
-        if not d_out.numel() or not value.numel():
-            inputs = (query, key, value, table, bias, dst_bias, src_bias)
-            return [None if x is None else torch.zeros_like(x) for x in inputs]
-        query, key, value, d_out = map(_readable, (query, key, value, d_out))
-        p = _parameters((query, key, value, table, bias, dst_bias, src_bias, out, lse), *ctx.options)
-        # Entries of a batch that share a bias add to the same gradient, so that one work item takes all of them.
-        p.shared_batch = p.batch if bias is not None and len(bias) < p.batch else 1
-        groups = p.batch // p.shared_batch * p.key_heads
-        segments, p.copies = layout.segments(-(-_SEGMENTS // groups))
-        p.num_segments = len(segments) - 1
-        p.segments = segments.ctypes.data
-        # Segments of keys side by side add to the same queries: each has a copy, and the sum of copies has a fixed
-        # order.
-        d_query = zeros(lse, p.copies, *query.shape)
-        d_key, d_value = (zeros(lse, *x.shape) for x in (key, value))
-        d_bias, d_src_bias = (None if x is None else torch.zeros_like(x) for x in (bias, src_bias))
-        # dst_bias moves all logits of a row, so that only lse depends on it
-        d_dst_bias = None if dst_bias is None else torch.zeros_like(dst_bias) if d_lse is None else d_lse
-        d_table = None
-        if table is not None:
-            d_table = table.new_zeros(p.batch // p.shared_batch * p.num_segments, *table.shape)
-        p.d_out, p.d_query, p.d_key, p.d_value = map(_features, (d_out, d_query.flatten(0, 1), d_key, d_value))
-        p.d_lse, p.d_table, p.d_bias, p.d_src_bias = map(address, (d_lse, d_table, d_bias, d_src_bias))
-        p.tiles = layout.structs[1]
-        p.slots = _slots(layout.reach[1], 2 * ROWS * (p.width + p.value_width + 1) * lse.element_size())
-        _run("backward", query.dtype, p, groups * p.num_segments, layout)
-        d_query = (d_query[0] if len(d_query) == 1 else d_query.sum(0)).to(query.dtype)
-        d_key, d_value = d_key.to(key.dtype), d_value.to(value.dtype)
-        d_table = None if d_table is None else d_table.sum(0)
-        return d_query, d_key, d_value, d_table, d_bias, d_dst_bias, d_src_bias
+        return ctx.options.prefilled.backward(ctx.saved_tensors, ctx.options, d_out, d_lse)
 
 
 class TileTangents(Function):
-    """`TileTangents.apply(*tensors, out, lse, *tangents, scale, softcap, dropout, layout, reference)`: the tangents of
-    out and lse of `TileAttention` from those of its seven tensors, None for one that is 0."""
+    """`TileTangents.apply(*tensors, out, lse, *tangents, options)`: the tangents of out and lse of `TileAttention` from
+    those of its seven tensors, None for one that is 0."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        tensors, (out, lse), tangents, options = inputs[:7], inputs[7:9], inputs[9:16], inputs[16:20]
-        layout = options[-1]
-        d_out, d_lse = empty(out, *out.shape), empty(lse, *lse.shape)
-        if not out.numel() or not tensors[2].numel():
-            return d_out.zero_(), d_lse.zero_()
+        tensors, tangents, options = inputs[:9], inputs[9:16], inputs[16]
         moved = [None if x is None or x._is_zerotensor() else plain(x) for x in tangents]
         dst_bias, src_bias = moved[5:]
         if dst_bias is not None or src_bias is not None:  # the kernel reads both or neither
             moved[5] = torch.zeros_like(tensors[5]) if dst_bias is None else dst_bias
             moved[6] = torch.zeros_like(tensors[6]) if src_bias is None else src_bias
-        of_pairs = [None if x is None else plain(x) for x in tensors[3:]]
-        read = *map(_readable, tensors[:3]), *of_pairs, _readable(out), plain(lse)  # kept until the kernel has run
-        p = _parameters(read, *options)
-        p.tiles = layout.structs[0]
-        p.slots = _slots(layout.reach[0], 2 * COLUMNS * (p.width + p.value_width) * lse.element_size())
-        tangent = _Parameters.from_buffer_copy(p)
-        query, key, value = (_Features() if x is None else _features(x) for x in moved[:3])
-        tangent.query, tangent.key, tangent.value, tangent.out = query, key, value, _features(d_out)
-        tangent.table, tangent.bias, tangent.dst_bias, tangent.src_bias = map(address, moved[3:])
-        tangent.lse = address(d_lse)
-        p.tangent = ctypes.addressof(tangent)
-        _run("tangent", out.dtype, p, p.batch * p.heads * p.queries.tiles, layout)
-        return d_out, d_lse
+        tangents_of: tuple[Tensor, Tensor] = options.prefilled.tangents(tensors, moved, options)
+        return tangents_of
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         # Not `out` and `lse`: what they depend on is among the tensors.
         ctx.save_for_backward(*inputs[:7], *inputs[9:16])
         ctx.save_for_forward(*inputs[:7], *inputs[9:16])
-        ctx.reference = inputs[20]
+        ctx.reference = inputs[16].reference
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -265,7 +372,7 @@ class TileTangents(Function):
         function = partial(_tangents_again, ctx.reference)
         needs = (*ctx.needs_input_grad[:7], *ctx.needs_input_grad[9:16])
         found = gradients_again(function, ctx.saved_tensors, needs, upstream)
-        return *found[:7], None, None, *found[7:], *[None] * 5
+        return *found[:7], None, None, *found[7:], None
 
     @staticmethod
     def tangents(ctx: Any, saved: Sequence[Any], *tangents: Any) -> Any:
@@ -278,81 +385,27 @@ def _tangents_again(function: Callable[..., Any], *inputs: Tensor | None) -> Any
     return tuple(tangents_again(function, inputs[:7], inputs[7:]))
 
 
-class Repeated:
-    """The forward pass without derivatives, biases and dropout, for tensors of the shapes and strides of these:
-    everything but addresses and numbers is filled in."""
-
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> None:
-        batch, num_dst, heads, _ = query.shape
-        out = empty(query, batch, num_dst, heads, value.shape[-1])
-        lse = empty(_wide(query), batch, heads, num_dst)
-        p = _parameters((query, key, value, None, None, None, None, out, lse), 1.0, None, None, layout)
-        p.tiles = layout.structs[0]
-        p.slots = _slots(layout.reach[0], COLUMNS * (p.width + p.value_width) * lse.element_size())
-        self._filled = bytes(p)
-        self._layout = layout
-        self._lse = lse.shape, lse.dtype
-        self._items = batch * heads * p.queries.tiles
-
-    @staticmethod
-    def serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Whether these tensors, and all others of their strides, are read where they lie."""
-        tensors = query, key, value
-        widths = all(x.shape[-1] % 8 == 0 and x.stride(-1) == 1 and x.numel() and not x.is_neg() for x in tensors)
-        return widths and key.shape[-2] == value.shape[-2]
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float | None, shape: tuple[int, ...]
-    ) -> Tensor:
-        """Out, of this shape."""
-        out = empty(query, *shape)
-        of_lse, wide = self._lse
-        lse = query.new_empty(of_lse, dtype=wide)
-        p = _Parameters.from_buffer_copy(self._filled)
-        p.scale = scale
-        p.softcap = softcap or 0.0
-        p.query.data, p.key.data, p.value.data, p.out.data, p.lse = addresses(query, key, value, out, lse)
-        _run("forward", query.dtype, p, self._items, self._layout)
-        return out
+_OF_PAIRS = "table", "bias", "dst_bias", "src_bias"
 
 
-def _parameters(
-    tensors: tuple[Any, ...], scale: float, softcap: float | None, dropout: Dropout | None, layout: Layout
-) -> _Parameters:
-    """Returns the parameters of both passes. They hold addresses only: the caller keeps the tensors."""
-    p, (query, key, value, table, bias, dst_bias, src_bias, out, lse) = _Parameters(), tensors
-    p.batch, p.num_dst, p.heads, p.width = query.shape
-    _, p.num_src, p.key_heads, p.value_width = value.shape
-    p.scale = scale
-    p.softcap = softcap or 0.0
-    p.query, p.key, p.value, p.out = map(_features, (query, key, value, out))
-    p.lse, p.table, p.bias, p.dst_bias, p.src_bias = map(address, (lse, table, bias, dst_bias, src_bias))
-    if bias is not None:
-        p.edges = bias.shape[-1]
-        p.bias_batch = bias.stride(0) if len(bias) > 1 else 0
-    if dropout is not None:
-        p.dropout_keys = address(dropout.keys)
-        p.dropout_threshold = threshold(dropout.p)
-        p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
-        if dropout.ids is not None:
-            p.dst_ids, p.src_ids = map(address, dropout.ids)
-    _, _, p.runs, p.queries, p.keys = layout.structs
-    return p
-
-
-def _wide(x: Tensor) -> Tensor:
-    """No numbers, of the dtype of the arithmetic."""
-    return x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-def _readable(x: Tensor) -> Tensor:
-    """x [B, N, H, D] with contiguous rows and without a pending negation; itself where possible."""
-    return x.resolve_neg() if x.stride(-1) == 1 else x.contiguous().resolve_neg()
+def _form(features: Sequence[Tensor], of_pairs: Sequence[Tensor | None]) -> list[Any]:
+    """The sizes and strides of tensors, and whether negations are pending."""
+    form: list[Any] = [*map(Tensor.size, features), *map(Tensor.stride, features), *map(Tensor.is_neg, features)]
+    for x in of_pairs:
+        form.append(None if x is None else (x.shape, x.stride(), x.is_neg()))
+    return form
 
 
 def _features(x: Tensor) -> _Features:
-    by_batch, by_node, by_head, _ = x.stride()
-    return _Features(address(x), by_batch, by_head, by_node)
+    """The strides of features."""
+    *by_batch, by_node, by_head, _ = x.stride()
+    return _Features(None, *(by_batch or (0,)), by_head, by_node)
+
+
+def _dense(shape: Sequence[int]) -> _Features:
+    """Those of contiguous features."""
+    *_, nodes, heads, width = shape
+    return _Features(None, nodes * heads * width, width, heads * width)
 
 
 def _slots(reach: int, size: int) -> int:
@@ -360,9 +413,9 @@ def _slots(reach: int, size: int) -> int:
     return min(reach, max(MAX_KEPT // size, 1))
 
 
-def _run(name: str, dtype: torch.dtype, p: _Parameters, items: int, layout: Layout) -> None:
-    """Splits the items into several ranges per thread, each large enough for a thread."""
-    products = p.batch * p.heads * p.width * len(layout.by_query[1]) * ROWS * COLUMNS
+def _run(name: str, p: _Parameters, parts: int, query: Tensor, *others: Tensor) -> None:
+    """Runs a pass. `others`: key, value, out and lse. Parameters hold addresses only: the caller keeps all tensors."""
+    p.query.data, p.key.data, p.value.data, p.out.data, p.lse = addresses(query, *others)
     threads = torch.get_num_threads()
-    parts = max(1, min(items, products // _MIN_PRODUCTS, 8 * threads if threads > 1 else 1))
-    library.run(f"tile_attention_{name}", dtype, p, parts=parts)
+    parts = min(parts, 8 * threads) if threads > 1 else 1
+    library.run(f"tile_attention_{name}", query.dtype, p, parts=parts)

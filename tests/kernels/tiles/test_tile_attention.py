@@ -10,7 +10,7 @@ from mpnn import Graph, graphs
 from mpnn.backends.tiles import _layout
 from mpnn.graph import rng
 from mpnn.graph.topology import Topology
-from mpnn.kernels.tiles.attention import ROWS, Dropout, TileAttention
+from mpnn.kernels.tiles.attention import ROWS, Dropout, Options, Prefilled, TileAttention
 
 SEED, STREAMS = torch.tensor(7), torch.arange(8)
 OPTIONS = ["plain", "softcap", "table", "bias", "shared bias", "dropout", "all"]
@@ -70,7 +70,7 @@ def test_it_computes_what_its_twin_does(
     softcap = 1.5 if option in ("softcap", "all") else None
     keys = rng.keys(SEED, STREAMS)
     dropout = Dropout(keys, 0.3) if option in ("dropout", "all") else None
-    out, _ = TileAttention.apply(*inputs, None, None, 0.2, softcap, dropout, _layout(graph), None)
+    out, _ = TileAttention.apply(*inputs, None, None, Options(Prefilled(_layout(graph)), 0.2, softcap, dropout))
     expected = naive(graph, *inputs, 0.2, softcap, dropout)
     direction = torch.randn(out.shape, dtype=dtype)
     tensors = [x for x in inputs if x is not None]
@@ -87,7 +87,7 @@ def test_a_softcap_keeps_the_digits_of_logits_of_any_size(softcap: float) -> Non
     graph = graphs.causal().bind(70)
     inputs = leaves(graph, torch.float32, "softcap")
     doubles = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
-    out, _ = TileAttention.apply(*inputs, None, None, 0.2, softcap, None, _layout(graph), None)
+    out, _ = TileAttention.apply(*inputs, None, None, Options(Prefilled(_layout(graph)), 0.2, softcap))
     exact = naive(graph, *doubles, 0.2, softcap, None)
     for result, twin in zip(
         (out, *torch.autograd.grad(out.sin().sum(), inputs[:3])),
@@ -106,7 +106,8 @@ def test_16_bits_are_added_up_in_float32_and_rounded_once(option: str, dtype: to
     narrow = [x.detach().to(dtype).requires_grad_() for x in (query, key, value) if x is not None]
     softcap = 1.5 if option == "softcap" else None
     dropout = Dropout(rng.keys(SEED, STREAMS), 0.3) if option == "dropout" else None
-    out, lse = TileAttention.apply(*narrow, table, bias, None, None, scale, softcap, dropout, _layout(graph), None)
+    options = Options(Prefilled(_layout(graph)), scale, softcap, dropout)
+    out, lse = TileAttention.apply(*narrow, table, bias, None, None, options)
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     wide = [x.detach().double().requires_grad_() for x in narrow]
     exact = naive(graph, *wide, None, None if bias is None else bias.double(), scale, softcap, dropout)
@@ -129,7 +130,7 @@ def test_what_is_not_finite_stays_so_in_16_bits(bad: float) -> None:
     value = torch.zeros(1, 40, 1, 8, dtype=torch.bfloat16)
     value[0, 10, 0, 3] = bad
     zeros, layout = torch.zeros_like(value), _layout(graphs.causal().bind(40))
-    out, _ = TileAttention.apply(zeros, zeros, value, *[None] * 4, 1.0, None, None, layout, None)
+    out, _ = TileAttention.apply(zeros, zeros, value, *[None] * 4, Options(Prefilled(layout), 1.0))
     torch.testing.assert_close(out[0, 10:, 0, 3], value[0, 10, 0, 3].expand(30), equal_nan=True)
     assert not out[0, :10].any()
 
@@ -142,7 +143,7 @@ def test_no_tile_is_read_or_written_outside_the_tensors() -> None:
     for x in inputs:
         x.copy_(torch.randn(x.shape))
         x.requires_grad_()
-    out, _ = TileAttention.apply(*inputs, *[None] * 4, 0.2, None, None, _layout(graph), None)
+    out, _ = TileAttention.apply(*inputs, *[None] * 4, Options(Prefilled(_layout(graph)), 0.2))
     assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), inputs)))
     assert all(int(b.isnan().sum()) == 2 * 96 * 2 * 8 for b in buffers)
 
@@ -166,3 +167,25 @@ def test_segments_add_to_one_copy_only_if_they_share_no_queries(topology: Topolo
     assert found == copies
     for s, t in itertools.combinations(range(6), 2):
         assert (t - s) % found or not queries[s] & queries[t]
+
+
+def test_saved_features_that_hooks_bring_back_with_other_strides() -> None:
+    """Offloading libraries keep what a backward pass reads elsewhere, and return copies of it."""
+    graph = graphs.causal().bind(45)
+    inputs = leaves(graph, torch.float64, "shared bias")
+    options = Options(Prefilled(_layout(graph)), 0.2)
+    tensors = [x for x in inputs if x is not None]
+
+    def gradients() -> tuple[Tensor, ...]:
+        out, _ = TileAttention.apply(*inputs, None, None, options)
+        return torch.autograd.grad(out.sin().sum(), tensors)
+
+    def reversed_strides(x: Tensor) -> Tensor:
+        order = tuple(reversed(range(x.dim())))
+        return x.permute(order).contiguous().permute(order)
+
+    expected = gradients()
+    with torch.autograd.graph.saved_tensors_hooks(reversed_strides, lambda x: x):
+        elsewhere = gradients()
+    for found in (elsewhere, gradients()):
+        assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
