@@ -31,7 +31,8 @@ def priced(device: torch.device, backend: str, counts: Counts, size: float) -> E
     that `costs.json` names."""
     threads = torch.get_num_threads()
     is_gpu = device.type == "cuda"
-    costs = (gpu_prices() if is_gpu else prices(threads))[backend]
+    of_gpu: Prices = tuned.shipped()["cuda"]["nanoseconds"]
+    costs = (of_gpu if is_gpu else prices(threads))[backend]
     counts = counts if is_gpu else per_thread(counts, threads)
     return Estimate(1e-9 * sum(costs[what] * n for what, n in counts.items()), size)
 
@@ -80,13 +81,6 @@ def prices(threads: int) -> Prices:
     """Nanoseconds by backend and operation: the shipped ones, replaced by those that `mpnn tune` measured here."""
     own = tuned.read(threads)
     return {name: costs | own.get(name, {}) for name, costs in tuned.shipped()["nanoseconds"].items()}
-
-
-@cache
-def gpu_prices() -> Prices:
-    """Nanoseconds on a GPU, by backend and operation."""
-    prices: Prices = tuned.shipped()["cuda"]["nanoseconds"]
-    return prices
 
 
 @cache

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
 from mpnn.backends import edge_orders, reference
-from mpnn.backends.cost_model import Counts, Estimate, both_ways, kind_of, of_biases
-from mpnn.backends.way import Way
+from mpnn.backends.cost_model import Counts, both_ways, kind_of, of_biases
+from mpnn.backends.way import Way, members
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, total
 from mpnn.graph.modes import is_transformed
@@ -30,7 +30,7 @@ from mpnn.kernels.rows.reduce import LinearReduce, RowReduce, RowSum
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.round import Result, Round, reads
-from mpnn.round.needs import AGGREGATES, FLOATS, NORMALIZED, on_edges
+from mpnn.round.needs import AGGREGATES, FLOATS, NAMES_OF_AGGREGATES as KINDS, NORMALIZED, on_edges
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, slope_of
 
 NAME = "csr"
@@ -47,32 +47,15 @@ def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
     return way.SERVES, way.REASONS
 
 
-def refusal(round: Round) -> str | None:
-    return _way(round).refusal(round)
-
-
-def counts(round: Round) -> Counts:
-    return _way(round).counts(round)
-
-
-def estimate(round: Round) -> Estimate:
-    return _way(round).estimate(round)
-
-
 def has_tangents(round: Round) -> bool:
     return round.value.is_cpu and (not is_plain(round) or type(round.reduce) in (Sum, Mean))
 
 
-def bind(round: Round) -> Callable[[Round], Result]:
-    return _way(round).bind(round)
-
-
-def run(round: Round) -> Result:
-    return _way(round).run(round)
-
-
 def _way(round: Round) -> Way:
     return (AGGREGATION if is_plain(round) else ATTENTION)["cpu" if round.value.is_cpu else "cuda"]
+
+
+refusal, counts, estimate, bind, run = members(_way)
 
 
 def is_plain(round: Round) -> bool:
@@ -85,7 +68,6 @@ def is_plain(round: Round) -> bool:
 
 # ------------------------------------------------------------------------------------------------ aggregation
 
-KINDS: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
 FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "extreme", Var: "variance"}
 """Aggregators that run as one kernel, as those with a `combine` do on a CPU."""
 
@@ -577,9 +559,9 @@ def _count_attention_on_gpu(round: Round) -> Counts:
     what = SCORES[type(round.score)].price
     kind = kind_of(round.value.dtype)
     gathered = round.value.shape[-2:].numel()
-    for name, role in () if round.score is None else round.score.roles.items():
+    for _, x, role in round.features:
         if role.of == "src":
-            gathered += getattr(round.score, name).shape[-role.trailing :].numel()
+            gathered += x.shape[-role.trailing :].numel()
     edges = float(graph.num_edges * batch)
     operations = {
         f"{what} call": 1.0,

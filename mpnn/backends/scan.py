@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
-from mpnn.backends.cost_model import Counts, Estimate, both_ways
-from mpnn.backends.way import Way
+from mpnn.backends.cost_model import Counts, both_ways
+from mpnn.backends.way import Way, members
 from mpnn.graph import Graph
 from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.edge_tables import BiasTable
@@ -52,28 +52,15 @@ def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
     return way.SERVES, way.REASONS
 
 
-def refusal(round: Round) -> str | None:
-    return _way(round).refusal(round)
-
-
-def counts(round: Round) -> Counts:
-    return _way(round).counts(round)
-
-
-def estimate(round: Round) -> Estimate:
-    return _way(round).estimate(round)
-
-
-def run(round: Round) -> Result:
-    return _way(round).run(round)
-
-
 def _way(round: Round) -> Way:
     if round.recurrent:
         return RECURRENCE
     if round.score is not None:
         return PRODUCTS
     return CONVOLUTION if round.weighted else PREFIXES
+
+
+refusal, counts, estimate, bind, run = members(_way)
 
 
 # ------------------------------------------------------------------------------------------------ products of features

@@ -1,7 +1,8 @@
-"""A way of a backend: how it runs rounds on one kind of device."""
+"""A way of a backend: how it runs rounds of one kind, or on one kind of device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mpnn.backends.cost_model import Counts, Estimate, priced
 from mpnn.round import Result, Round
@@ -25,3 +26,13 @@ class Way:
 
     def run(self, round: Round) -> Result:
         return self.bind(round)(round)
+
+
+def members(way_of: Callable[[Round], Way]) -> tuple[Callable[[Round], Any], ...]:
+    """Returns `refusal`, `counts`, `estimate`, `bind` and `run` of a backend with several ways: those of the way that
+    `way_of` returns for a round."""
+
+    def member(name: str) -> Callable[[Round], Any]:
+        return lambda round: getattr(way_of(round), name)(round)
+
+    return tuple(map(member, ("refusal", "counts", "estimate", "bind", "run")))

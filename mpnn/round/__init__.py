@@ -182,6 +182,12 @@ class Round:
         return (*self.bias, *(x for x in (self.dst_bias, self.src_bias) if x is not None))
 
     @property
+    def features(self) -> list[tuple[str, Any, Role]]:
+        """The name, the data and the role of each field of the score that has a role; the data may be None."""
+        score = self.score
+        return [] if score is None else [(name, getattr(score, name), role) for name, role in score.roles.items()]
+
+    @property
     def recurrent(self) -> bool:
         """Whether the round has gates, beta or a state."""
         return self.return_state or not (self.log_gate is None and self.beta is None and self.state is None)
@@ -193,16 +199,15 @@ class Round:
         A score's features of destinations have them all. Without any, and in a recurrence, it is the largest number
         that an operand has: heads may share values, keys and numbers of edges, and in a recurrence queries."""
         value = self.value
-        score = self.score
         if not (self.weighted or self.recurrent):
             return value.shape[-2]
-        of_score = [] if score is None else [(getattr(score, name), role) for name, role in score.roles.items()]
+        of_score = self.features
         if not self.recurrent:
-            for x, role in of_score:
+            for _, x, role in of_score:
                 if role.of == "dst":
                     return int(x.shape[-role.trailing])
         counts = [value.shape[-2]]
-        counts += [numbers(x).shape[-role.trailing] for x, role in of_score if x is not None]
+        counts += [numbers(x).shape[-role.trailing] for _, x, role in of_score if x is not None]
         counts += [numbers(x).shape[-1] for x in self.biases]
         gates = ((self.log_gate, 2), (self.beta, 1), (self.state, 3))
         counts += [x.shape[-dimension] for x, dimension in gates if x is not None]
@@ -274,8 +279,8 @@ class Round:
     def map_edges(self, change: Callable[[PerEdge], PerEdge]) -> "Round":
         """Returns the round with `change` applied to its data of edges, tables included."""
         score: Any = self.score
-        for name, role in () if score is None else score.roles.items():
-            if role.of == "edge" and (data := getattr(score, name)) is not None:
+        for name, data, role in self.features:
+            if role.of == "edge" and data is not None:
                 score = replace(score, **{name: change(data)})
         edge_value = None if self.edge_value is None else change(self.edge_value)
         return replace(self, score=score, bias=tuple(map(change, self.bias)), edge_value=edge_value)

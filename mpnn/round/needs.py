@@ -19,8 +19,8 @@ from mpnn.graph.edge_tables import TABLES
 from mpnn.graph.relations import Offset
 from mpnn.scores import BUILT_IN, slope_of
 
-_AGGREGATES: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
-AGGREGATES = frozenset(_AGGREGATES.values())
+NAMES_OF_AGGREGATES: dict[type, str] = {Sum: "sum", Mean: "mean", Max: "max", Min: "min", Var: "var"}
+AGGREGATES = frozenset(NAMES_OF_AGGREGATES.values())
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 DEVICES = frozenset({"cpu", "cuda", "another device"})
 NORMALIZED = frozenset({"softmax", "sigmoid", "unnormalized"})
@@ -82,7 +82,7 @@ SENTENCES = {
     "sinks": "it does not support sinks",
     **{name: f"it does not compute recurrences, which {name} makes of a round"
        for name in ("log_gate", "beta", "state", "return_state")},
-    **{name: f"it cannot aggregate messages by {name}" for name in _AGGREGATES.values()},
+    **{name: f"it cannot aggregate messages by {name}" for name in NAMES_OF_AGGREGATES.values()},
     "aggregate of parts": "it does not run composed aggregators",
     "own aggregate": "it runs sums, means, extremes and variances, and not {aggregate}",
     "explicit graph": "the graph is a list of edges, and it needs a structured graph",
@@ -172,7 +172,11 @@ def _aggregate(round: Any, aggregator: Any) -> Iterable[str]:
         for part in aggregator.parts:
             yield from _aggregate(round, part)
     else:
-        yield "own aggregate" if has_own(aggregator, "reduce") else _AGGREGATES.get(type(aggregator), "own aggregate")
+        yield (
+            "own aggregate"
+            if has_own(aggregator, "reduce")
+            else NAMES_OF_AGGREGATES.get(type(aggregator), "own aggregate")
+        )
 
 
 def _edges(name: str, data: Any) -> Iterable[str]:

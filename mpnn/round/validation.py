@@ -351,9 +351,7 @@ _Named = list[tuple[str, Any, Role]]
 def _features(round: Round) -> tuple[_Named, _Named]:
     """The tensors of nodes, and the data of edges, with their names and roles."""
     roles: dict[str, Role] = round.roles
-    named: _Named = [("value", round.value, roles["value"])]
-    if round.score is not None:
-        named += [(name, getattr(round.score, name), role) for name, role in round.score.roles.items()]
+    named: _Named = [("value", round.value, roles["value"]), *round.features]
     named += [(name, x, roles[name]) for name in _BIASES if (x := getattr(round, name)) is not None]
     named += [("bias", bias, roles["bias"]) for bias in round.bias]
     named.append(("edge_value", round.edge_value, roles["edge_value"]))

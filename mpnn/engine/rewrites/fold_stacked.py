@@ -6,7 +6,7 @@ their keys and values: neither is copied. What is stored per edge has no common 
 """
 
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from torch import Tensor
 
@@ -43,8 +43,7 @@ class FoldStacked(Rewrite):
             return f"{graph} needs features of a batch of {graph.items}; got {list(round.value.shape)}"
         if round.heads % graph.heads:
             return f"{graph} has graphs for {graph.heads} heads, which do not divide {round.heads} heads"
-        score: Any = round.score
-        on_edges = [] if score is None else [getattr(score, n) for n, role in score.roles.items() if role.of == "edge"]
+        on_edges = [data for _, data, role in round.features if role.of == "edge"]
         if not all(data is None or _is_rule(data) for data in on_edges):  # an own score, whose needs do not say it
             return _PER_EDGE
         names: list[str] = []
@@ -99,9 +98,7 @@ def _with_all_biases(round: Round) -> Round:
 
 def _counts_of_sources(round: Round) -> set[int]:
     """The numbers of heads of all features of sources."""
-    score: Any = round.score
-    roles = {} if score is None else score.roles
-    sources = [(getattr(score, name), role.trailing) for name, role in roles.items() if role.of == "src"]
+    sources = [(x, role.trailing) for _, x, role in round.features if role.of == "src"]
     sources += [] if round.src_bias is None else [(round.src_bias, 1)]
     return {x.shape[-trailing] for x, trailing in (*sources, (round.value, 2))}
 
