@@ -60,6 +60,13 @@ def families_called(tree: ast.Module) -> set[str]:
     return found | {alias.name for node in imports for alias in node.names if alias.name in {b.NAME for b in BACKENDS}}
 
 
+def names_of(tree: ast.Module) -> set[str]:
+    """The names of the functions and variables of a module."""
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    names = [name for node in tree.body if isinstance(node, ast.Assign) for name in ast.walk(node)]
+    return functions | {name.id for name in names if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+
+
 def operators_of(tree: ast.Module) -> set[str]:
     """The names of operators that a module binds to torch.library."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
@@ -79,7 +86,7 @@ def listed() -> dict[str, Table]:
         if is_below(path, "integrations"):
             in_place[path] = classes_of(tree, "Constant")
         if is_below(path, "backends"):
-            bound[path] = {"bind"} & {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+            bound[path] = {"bind"} & names_of(tree)
         operators[path] = operators_of(tree)
     rounds = {"backends": {one.NAME for one in BACKENDS}, "rewrites": {one.NAME for one in REWRITES}}
     tables = {

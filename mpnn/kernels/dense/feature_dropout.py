@@ -4,7 +4,6 @@
 """
 
 from ctypes import Structure, c_double, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address
 from mpnn.kernels.dropout_threshold import threshold
+from mpnn.kernels.linear_map import linear_map
 from mpnn.kernels.memory import empty
 
 _MIN_COMPONENTS = 1 << 17  # components per part: about 50 us
@@ -37,21 +37,8 @@ def drops_features(x: Tensor) -> bool:
 def drop_features(x: Tensor, keys: Tensor, p: float) -> Tensor:
     """x [..., width] with each number set to 0 with probability p and the others scaled by 1 / (1 - p). `keys` int32
     [3]: `mpnn.graph.rng.keys` of one stream. It can be differentiated any number of times."""
-    out: Tensor = _FeatureDropout.apply(x, keys, p)
-    return out
-
-
-class _FeatureDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, keys: Tensor, p: float) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.keys = keys
-        ctx.p = p
-        return _drop(x, keys, p)
-
-    @staticmethod
-    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        # The map is linear and its own adjoint, so that all derivatives are this function again.
-        return drop_features(d_out, ctx.keys, ctx.p), None, None
+    # The map is its own adjoint, so that all derivatives are this function again.
+    return linear_map(x, lambda x: _drop(x, keys, p), lambda d_out: drop_features(d_out, keys, p))
 
 
 def _drop(x: Tensor, keys: Tensor, p: float) -> Tensor:

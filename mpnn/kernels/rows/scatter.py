@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, fields
 from mpnn.kernels.derivatives import are_batches
+from mpnn.kernels.linear_map import linear_map
 from mpnn.kernels.memory import empty, plain, zeros
 from mpnn.kernels.rows.reduce import EdgeSumStruct
 
@@ -65,8 +66,7 @@ def row_sums(x: Tensor, to: Tensor, num_rows: int) -> Tensor:
     """The sums of the rows of x [E, D] at their targets `to`, int64 [E]: [num_rows, D]. Integers and numbers of 32
     bits or more."""
     if x.shape[1] >= _MIN_WIDTH and serves(x):
-        summed: Tensor = _RowSums.apply(x, to, num_rows)
-        return summed
+        return linear_map(x, lambda x: _sums(x, to, num_rows), lambda d_out: rows_at(d_out, to))
     if x.shape[1] == 1:  # torch adds up a vector twice as fast as a column
         return x.new_zeros(num_rows).index_add(0, to, x.squeeze(1))[:, None]
     return x.new_zeros(num_rows, x.shape[1]).index_add(0, to, x)
@@ -78,8 +78,22 @@ def rows_at(x: Tensor, to: Tensor) -> Tensor:
         return x.squeeze(1).index_select(0, to)[:, None]
     if x.shape[1] < _MIN_WIDTH or not serves(x):
         return x.index_select(0, to)
-    rows: Tensor = _RowsAt.apply(x, to)
-    return rows
+    num_rows, size = x.shape
+    return linear_map(
+        x,
+        lambda x: torch.index_select(x, 0, to, out=empty(x, len(to), size)),
+        lambda d_out: row_sums(d_out, to, num_rows),
+    )
+
+
+def _sums(x: Tensor, to: Tensor, num_rows: int) -> Tensor:
+    """`row_sums` by the kernel."""
+    x = plain(x)
+    size = x.shape[1]
+    out = empty(x, num_rows, size)
+    p = EdgeSumStruct(address(to), None, len(x), num_rows, size, address(x), None, address(out), None)
+    library.run("edge_sum", x.dtype, p)
+    return out
 
 
 def row_squares(x: Tensor, to: Tensor, num_rows: int, count: Tensor) -> Tensor:
@@ -136,38 +150,6 @@ def _picked(x: Tensor, arg: Tensor) -> Tensor:
     if not num_edges:
         return x.new_zeros(arg.shape)
     return x.gather(0, arg.clamp(max=num_edges - 1)).masked_fill(arg == num_edges, 0)
-
-
-class _RowSums(torch.autograd.Function):
-    """`row_sums`, whose derivative is `rows_at`."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, to: Tensor, num_rows: int) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.to = to
-        x = plain(x)
-        size = x.shape[1]
-        out = empty(x, num_rows, size)
-        p = EdgeSumStruct(address(to), None, len(x), num_rows, size, address(x), None, address(out), None)
-        library.run("edge_sum", x.dtype, p)
-        return out
-
-    @staticmethod
-    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        return rows_at(d_out, ctx.to), None, None
-
-
-class _RowsAt(torch.autograd.Function):
-    """`rows_at`, whose derivative is `row_sums`."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, to: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.to = to
-        ctx.num_rows = len(x)
-        return torch.index_select(x, 0, to, out=empty(x, len(to), x.shape[1]))
-
-    @staticmethod
-    def backward(ctx, d_out: Tensor) -> Any:  # type: ignore[no-untyped-def]
-        return row_sums(d_out, ctx.to, ctx.num_rows), None
 
 
 class _RowSquares(torch.autograd.Function):
