@@ -30,8 +30,8 @@ from mpnn.kernels.rows.reduce import LinearReduce, RowReduce, RowSum
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.round import Result, Round, reads
-from mpnn.round.needs import AGGREGATES, FLOATS, NAMES_OF_AGGREGATES as KINDS, NORMALIZED, on_edges
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, slope_of
+from mpnn.round.needs import AGGREGATES, FLOATS, NAMES_OF_AGGREGATES as KINDS, NORMALIZED, first, on_edges
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
 
 NAME = "csr"
 ANY_EDGES = True
@@ -82,20 +82,23 @@ def _refuse_to_aggregate(round: Round) -> str | None:
 
 
 def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
-    """The reason why there are no kernels for an aggregator, or None if there are."""
+    """The reason why there are no kernels for a user's aggregator, or None if there are."""
     name = type(aggregator).__name__
-    if type(aggregator) in KINDS:
-        return None
-    if not hasattr(aggregator, "combine"):
-        return f"{name} has no combine(a, b)"
-    if not hasattr(aggregator, "identity"):
-        return f"{name} has combine(a, b), but no identity to start from"
-    for function, what in (("combine", "two numbers"), ("gradient", "two numbers"), ("lift", "one number")):
-        if inspect.ismethod(getattr(aggregator, function, None)):
-            return f"{function} of {name} must be a function of {what}: make it a staticmethod"
-    if needs_grad and getattr(aggregator, "gradient", None) is None:
-        return f"{name} has no gradient(message, out), so there is no backward pass"
-    return combine.why_missing()
+    functions = {"combine": "two numbers", "gradient": "two numbers", "lift": "one number"}
+    methods = {
+        f"{function} of {name} must be a function of {what}: make it a staticmethod": inspect.ismethod(
+            getattr(aggregator, function, None)
+        )
+        for function, what in functions.items()
+    }
+    has_gradient = getattr(aggregator, "gradient", None) is not None
+    reasons = {
+        f"{name} has no combine(a, b)": not hasattr(aggregator, "combine"),
+        f"{name} has combine(a, b), but no identity to start from": not hasattr(aggregator, "identity"),
+        **methods,
+        f"{name} has no gradient(message, out), so there is no backward pass": needs_grad and not has_gradient,
+    }
+    return first(reasons) or combine.why_missing()
 
 
 def _count_aggregation(round: Round) -> dict[str, float]:
@@ -334,7 +337,7 @@ def _operands_of(round: Round) -> Operands:
             pass
         case _:
             return Operands(scale=0.0 if round.weighted else 1.0)
-    slope: Any = activation.slope if type(activation) is LeakyReLU else slope_of(activation)
+    slope: Any = slope_of(activation)
     tanh = slope == "tanh"
     return Operands(dst, src, vector, edge, slope=1.0 if tanh else slope, tanh=tanh)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from mpnn.aggregate import Max, Mean, Min, Sum
 from mpnn.backends.cost_model import Estimate, both_ways, priced
 from mpnn.round import Result, Round
+from mpnn.round.needs import first
 
 NAME = "scatter"
 
@@ -22,15 +23,16 @@ REASONS = dict.fromkeys(("float16", "bfloat16"), _COARSE)
 
 
 def refusal(round: Round) -> str | None:
-    if not _installed():
-        return "it needs torch-scatter and torch-sparse: pip install --no-build-isolation torch-scatter torch-sparse"
-    if len(round.bias) > 1 or any(b.dim() != 2 or b.shape[1] != 1 for b in round.bias if isinstance(b, Tensor)):
-        return "it takes one weight per edge"
-    if round.graph.num_edges == 0:
-        return "its kernels do not support a graph without edges"
-    if type(round.reduce) in (Max, Min) and round.needs_grad:
-        return "its kernels give the whole gradient to one of several equal extremes, instead of sharing it"
-    return None
+    install = "pip install --no-build-isolation torch-scatter torch-sparse"
+    ones = [isinstance(b, Tensor) and b.dim() == 2 and b.shape[1] == 1 for b in round.bias]
+    shares = "its kernels give the whole gradient to one of several equal extremes, instead of sharing it"
+    reasons = {
+        f"it needs torch-scatter and torch-sparse: {install}": not _installed(),
+        "it takes one weight per edge": len(ones) > 1 or not all(ones),
+        "its kernels do not support a graph without edges": round.graph.num_edges == 0,
+        shares: type(round.reduce) in (Max, Min) and round.needs_grad,
+    }
+    return first(reasons)
 
 
 @cache

@@ -7,7 +7,7 @@ know. Types count exactly: a subclass is "own score", "own aggregate" or "by own
 something else.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
@@ -110,6 +110,11 @@ def missing(round: Any, serves: frozenset[str], reasons: dict[str, str]) -> str 
     for name, value in names.items():
         sentence = sentence.replace(name, value)
     return sentence
+
+
+def first(reasons: Mapping[str, object]) -> str | None:
+    """Returns the first sentence that applies, or None."""
+    return next((sentence for sentence, applies in reasons.items() if applies), None)
 
 
 def has_own(x: Any, method: str) -> bool:

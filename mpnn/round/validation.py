@@ -1,7 +1,8 @@
 """Validation: checks the parts of a round and names the wrong one before anything runs."""
 
+from collections.abc import Mapping
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers
 from mpnn.graph.exchange import Exchange, Layer
 from mpnn.graph.topology import Topology
 from mpnn.round import NORMALIZERS, Round
+from mpnn.round.needs import first
 from mpnn.scores import Dot, Role
 
 
@@ -74,14 +76,13 @@ def round(round: Round) -> None:
     for name, x, role in of_nodes:
         heads = x.shape[-role.trailing]
         grouped = role.grouped or round.recurrent
-        if heads == 1 and (grouped or name in _BIASES):
-            continue
-        if grouped and (heads == 0 or round.heads % heads):
-            raise ValueError(
-                f"{round.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {round.heads}"
-            )
-        if not grouped and heads != round.heads:
-            raise ValueError(f"{name} has {heads} heads, and the score has {round.heads}")
+        shares = f"{round.heads} heads cannot share {heads} heads of {name}: {heads} does not divide {round.heads}"
+        reasons = {
+            shares: grouped and (heads == 0 or round.heads % heads),
+            f"{name} has {heads} heads, and the score has {round.heads}": not grouped and heads != round.heads,
+        }
+        if heads != 1 or not (grouped or name in _BIASES):
+            _refuse(ValueError, reasons)
     if round.score is not None and hasattr(round.score, "validate"):
         round.score.validate(round.value)
     for name, data, role in of_edges:
@@ -98,13 +99,13 @@ def recurrence(round: Round) -> None:
     score = round.score
     plain = round.normalize == "none" and type(round.reduce) is Sum
     plain = plain and not (round.biased or round.edge_value is not None or round.dropout or round.return_lse)
-    if type(score) is not Dot or score.softcap is not None or score.edge_key is not None or not plain:
-        raise ValueError(
-            "log_gate, beta and states go with sums weighted by dot products alone: normalize='none', without bias, "
-            "softcap, data of edges, dropout and return_lse"
-        )
-    if round.return_state and round.return_weights:
-        raise ValueError("return_state cannot be combined with return_weights")
+    dots = type(score) is Dot and score.softcap is None and score.edge_key is None
+    reasons = {
+        "log_gate, beta and states go with sums weighted by dot products alone: normalize='none', without bias, "
+        "softcap, data of edges, dropout and return_lse": not (dots and plain),
+        "return_state cannot be combined with return_weights": round.return_state and round.return_weights,
+    }
+    _refuse(ValueError, reasons)
     shapes = {"log_gate": "[..., N, H, 1 or D]", "beta": "[..., N, H]", "state": "[..., H, D, D_v]"}
     for name, shape in shapes.items():
         x = getattr(round, name)
@@ -115,7 +116,7 @@ def recurrence(round: Round) -> None:
         _beside_value(name, x, round)
     nodes = round.graph.num_dst
     heads = round.heads
-    width = score.key.shape[-1]
+    width = cast(Dot, score).key.shape[-1]
     _fits("log_gate", round.log_gate, (*round.batch, nodes, heads), ((1,), (width,)))
     _fits("beta", round.beta, (*round.batch, nodes, heads), ((),))
     _fits("state", round.state, (*round.batch, heads, width, round.value.shape[-1]), ((),))
@@ -125,6 +126,12 @@ def recurrence(round: Round) -> None:
             "log_gate, beta and states need causal() or causal() & documents(lengths), where the gates form a product "
             f"from node to node; got {graph}"
         )
+
+
+def _refuse(kind: type[Exception], reasons: Mapping[str, object]) -> None:
+    """Raises an error with the first sentence that applies."""
+    if (reason := first(reasons)) is not None:
+        raise kind(reason)
 
 
 def _fits(name: str, x: Tensor | None, shape: tuple[int, ...], last: tuple[tuple[int, ...], ...]) -> None:
@@ -137,20 +144,26 @@ def _fits(name: str, x: Tensor | None, shape: tuple[int, ...], last: tuple[tuple
 def lse(round: Round) -> None:
     """Raises ValueError unless the round has logits, of a softmax, and returns nothing else with them."""
     mixes = round.mix_logits is not None or round.mix_weights is not None
-    if round.normalize != "softmax" or not round.weighted or type(round.reduce) is not Sum or mixes:
-        raise ValueError("return_lse needs a sum weighted by a softmax, whose logits it adds up")
-    if round.return_weights or round.sinks is not None:
-        other = "return_weights" if round.return_weights else "sinks"
-        raise ValueError(f"return_lse cannot be combined with {other}")
+    plain = round.normalize == "softmax" and round.weighted and type(round.reduce) is Sum and not mixes
+    reasons = {
+        "return_lse needs a sum weighted by a softmax, whose logits it adds up": not plain,
+        "return_lse cannot be combined with return_weights": round.return_weights,
+        "return_lse cannot be combined with sinks": round.sinks is not None,
+    }
+    _refuse(ValueError, reasons)
 
 
 def sinks(sinks: Any, round: Round) -> None:
     """Raises ValueError or TypeError unless these are sinks of the round's softmax: a number for each head."""
     _beside_value("sinks", sinks, round)
-    if round.normalize != "softmax" or not round.weighted:
-        raise ValueError("sinks are logits of a softmax; call with normalize='softmax', or without sinks")
-    if sinks.shape != (round.heads,):
-        raise ValueError(f"sinks must have shape [{round.heads}], a logit for each head; got {list(sinks.shape)}")
+    shape = f"sinks must have shape [{round.heads}], a logit for each head; got {list(sinks.shape)}"
+    reasons = {
+        "sinks are logits of a softmax; call with normalize='softmax', or without sinks": (
+            round.normalize != "softmax" or not round.weighted
+        ),
+        shape: sinks.shape != (round.heads,),
+    }
+    _refuse(ValueError, reasons)
 
 
 def _beside_value(name: str, x: Any, round: Round, advice: str = "") -> None:

@@ -31,6 +31,7 @@ from mpnn.graph.csr import CSR
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
+from mpnn.round.needs import first
 from mpnn.scores import Dot
 
 _NEEDS = "torch.onnx.export converts rounds over edges that are inputs, and dot-product attention over topologies"
@@ -287,7 +288,7 @@ def _refuse(round: Round) -> None:
         "biases of edges other than a table by offset": not tables,
         "vectors of edges": round.edge_value is not None,
     }
-    _refuse_any(round, any(reasons.values()), (Sum, Mean), next((what for what in reasons if reasons[what]), ""))
+    _refuse_any(round, any(reasons.values()), (Sum, Mean), first(reasons) or "")
 
 
 def _refuse_any(round: Round, applies: bool, aggregators: tuple[type, ...], what: str = "") -> None:
@@ -301,5 +302,5 @@ def _refuse_any(round: Round, applies: bool, aggregators: tuple[type, ...], what
         "returned weights or log-sum-exps": round.return_weights or round.return_lse,
         "recurrences": round.recurrent,
     }
-    for reason in (reason for reason, applies in reasons.items() if applies):
+    if (reason := first(reasons)) is not None:
         raise NotImplementedError(f"{_NEEDS}; this one has {reason}")

@@ -19,7 +19,7 @@ from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, per_edge
 from mpnn.graph.relations import Relation
 from mpnn.kernels.dense import permute
 from mpnn.round import Result, Round
-from mpnn.round.needs import DROPS, FLOATS, on_edges
+from mpnn.round.needs import DROPS, FLOATS, first, on_edges
 from mpnn.scores import Dot
 
 
@@ -35,11 +35,11 @@ class CliquesInOrder(Rewrite):
         return isinstance(round.score, Dot)
 
     def refusal(self, round: Round) -> str | None:
-        if not round.graph.is_scattered:
-            return "the graph is not made of cliques whose nodes are scattered"
-        if round.graph.positions is not None:
-            return "positions of nodes are given"
-        return None
+        reasons = {
+            "the graph is not made of cliques whose nodes are scattered": not round.graph.is_scattered,
+            "positions of nodes are given": round.graph.positions is not None,
+        }
+        return first(reasons)
 
     def estimate(self, round: Round) -> Estimate:
         nodes = round.batch.numel() * (round.graph.num_dst * round.heads * 2 + round.graph.num_src * round.heads * 2)

@@ -2,6 +2,8 @@
 its graph, so the cached choice lists them."""
 
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -35,11 +37,6 @@ def lower_score(round: Round, backend: str = "auto") -> Round:
     return round if score is round.score else round.with_fields(score=score)
 
 
-def _has_positions(round: Round) -> bool:
-    # The tables of a stacked graph are looked up when it is folded.
-    return round.graph.positions is not None and not round.graph.stack
-
-
 def _tables_per_edge(round: Round) -> Round:
     """Tables by relation are looked up for each edge, because kernels compute edge types from node numbers."""
 
@@ -54,38 +51,41 @@ def _tables_per_edge(round: Round) -> Round:
     return round.map_edges(look_up)
 
 
-def _lacks_seed(round: Round) -> bool:
-    return bool(round.dropout) and round.seed is None
-
-
-def _draw_seed(round: Round) -> Round:
+def _with_seed(draw: Callable[[torch.device], Tensor], round: Round) -> Round:
     """All rounds of a rewrite share the seed, so that they drop the same edges."""
-    return round.with_fields(seed=rng.new_seed(round.value.device))
+    return round.with_fields(seed=draw(round.value.device))
 
 
-def _any_seed(round: Round) -> Round:
-    return round.with_fields(seed=torch.zeros((), dtype=torch.int64, device=round.value.device))
+def _any_seed(device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=torch.int64, device=device)
 
 
 PREPARATIONS = (
-    Preparation(_has_positions, _tables_per_edge, _tables_per_edge),
-    Preparation(_lacks_seed, _draw_seed, _any_seed),
+    # The tables of a stacked graph are looked up when it is folded.
+    Preparation(
+        lambda round: round.graph.positions is not None and not round.graph.stack, _tables_per_edge, _tables_per_edge
+    ),
+    Preparation(
+        lambda round: bool(round.dropout) and round.seed is None,
+        partial(_with_seed, rng.new_seed),
+        partial(_with_seed, _any_seed),
+    ),
 )
 
 
 def prepared(round: Round, backend: str = "auto") -> Round:
     """The round in the words of backends: with a built-in score, tables of edges, and a seed."""
-    round = lower_score(round, backend)
-    for preparation in PREPARATIONS:
-        if preparation.applies(round):
-            round = preparation.prepare(round)
-    return round
+    return _each(round, backend, attrgetter("prepare"))
 
 
 def as_planned(round: Round, backend: str = "auto") -> Round:
     """The form of the prepared round, without a number of torch's generator."""
+    return _each(round, backend, attrgetter("planned"))
+
+
+def _each(round: Round, backend: str, how: Callable[[Preparation], Callable[[Round], Round]]) -> Round:
     round = lower_score(round, backend)
     for preparation in PREPARATIONS:
         if preparation.applies(round):
-            round = preparation.planned(round)
+            round = how(preparation)(round)
     return round

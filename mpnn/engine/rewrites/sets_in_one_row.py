@@ -14,7 +14,7 @@ from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
 from mpnn.graph import Graph
 from mpnn.graph.runs import Runs
 from mpnn.round import Result, Round
-from mpnn.round.needs import AGGREGATES, ANYWHERE
+from mpnn.round.needs import AGGREGATES, ANYWHERE, first
 
 
 class SetsInOneRow(Rewrite):
@@ -25,14 +25,14 @@ class SetsInOneRow(Rewrite):
         return not round.weighted and round.score is None
 
     def refusal(self, round: Round) -> str | None:
-        graph = round.graph
-        sets = _sizes(graph)
-        # Sets of one row each are computed once in any case.
-        if sets is None or len(sets) == graph.num_dst:
-            return "its rows do not share their sources"
-        if len(sets) > 1 and not round.value.is_cpu:
-            return "on this device the sum of the gradients of a set has no fixed order"
-        return None
+        sizes = _sizes(round.graph)
+        count = round.graph.num_dst if sizes is None else len(sizes)
+        reasons = {
+            # Sets of one row each are computed once in any case.
+            "its rows do not share their sources": count == round.graph.num_dst,
+            "on this device the sum of the gradients of a set has no fixed order": count > 1 and not round.value.is_cpu,
+        }
+        return first(reasons)
 
     def estimate(self, round: Round) -> Estimate:
         numbers = float(round.graph.num_dst * round.batch.numel() * round.value.shape[-2:].numel())
