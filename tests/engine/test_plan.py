@@ -10,6 +10,7 @@ from mpnn import MessagePassing, engine, explain, graphs, ops
 from mpnn.aggregate import Index, segment_sum
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
+from mpnn.engine import choice
 from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan, refusal as why_not
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.topology import Topology
@@ -37,6 +38,14 @@ def test_explain_prints_the_plan_and_returns_it(capsys: pytest.CaptureFixture[st
     assert lines[-1].startswith("maps    ")
     assert lines[4].split()[0] == found.backend
     assert lines[4].endswith("chosen")
+
+
+def test_a_limited_number_of_forms_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_candidates_by_form", {})
+    monkeypatch.setattr(choice, "_MAX_CANDIDATES", 3)
+    for heads in range(1, 9):
+        choose(request(graphs.window(1), 7, heads=heads))
+        assert 0 < len(choice._candidates_by_form) <= 3
 
 
 def test_a_graph_that_says_causal_and_is_not_is_marked() -> None:

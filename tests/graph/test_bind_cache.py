@@ -20,7 +20,7 @@ from steps import at_most
 
 from mpnn import MessagePassing, Topology, graphs, ops
 from mpnn.attention import DotProduct
-from mpnn.graph import Graph, capacity
+from mpnn.graph import Graph, bound, capacity
 from mpnn.graph.bind_cache import BindCache, bytes_of
 from mpnn.graph.relations import Offset, Table
 
@@ -109,6 +109,17 @@ def test_a_cleared_cache_holds_nothing(cache: BindCache) -> None:
     gc.collect()
     assert gone() is None
     assert (len(cache), cache.nbytes) == (0, 0)
+
+
+def test_values_of_a_graph_with_parameters_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "_MOST_VALUES", 3)
+    values = bound.Values()
+    values.keep("edges", list)
+    for number in range(6):
+        assert values.keep(("tiles", number), lambda number=number: number) == number
+    assert values == {"edges": [], **{("tiles", number): number for number in (3, 4, 5)}}
+    values.keep(("weights", 1), list, is_limited=False)
+    assert len(values) == 5
 
 
 def test_the_number_of_graphs_is_limited_too(cache: BindCache) -> None:

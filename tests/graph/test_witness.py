@@ -264,6 +264,13 @@ def test_tensors_without_versions_are_refused(x: Tensor) -> None:
         Witness().tensor(x)
 
 
+def test_what_reads_very_many_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witnesses, "_MOST", 100)
+    _witness(nn.Linear(1, 1))
+    with pytest.raises(Unwatchable, match="it reads more than 100 objects"):
+        _witness(nn.Sequential(*(nn.Linear(1, 1) for _ in range(101))))
+
+
 def test_unknown_containers_are_refused() -> None:
     with pytest.raises(Unwatchable, match=r"collections\.deque"):
         Witness().state(types.SimpleNamespace(items=deque([1])))
