@@ -101,12 +101,6 @@ def test_the_plan_takes_it_where_sequences_are_long(topology: object, capsys: py
     assert "scan" in capsys.readouterr().out
 
 
-def test_documents_cost_what_each_costs() -> None:
-    one, three = (scan.counts(request((graphs.causal() & graphs.documents([64] * n)).bind(64 * n))) for n in (1, 3))
-    work = [kind for kind in one if not kind.startswith("call")]
-    assert {kind: three[kind] for kind in work} == {kind: 3 * one[kind] for kind in work}
-
-
 @pytest.mark.parametrize("nodes", [1, 16, 256])
 def test_the_plan_takes_it_for_every_recurrence(nodes: int) -> None:
     """Also for the single node of a decoded token: the specification computes matrices of all pairs and many steps."""
