@@ -82,7 +82,10 @@ def changes(path: Path) -> list[Change]:
     for line in lines:
         starts.append(starts[-1] + len(line))
     found = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    functions = [x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef) and x.name.endswith("_on_gpu")]
+    on_gpu = {x for function in functions for x in ast.walk(function)}
+    for node in (x for x in ast.walk(tree) if x not in on_gpu):
         for text in _variants(node):
             assert isinstance(node, ast.expr)
             first = starts[node.lineno - 1] + node.col_offset
@@ -131,10 +134,9 @@ def changes_of_cpp(path: Path) -> list[Change]:
         code = "" if line.startswith(("#", "template")) or "static_assert" in line else line.split("//")[0]
         for match in re.finditer(r" (?:[<>=!]=|&&|\|\||\+=|[-<>+*/%]) |(?<![\w.\"])\d+(?![\w.\"])", code):
             text = _CPP.get(match[0]) or str(int(match[0]) + 1)
-            change = Change(
-                path.relative_to(ROOT), offset + match.start(), offset + match.end(), text, number, line.strip()
-            )
-            found.append(change)
+            first = offset + match.start()
+            before = f"{line[: match.start()].lstrip()}[{match[0]}]{line[match.end() :].rstrip()}"
+            found.append(Change(path.relative_to(ROOT), first, first + len(match[0]), text, number, before))
         offset += len(line)
     return found
 
