@@ -1,6 +1,6 @@
 """Training runs of `mpnn train` on whole graphs: classes or numbers of each graph in a table."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -153,34 +153,32 @@ class GraphRun(Run):
         precision: Precision = "no",
     ) -> None:
         assert isinstance(graphs.data, GraphTables)
+        super().__init__(
+            "graphs",
+            expression,
+            steps,
+            seed,
+            sizes,
+            measure=MEASURES[graphs.data.outputs.problem],
+            device=device,
+            precision=precision,
+            data=graphs.digest,
+            understood=graphs.data.understood,
+        )
         self.tables = graphs.data
         self.graphs = graphs
         self.sizes = sizes
-        self.seed = seed
-        self.task = "graphs"
-        self.expression = expression
-        self.steps = steps
-        self.precision = precision
-        self.measure = MEASURES[self.tables.outputs.problem]
-        self.understood = self.tables.understood
-        self.device = device
         self.rate = sizes.lr or _RATE
-        self.settings = {"task": "graphs", "graph": expression, "seed": seed, "steps": steps, "device": device}
-        self.settings |= {"data": graphs.digest, "precision": precision}
-        self.settings |= {name: value for name, value in asdict(sizes).items() if value is not None}
         if expression.strip() != OWN and (graphs.data.edge_weight is not None or graphs.data.edge_features is not None):
             raise ValueError(f"weights and features are those of --edges; leave --graph {expression} out")
-        torch.manual_seed(seed)
-        self.model = graph_model(self.tables, len(self.tables.outputs.names), sizes).to(device)
-        self._random = torch.get_rng_state()
+        self.model = self.seeded(lambda: graph_model(self.tables, len(self.tables.outputs.names), sizes))
         self.layers = sum(isinstance(module, MessagePassing) for module in self.model.modules())
         self.parts = [mask.nonzero().squeeze(1) for mask in (graphs.data.train_mask, graphs.data.val_mask)]
         self._batches = 0
         largest = (graphs.starts[1:] - graphs.starts[:-1]).argmax()
         _, self.graph, _ = self._batch(largest[None])
 
-    def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
-        torch.set_rng_state(self._random)
+    def trained(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
         if checkpoint is not None:
             checkpoint.describe(graphs=len(self.graphs), optimizer=" ".join(repr(self.optimizer(self.rate)).split()))
         history = fit(
@@ -215,7 +213,8 @@ class GraphRun(Run):
 
     def evaluate(self, model: Model) -> str:
         values = predictions(model, self.graphs, self._test, self.expression, self._loops)
-        return said_of_test(values, self.tables.y[self._test], self.tables.outputs, "graphs")
+        tables = self.tables
+        return said_of_test(values, tables.y, tables.train_mask, tables.test_mask, tables.outputs, "graphs")
 
     def save(self, folder: Path) -> None:
         save_names(folder, self.tables, self.tables.outputs)

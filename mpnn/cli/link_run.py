@@ -4,7 +4,7 @@ lacks."""
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,7 +20,7 @@ from mpnn.models import RGCN, ComplEx, DistMult, Inner, LightGCN, LinkRanker
 from mpnn.models.graph.link_ranker import popular_keys
 from mpnn.models.saving import Model
 from mpnn.train.checkpoint import Checkpoint
-from mpnn.train.link_ranker import LinkTraining, Part, fit_link_ranker, link_measures, ranks_of
+from mpnn.train.link_ranker import LinkTraining, Part, fit_link_ranker, layers_of, link_measures, ranks_of
 from mpnn.train.loop import History, Precision, Progress
 
 EDGES = "edges"
@@ -39,6 +39,7 @@ class LinkSettings:
     model: "lightgcn", "rgcn" or "embeddings"; None: rgcn for relations, else lightgcn.
     decoder: "inner", "distmult" or "complex"; None: complex for directed links, which it tells from their reverses,
         distmult for relations between two sets, else inner.
+    fanouts: in-neighbors that each layer receives from in a step, such as "15,10"; None: all.
     """
 
     model: str | None = None
@@ -48,6 +49,15 @@ class LinkSettings:
     dropout: float = 0.5
     lr: float = 0.02
     batch: int = 4096
+    fanouts: str | None = None
+
+
+def fanouts_of(text: str) -> list[int]:
+    """The numbers in a text such as "15,10"."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--fanouts are whole numbers, one for each layer, such as 15,10; got {text!r}") from None
 
 
 def link_model(tables: LinkTables, settings: LinkSettings) -> LinkRanker:
@@ -122,29 +132,27 @@ class LinkRun(Run):
         device: str = "cpu",
         precision: Precision = "no",
     ) -> None:
+        super().__init__(
+            "links",
+            EDGES,
+            steps,
+            seed,
+            sizes,
+            measure="MRR" if tables.relations else "AUC",
+            device=device,
+            precision=precision,
+            data=digest,
+            understood=tables.understood,
+        )
         self.tables = tables
         self.sizes = sizes
-        self.seed = seed
-        self.task = "links"
-        self.expression = EDGES
-        self.steps = steps
-        self.precision = precision
-        self.measure = "MRR" if tables.relations else "AUC"
-        self.understood = tables.understood
-        self.settings = {"task": self.task, "seed": seed, "steps": steps, "device": device}
-        self.settings |= {"data": digest, "precision": precision}
-        self.settings |= {name: value for name, value in asdict(sizes).items() if value is not None}
-        torch.manual_seed(seed)
-        model = link_model(tables, sizes).to(device)
-        self.model: LinkRanker = model
-        self._popularity = deepcopy(model.popularity)
-        self._random = torch.get_rng_state()
-        self.layers = 0 if model.encoder is None else sizes.layers or (3 if isinstance(model.encoder, LightGCN) else 1)
-        self.training = self.training_of(model)
+        self.model: LinkRanker = self.seeded(lambda: link_model(tables, sizes))
+        self._popularity = deepcopy(self.model.popularity)
+        self.layers = 0 if self.model.encoder is None else layers_of(self.model.encoder)
+        self.training = self.training_of(self.model)
         self.graph = self.training.graph
 
-    def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
-        torch.set_rng_state(self._random)
+    def trained(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
         history = fit_link_ranker(
             self.training,
             self.optimizer(self.sizes.lr),
@@ -175,15 +183,12 @@ class LinkRun(Run):
 
     def evaluate(self, model: Model) -> str:
         assert isinstance(model, LinkRanker)
-        return self._said(self.measures(self.training_of(model)))
-
-    @property
-    def report(self) -> str:
-        return self._said(self.measured)
+        is_measured = model is self.model and bool(self.measured)
+        return self._said(self.measured if is_measured else self.measures(self.training_of(model)))
 
     @property
     def result(self) -> str:
-        return f"{self.measured[self._name][self.measure]:.3f}"
+        return f"{self.measured[self._model][self.measure]:.3f}"
 
     def save(self, folder: Path) -> None:
         tables = self.tables
@@ -194,12 +199,15 @@ class LinkRun(Run):
         super().save(folder)
 
     @property
-    def _name(self) -> str:
+    def _model(self) -> str:
         return model_name(self.tables, self.sizes)
 
     def training_of(self, model: LinkRanker) -> LinkTraining:
         """The links of the run, for a model of its kind."""
-        return LinkTraining(model, self.tables.split, self.tables.x, batch=self.sizes.batch, seed=self.seed)
+        sizes = self.sizes
+        fanouts = None if sizes.fanouts is None else fanouts_of(sizes.fanouts)
+        split, x = self.tables.split, self.tables.x
+        return LinkTraining(model, split, x, batch=sizes.batch, seed=self.seed, fanouts=fanouts)
 
     def measures(self, training: LinkTraining) -> dict[str, dict[str, float]]:
         """The measures of the model and of popularity, on the test links."""
@@ -211,7 +219,7 @@ class LinkRun(Run):
             return popularity.answers(given, relation, torch.arange(count, device=device), of_src=of_src)
 
         return {
-            self._name: link_measures(training, *training.scorers()),
+            self._model: link_measures(training, *training.scorers()),
             POPULARITY: link_measures(training, popularity.score, answers),
         }
 

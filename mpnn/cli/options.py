@@ -145,6 +145,13 @@ class Options:
     batch: int | None = _option(int, "Crops of text, graphs, or links, per step.", _STEPS)
     lr: float | None = _option(float, "Maximum learning rate; mpnn compare tries half and twice of it, too.", _STEPS)
     dropout: float | None = _option(float, "Share of features and attention weights dropped in training.", _NODE)
+    fanouts: str | None = _option(
+        str,
+        "For many links: how many in-neighbors each layer receives from in a step, a random sample, -1 for all. "
+        "Default: a step computes all links.",
+        _LINKS,
+        metavar="K,K,...",
+    )
     relation: str | None = _option(
         str, "The column of --edges with the types of links, as in a knowledge graph.", _LINKS, metavar="COLUMN"
     )

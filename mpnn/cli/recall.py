@@ -63,18 +63,13 @@ class RecallRun(Run):
     Its accuracy is that of the second half of the places, which the letter does not reach over the window alone."""
 
     def __init__(self, expression: str, steps: int, seed: int) -> None:
-        self.task = self.measure = "recall"
-        self.expression = expression
-        self.steps = min(steps, STEPS)
-        self.seed = seed
+        super().__init__("recall", expression, min(steps, STEPS), seed, measure="recall")
         self.layers = LAYERS
         topology = TOPOLOGIES[expression]
         self.graph = topology.bind(LENGTH)
-        torch.manual_seed(seed)
-        self.model: GPT = GPT(len(LETTERS), DIM, HEADS, LAYERS, topology, context=LENGTH)
-        self.settings = {"task": "recall", "graph": expression, "seed": seed, "steps": self.steps}
+        self.model: GPT = self.seeded(lambda: GPT(len(LETTERS), DIM, HEADS, LAYERS, topology, context=LENGTH))
 
-    def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
+    def trained(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
         model = self.model
         torch.manual_seed(self.seed)
         history = fit(

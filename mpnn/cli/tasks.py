@@ -11,14 +11,14 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from rich.markup import escape
 from rich.progress import Progress as Bars, TaskID
 from rich.table import Table
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from mpnn import Graph, MessagePassing, data
@@ -272,41 +272,86 @@ def model_options(settings: NodeSettings, tables: Any) -> tuple[type[NodeModel],
     return kind, wanted
 
 
+M = TypeVar("M", bound=nn.Module)
+
+
 class Run(ABC):
     """One training run. The constructor validates all settings before the first step.
 
-    Attributes:
-        model: the model, which is trained in place.
+    Args:
+        task: which models and options there are.
+        expression: the graph.
+        sizes: the settings of the model; None stands for a default.
         measure: what the result is, such as accuracy.
+        data: identifies the data.
+        understood: how each file of the user's own was read.
+
+    Attributes:
+        name: what people call the task.
+        model: the model, which is trained in place.
+        graph, layers: what the model runs over, and how many times.
         settings: all settings that determine the trained weights, by name.
         history, backend, saved_bytes: what the training measured.
-        understood: how each file of the user's own was read.
         measured: what the model and its baselines reached, by name and measure; empty if the result says all.
-        report: the same for people, or nothing.
     """
 
-    understood: tuple[tuple[str, str], ...] = ()
-    measured: Mapping[str, Mapping[str, float]] = {}
-
-    @property
-    def report(self) -> str:
-        return ""
-
-    task: str
-    measure: str
-    expression: str
-    steps: int
     graph: Graph
     layers: int
     model: Model
-    settings: dict[str, int | float | str]
     history: History
     backend: str
     saved_bytes: int
+    measured: Mapping[str, Mapping[str, float]] = {}
+
+    def __init__(
+        self,
+        task: str,
+        expression: str,
+        steps: int,
+        seed: int,
+        sizes: Any = None,
+        *,
+        measure: str,
+        device: str = "cpu",
+        precision: Precision = "no",
+        data: str = "",
+        understood: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.name = task
+        self.expression = expression
+        self.steps = steps
+        self.seed = seed
+        self.measure = measure
+        self.device = device
+        self.precision: Precision = precision
+        self.understood = understood
+        of_model = {} if sizes is None else asdict(sizes)
+        self.settings: dict[str, int | float | str] = {
+            "task": task,
+            "graph": expression,
+            "seed": seed,
+            "steps": steps,
+            "device": device,
+            "data": data,
+            "precision": precision,
+            **{name: value for name, value in of_model.items() if value is not None},
+        }
+
+    def seeded(self, build: Callable[[], M]) -> M:
+        """The model, with weights that the seed decides. Training then continues the random numbers of its weights."""
+        torch.manual_seed(self.seed)
+        model = build().to(self.device)
+        self._random = torch.get_rng_state()
+        return model
+
+    def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
+        """Trains the model."""
+        torch.set_rng_state(self._random)
+        return self.trained(progress, checkpoint)
 
     @abstractmethod
-    def fit(self, progress: Progress | None, checkpoint: Checkpoint | None) -> History:
-        """Trains the model."""
+    def trained(self, progress: Progress | None, checkpoint: Checkpoint | None) -> History:
+        """Trains the model, with torch's random numbers as they are."""
 
     @abstractmethod
     def inputs(self) -> tuple[Any, ...]:
@@ -326,7 +371,7 @@ class Run(ABC):
 
     @abstractmethod
     def evaluate(self, model: Model) -> str:
-        """Returns the result of `model` on the held-out data, as text."""
+        """Returns the result of `model` on the held-out data and that of a baseline, as text."""
 
     def train(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> "Run":
         """Trains the model and measures it."""
@@ -344,7 +389,7 @@ class Run(ABC):
     def row(self) -> tuple[str, ...]:
         """The cells under `headings`."""
         return (
-            self.task,
+            self.name,
             self.expression,
             f"{self.graph.num_edges:,}",
             f"{self.graph.reach(self.layers):.1%}",
@@ -368,38 +413,28 @@ class TextRun(Run):
     """A GPT over a topology. The initial weights and the batches depend on the seed only, not on the graph."""
 
     def __init__(self, expression: str, corpus: Corpus, settings: TextSettings, seed: int, device: str = "cpu") -> None:
-        self.task = corpus.name
-        self.measure = "loss"
-        self.expression = expression
-        self.steps = settings.steps
+        data = f"{corpus.name} ({corpus.digest})"
+        super().__init__("text", expression, settings.steps, seed, settings, measure="loss", device=device, data=data)
+        self.name = corpus.name
         self.corpus = corpus
         self.sizes = settings
-        self.seed = seed
         self.layers = settings.layers
         topology = parse(expression)
-        self.device = device
         self.graph = topology.bind(settings.context)
-        torch.manual_seed(seed)
-        self.model: GPT = GPT(
-            len(corpus.characters),
-            settings.dim,
-            settings.heads,
-            settings.layers,
-            topology,
-            context=settings.context,
-            attention=settings.attention,
-            aggregate=cast(Any, settings.aggregate),
-        ).to(device)
-        self.settings = {
-            "task": "text",
-            "device": device,
-            "text": f"{corpus.name} ({corpus.digest})",
-            "graph": expression,
-            "seed": seed,
-            **asdict(settings),
-        }
+        self.model: GPT = self.seeded(
+            lambda: GPT(
+                len(corpus.characters),
+                settings.dim,
+                settings.heads,
+                settings.layers,
+                topology,
+                context=settings.context,
+                attention=settings.attention,
+                aggregate=cast(Any, settings.aggregate),
+            )
+        )
 
-    def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
+    def trained(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
         settings = self.sizes
         torch.manual_seed(self.seed)
         return fit_language_model(
@@ -431,7 +466,11 @@ class TextRun(Run):
     def evaluate(self, model: Model) -> str:
         assert isinstance(model, GPT)
         loss = language_model_loss(model, self.corpus.val, self.sizes.batch)
-        return f"loss {loss:.3f} nats per character on the last tenth of {self.corpus.name}"
+        frequent = character_loss(self.corpus)
+        return (
+            f"loss {loss:.3f} nats per character on the last tenth of {self.corpus.name}; {frequent:.3f} by the "
+            "frequency of characters alone"
+        )
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -454,27 +493,25 @@ class NodeRun(Run):
         device: str = "cpu",
         precision: Precision = "no",
     ) -> None:
-        self.precision = precision
-        self.measure = MEASURES[nodes.outputs.problem]
-        self.understood = getattr(nodes.data, "understood", ())
-        self.task = nodes.name
-        self.expression = expression
-        self.steps = epochs
+        super().__init__(
+            nodes.name,
+            expression,
+            epochs,
+            seed,
+            sizes,
+            measure=MEASURES[nodes.outputs.problem],
+            device=device,
+            precision=precision,
+            data=nodes.digest,
+            understood=getattr(nodes.data, "understood", ()),
+        )
         self.nodes = nodes.to(device)
-        self.seed = seed
-        nodes = self.nodes
-        self.graph = nodes.graph(expression)
+        self.graph = self.nodes.graph(expression)
         self.rate = sizes.lr or nodes.lr
-        self.settings = {"task": nodes.name, "graph": expression, "seed": seed, "steps": epochs}
-        self.settings |= {"device": device, "data": nodes.digest, "precision": precision}
-        self.settings |= {name: value for name, value in asdict(sizes).items() if value is not None}
-        torch.manual_seed(seed)
-        self.model = node_model(nodes, sizes).to(device)
+        self.model = self.seeded(lambda: node_model(self.nodes, sizes))
         self.layers = sum(isinstance(module, MessagePassing) for module in self.model.modules())
-        self._random = torch.get_rng_state()
 
-    def fit(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
-        torch.set_rng_state(self._random)
+    def trained(self, progress: Progress | None = None, checkpoint: Checkpoint | None = None) -> History:
         return fit_node_classifier(
             self.model,
             self.graph,
@@ -506,29 +543,55 @@ class NodeRun(Run):
         nodes = self.nodes.data
         with torch.no_grad():
             outputs = model.eval()(nodes.x, self.graph)[nodes.test_mask]
-        return said_of_test(outputs, nodes.y[nodes.test_mask], self.nodes.outputs, "nodes")
+        return said_of_test(outputs, nodes.y, nodes.train_mask, nodes.test_mask, self.nodes.outputs, "nodes")
 
     def save(self, folder: Path) -> None:
         self.nodes.save(folder)
         super().save(folder)
 
 
-def said_of_test(values: Tensor, y: Tensor, outputs: Outputs, rows: str) -> str:
-    """How good the outputs of test nodes, or graphs, are, as text."""
-    loss = node_loss(values, y).item()
-    score = node_score(values, y)
-    where = f"on {len(y):,} test {rows}"
+def character_loss(corpus: Corpus) -> float:
+    """The loss on the validation text, in nats per character, of the frequencies of characters in training."""
+    counts = torch.bincount(corpus.train, minlength=len(corpus.characters)) + 1.0
+    return -(counts / counts.sum()).log()[corpus.val].mean().item()
+
+
+def said_of_test(values: Tensor, y: Tensor, train: Tensor, test: Tensor, outputs: Outputs, rows: str) -> str:
+    """How good the outputs [n, C] of test nodes, or graphs, are, and an answer that does not read the features, as
+    text.
+
+    Args:
+        y: the targets of all, [N] or [N, C].
+        train, test: which are for training and for the test, bool [N].
+    """
+    target = y[test]
+    loss = node_loss(values, target).item()
+    score = node_score(values, target)
+    where = f"on {len(target):,} test {rows}"
+    name, constant = baseline(y[train], outputs)
+    base = node_score(constant.expand(len(target), -1), target)
     if outputs.problem != "regression":
-        return f"{MEASURES[outputs.problem]} {score:.1%}, loss {loss:.3f} nats, {where}"
-    error = (values - y).square().mean(0).sqrt().tolist()
+        return f"{MEASURES[outputs.problem]} {score:.1%}, loss {loss:.3f} nats, {where}; {base:.1%} by {name}"
+    error = (values - target).square().mean(0).sqrt().tolist()
     errors = [f"{e * s:.4g} ({name})" for e, s, name in zip(error, outputs.std, outputs.names, strict=True)]
-    return f"R2 {score:.1%}, root mean squared error {', '.join(errors)}, {where}"
+    return f"R2 {score:.1%}, root mean squared error {', '.join(errors)}, {where}; {base:.1%} by {name}"
+
+
+def baseline(y: Tensor, outputs: Outputs) -> tuple[str, Tensor]:
+    """The answer that is the same for all rows and best in training, y [n] or [n, C]: how people call it, and the
+    outputs [1, C] that stand for it."""
+    if outputs.problem == "classes":
+        counts = torch.bincount(y, minlength=len(outputs.names))
+        return f"always {outputs.names[int(counts.argmax())]}, the most frequent class", counts[None].float()
+    if outputs.problem == "multilabel":
+        return "the more frequent value of each label", y.float().mean(0, keepdim=True) - 0.5
+    return "always the mean", y.mean(0, keepdim=True)
 
 
 def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint], processes: int = 1) -> list[Run]:
     """Trains the runs, each with its checkpoint and a progress bar: one after the other, or in several processes."""
     with stop_between_steps() as check, console.training_bars() as bars:
-        queue = [(run, bars.add_task(f"{run.task} {run.expression}", total=run.steps, note="")) for run in runs]
+        queue = [(run, bars.add_task(f"{run.name} {run.expression}", total=run.steps, note="")) for run in runs]
         ticks = [partial(_tick, bars, bar, check) for _, bar in queue]
         if processes > 1:
             side_by_side.train(runs, checkpoints, processes, check, lambda k, step, history: ticks[k](step, history))

@@ -194,8 +194,7 @@ def _finish(run: Run, checkpoint: Checkpoint, out: Path, options: Options) -> No
     except (OSError, SafetensorError) as error:
         fail(f"the model could not be saved: {sentence(error)}; {_checkpoint_note(checkpoint)}")
     console.print("", tasks.table([run]), "", tasks.legend([run]), "", sep="\n")
-    if run.report:
-        console.print(run.report, "", sep="\n", soft_wrap=True, markup=False)
+    console.print(run.evaluate(run.model), "", sep="\n", soft_wrap=True, markup=False)
     console.print(f"saved the model in {out}; load it in Python with:", soft_wrap=True)
     for file in imported:
         console.print(f"  import {file.stem}", soft_wrap=True)

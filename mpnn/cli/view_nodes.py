@@ -34,7 +34,7 @@ def of_run(folder: str, node: str | None, graphs: Sequence[str] | None) -> Page:
     """
     run, model = saved_run(Path(folder))
     if not isinstance(run, NodeRun):
-        what = "links" if run.task == "links" else "many graphs"
+        what = "links" if run.settings["task"] == "links" else "many graphs"
         raise ValueError(f"the page shows classes of the nodes of one graph, and {folder} was trained on {what}")
     nodes = run.nodes
     if nodes.outputs.problem != "classes":

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn import Graph
-from mpnn.data.neighbors import NeighborBatch, in_advance, sampled_batch, whole_of
-from mpnn.graph.arguments import as_integer, at_least, integers, one_set
+from mpnn.data.neighbors import NeighborBatch, checked_fanouts, in_advance, sampled_batch, whole_of
+from mpnn.graph.arguments import as_integer, at_least, one_set
 from mpnn.graph.data import renumbered
 from mpnn.graphs import HeteroGraph, HeteroSample, TemporalGraph, batch as union, sample
 from mpnn.graphs.compressed import CompressedGraph, check_times, gather, search_rows
@@ -93,9 +93,7 @@ def link_batches(
     seed = as_integer("seed", seed)
     batch_size, prefetch = at_least("batch_size", batch_size, 1), at_least("prefetch", prefetch, 0)
     negatives = at_least("negatives", negatives, 0)
-    fanouts = integers("fanouts", fanouts)
-    if not fanouts or min(fanouts) < -1:
-        raise ValueError(f"fanouts must hold a number for each layer, -1 for all in-neighbors; got {list(fanouts)}")
+    fanouts = checked_fanouts(fanouts)
     sampler = _sampler(graph, relation, fanouts, features)
     links = links.cpu()
     _check_links(links, sampler.links)
@@ -129,8 +127,16 @@ Around = tuple[NeighborBatch | HeteroSample, Tensor, dict[str, Tensor]]
 """A sample, the indices [2, P] of the ends of pairs in it, and features of several kinds."""
 
 
-class _OneSet:
-    """Samples around the ends of pairs in a graph of one set of nodes."""
+class LinkNeighbors:
+    """Samples around the ends of links in a graph of one set of nodes, without the links that are asked for.
+
+    Args:
+        graph: of one set of nodes.
+        fanouts, features: as of `link_batches`.
+
+    Raises:
+        ValueError: an argument does not fit.
+    """
 
     is_one_set = True
 
@@ -151,12 +157,14 @@ class _OneSet:
             sampled = sampled_batch(self.whole, nodes, self.fanouts, self.features, seed, times.repeat(2))
             return sampled, torch.arange(len(nodes)).view(2, -1), {}
         nodes, index = pairs.flatten().unique(return_inverse=True)
+        return self.sample(nodes, asked, seed), index.view(2, -1), {}
+
+    def sample(self, nodes: Tensor, asked: Tensor, seed: int) -> NeighborBatch:
+        """Returns the sampled in-neighbors of distinct nodes [n]. No edge and no degree counts the links `asked`, int64
+        [2, L], in either direction."""
         sampled = sampled_batch(self.whole, nodes, self.fanouts, self.features, seed)
-        graphs = []
-        sources = [sampled.sources[: one.num_src] for one in sampled.graphs]
-        for one, inputs in zip(sampled.graphs, sources, strict=True):
-            graphs.append(self._without(one, inputs, asked))
-        return NeighborBatch(sampled.nodes, sampled.sources, tuple(graphs), sampled.x), index.view(2, -1), {}
+        graphs = [self._without(one, sampled.sources[: one.num_src], asked) for one in sampled.graphs]
+        return replace(sampled, graphs=tuple(graphs))
 
     def _without(self, block: Graph, nodes: Tensor, asked: Tensor) -> Graph:
         """A sampled graph without these links, in either direction, in its edges and its degrees."""
@@ -236,7 +244,7 @@ class _Relation:
         return replace(part, graph=HeteroGraph(relations, part.graph.num_nodes, part.graph.times), edge_ids=edge_ids)
 
 
-def _sampler(graph: Any, relation: EdgeKind | None, fanouts: Sequence[int], features: Any) -> _OneSet | _Relation:
+def _sampler(graph: Any, relation: EdgeKind | None, fanouts: Sequence[int], features: Any) -> LinkNeighbors | _Relation:
     if isinstance(graph, HeteroGraph):
         if relation is None:
             raise ValueError(f"name the relation of the links, one of {', '.join(map(str, graph))}")
@@ -248,7 +256,7 @@ def _sampler(graph: Any, relation: EdgeKind | None, fanouts: Sequence[int], feat
             f"{graph} has two sets of nodes: pass a HeteroGraph with the links and their reverse, such as "
             '{("user", "buys", "item"): g, ("item", "bought by", "user"): g.reverse()}, and relation='
         )
-    return _OneSet(graph, fanouts, features)
+    return LinkNeighbors(graph, fanouts, features)
 
 
 def _check_links(links: Tensor, graph: Graph) -> None:

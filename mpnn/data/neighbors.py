@@ -112,10 +112,8 @@ def neighbor_batches(
             "fanouts) samples it"
         )
     one_set("neighbor_batches", graph)
-    fanouts = integers("fanouts", fanouts)
+    fanouts = checked_fanouts(fanouts)
     seed = as_integer("seed", seed)
-    if not fanouts or min(fanouts) < -1:
-        raise ValueError(f"fanouts must hold a number for each layer, -1 for all in-neighbors; got {list(fanouts)}")
     batch_size, prefetch = at_least("batch_size", batch_size, 1), at_least("prefetch", prefetch, 0)
     whole = _Whole.of(graph)
     together = whole.rows.processes
@@ -290,6 +288,14 @@ def sampled_batch(
     graphs = tuple(whole.carried(block, inputs, degrees, edges) for block, inputs, edges in layers)
     x = None if features is None else rows.gather(features, sources)
     return NeighborBatch(nodes, sources, graphs, x, times, ages)
+
+
+def checked_fanouts(fanouts: Sequence[int]) -> Sequence[int]:
+    """Returns the numbers of in-neighbors of each layer. Raises ValueError if there are none, or one is below -1."""
+    fanouts = integers("fanouts", fanouts)
+    if not fanouts or min(fanouts) < -1:
+        raise ValueError(f"fanouts must hold a number for each layer, -1 for all in-neighbors; got {list(fanouts)}")
+    return fanouts
 
 
 def whole_of(graph: Graph | Sampled) -> _Whole:

@@ -1,6 +1,6 @@
 """Training of `mpnn.models.LinkRanker`, and the measures of link prediction and of ranking."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -8,7 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from mpnn import Graph
+from mpnn.data.link_batches import LinkNeighbors
 from mpnn.data.links import LinkSplit
+from mpnn.data.neighbors import checked_fanouts
 from mpnn.train.checkpoint import Checkpoint
 from mpnn.train.loop import History, Precision, Progress, Settings, fit, shuffled
 
@@ -81,11 +84,25 @@ class LinkTraining:
         links: see `mpnn.data.split_links`; of a graph with edge types with the types.
         x: features of the nodes [N, in_dim], or None.
         batch: links that a step asks for; at most a fifth of all, if the model has an encoder.
-        seed: of the order of the links.
+        seed: of the order of the links, and of the samples.
+        fanouts: the number of in-neighbors that each layer of the encoder receives from in a step, -1 for all of them.
+            A step then costs memory and time for the sampled neighbors of the nodes that it ranks, not for all links.
+            Messages are weighted so that their sums are expected to be those over all in-neighbors. Default: every
+            step computes the whole graph. Measures do so always.
+
+    Raises:
+        ValueError: there are fanouts and no encoder, or not one for each of its layers.
     """
 
     def __init__(
-        self, model: Any, links: LinkSplit, x: Tensor | None = None, *, batch: int = 4096, seed: int = 0
+        self,
+        model: Any,
+        links: LinkSplit,
+        x: Tensor | None = None,
+        *,
+        batch: int = 4096,
+        seed: int = 0,
+        fanouts: Sequence[int] | None = None,
     ) -> None:
         self.model = model
         device = model.own.device
@@ -98,6 +115,7 @@ class LinkTraining:
         most = max(1, min(batch, int(_ASKED * self.count) if model.encoder is not None else self.count))
         self.asked = -(-self.count // -(-self.count // most))  # batches of nearly one size
         self.graph = model.graph(pairs, relation)
+        self._neighbors = None if fanouts is None else _neighbors(model, self.graph, fanouts, x)
         self._known = self.known("train")
         self.every_known = self.known("train", "val", "test")
 
@@ -119,14 +137,32 @@ class LinkTraining:
         """The loss of step k."""
         pairs, relation = self.part("train")
         chosen = shuffled(self.count, self.asked, k, self.seed).to(pairs.device)
+        asked = queries(self.model.form, pairs[:, chosen], relation[chosen])
+        samples = [candidates(self.model, one) for one in asked]
+        z = self._encoded(chosen) if self._neighbors is None else self._sampled(self._neighbors, chosen, samples, k)
+        each = zip(asked, self._known, samples, strict=True)
+        return torch.stack([ranking_loss(self.model, z, one, known, sample) for one, known, sample in each]).mean()
+
+    def _encoded(self, chosen: Tensor) -> Tensor:
+        """z [N, dim] of all nodes, from the links for training that are not chosen."""
         graph = self.graph
         if self.model.encoder is not None:
+            pairs, relation = self.part("train")
             rest = torch.ones(self.count, dtype=torch.bool, device=pairs.device).index_fill(0, chosen, False)
             graph = self.model.graph(pairs[:, rest], relation[rest])
-        z = self.model.encode(graph, self.x)
-        asked = queries(self.model.form, pairs[:, chosen], relation[chosen])
-        losses = [ranking_loss(self.model, z, one, known) for one, known in zip(asked, self._known, strict=True)]
-        return torch.stack(losses).mean()
+        return self.model.encode(graph, self.x)
+
+    def _sampled(self, neighbors: LinkNeighbors, chosen: Tensor, samples: Sequence[Tensor | None], k: int) -> Tensor:
+        """z [N, dim], zero but for the ends of the chosen links and the nodes that they are ranked among."""
+        first_dst = self.model.first_dst
+        ends = self.part("train")[0][:, chosen].cpu() + torch.tensor([[0], [first_dst]])
+        every = torch.arange(first_dst, self.graph.num_dst)
+        ranked = [every if sample is None else sample.cpu() + first_dst for sample in samples]
+        batch = neighbors.sample(torch.cat([ends.flatten(), *ranked]).unique(), ends, self.seed + k)
+        graphs = [weighted_for_all(graph).to(self.graph.device) for graph in batch.graphs]
+        x = None if batch.x is None else batch.x.to(self.graph.device)
+        z = self.model.encode_sampled(graphs, batch.sources.to(self.graph.device), x)
+        return z.new_zeros(self.graph.num_dst, z.shape[1]).index_copy(0, batch.nodes.to(z.device), z)
 
     def validate(self) -> dict[str, float]:
         """The mean reciprocal rank of links of the validation, or of some of them."""
@@ -182,16 +218,22 @@ def fit_link_ranker(
     return history
 
 
-def ranking_loss(model: Any, z: Tensor, asked: Queries, known: KnownAnswers) -> Tensor:
-    """The mean cross-entropy in nats of the answers, among the nodes that are no other known answer of the query."""
+def candidates(model: Any, asked: Queries) -> Tensor | None:
+    """The nodes that answers are ranked among in training: a sample, or None for all, if there are few."""
     count = model.num_src if asked.of_src else model.num_dst
+    return torch.randint(count, (_SAMPLE,)).to(asked.given.device).unique() if count > _CANDIDATES else None
+
+
+def ranking_loss(model: Any, z: Tensor, asked: Queries, known: KnownAnswers, sample: Tensor | None = None) -> Tensor:
+    """The mean cross-entropy in nats of the answers, among the nodes that are no other known answer of the query, or
+    among a sample of them."""
     query, node = known.of(asked.given, asked.relation)
     is_other = node != asked.answer[query]
     query, node = query[is_other], node[is_other]
-    if count <= _CANDIDATES:
+    if sample is None:
         scores = model.answers(z, asked.given, asked.relation, of_src=asked.of_src)
         return F.cross_entropy(scores.index_put_((query, node), scores.new_tensor(-torch.inf)), asked.answer)
-    sample = torch.randint(count, (_SAMPLE,)).to(z.device).unique()
+    count = model.num_src if asked.of_src else model.num_dst
     others, place = torch.cat([sample, asked.answer]).unique(return_inverse=True)
     scores = model.answers(z, asked.given, asked.relation, of_src=asked.of_src, others=others)
     known_place = torch.searchsorted(others, node).clamp(max=len(others) - 1)
@@ -202,6 +244,29 @@ def ranking_loss(model: Any, z: Tensor, asked: Queries, known: KnownAnswers) -> 
     of_sample = scores.index_select(1, place[: len(sample)]) + scores.new_tensor(count / len(sample)).log()
     of_sample = of_sample.masked_fill(sample == asked.answer[:, None], -torch.inf)
     return F.cross_entropy(torch.cat([own, of_sample], 1), torch.zeros_like(asked.answer))
+
+
+def _neighbors(model: Any, graph: Graph, fanouts: Sequence[int], x: Tensor | None) -> LinkNeighbors:
+    """What samples around links for the encoder of a model."""
+    if model.encoder is None:
+        raise ValueError("fanouts are numbers of in-neighbors that send messages, and this model passes none")
+    if len(fanouts) != (count := layers_of(model.encoder)):
+        raise ValueError(f"fanouts have a number for each of the {count} layers of the encoder; got {len(fanouts)}")
+    return LinkNeighbors(graph, checked_fanouts(fanouts), None if x is None else x.cpu())
+
+
+def layers_of(encoder: Any) -> int:
+    """The number of hops that messages make in an encoder."""
+    return encoder.layers if isinstance(encoder.layers, int) else len(encoder.layers)
+
+
+def weighted_for_all(graph: Graph) -> Graph:
+    """A sampled graph whose sums weighted by degree are expected to be those over all in-neighbors: a message weighs
+    1 / sqrt(d_i d_j), times d_i over the number of sampled in-neighbors."""
+    assert graph.degrees is not None
+    of_dst, of_src = graph.degrees
+    graph.degrees = graph.degree().square() / of_dst.clamp(min=1), of_src
+    return graph
 
 
 # ----------------------------------------------------------------------------------------------------------- measures

@@ -471,9 +471,10 @@ def test_eval_measures_what_train_reported(trained: Path) -> None:
     written = json.loads((trained / "run.json").read_text())
     result = run("eval", trained)
     assert result.exit_code == 0, result.output
-    assert result.output == f"loss {written['result']} nats per character on the last tenth of verses.txt\n"
+    said = f"loss {written['result']} nats per character on the last tenth of verses.txt; "
+    assert re.fullmatch(re.escape(said) + r"\d\.\d{3} by the frequency of characters alone\n", result.output)
     (trained.parent / "verses.txt").write_text("another text of the same alphabet\n" * 40)
-    assert "changed since its training: text was verses.txt (" in refusal("eval", trained)
+    assert "changed since its training: data was verses.txt (" in refusal("eval", trained)
     (trained / "run.json").write_text("{}")
     assert "run.json is damaged or of another version" in refusal("eval", trained)
 

@@ -145,6 +145,22 @@ def test_the_same_options_are_the_same_run(loans: str) -> None:
     assert "other settings: lr was" in refusal(f"{train} runs/a --resume --lr 0.5")
 
 
+def test_neighbors_are_sampled_around_links(loans: str) -> None:
+    train = "train --task links --edges loans.csv --time day --steps 6"
+    run(f"{train} --fanouts 2,2,2 --out runs/a")
+    run(f"{train} --fanouts 2,2,2 --out runs/b")
+    run(f"{train} --out runs/c")
+    of_sample, again, of_all = (Path("runs", name, "model.safetensors").read_bytes() for name in "abc")
+    assert of_sample == again
+    assert of_sample != of_all
+    assert "each of the 3 layers of the encoder; got 2" in refusal(f"{train} --fanouts 2,2 --out runs/d")
+    assert "--fanouts are whole numbers, one for each layer, such as 15,10; got 'many'" in refusal(
+        f"{train} --fanouts many --out runs/d"
+    )
+    assert "this model passes none" in refusal(f"{train} --model embeddings --fanouts 2 --out runs/d")
+    assert "--fanouts does not apply to --task cora" in refusal("train --task cora --fanouts 2")
+
+
 def test_links_of_one_set_and_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups of friends whose features say the group."""
     monkeypatch.chdir(tmp_path)

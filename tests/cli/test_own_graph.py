@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from real_data import real
 from typer.testing import CliRunner
 
 from mpnn.cli.app import app
+from mpnn.cli.tasks import said_of_test
 from mpnn.data import tu
+from mpnn.data.tables import Outputs
 
 HOWTO = Path(__file__).resolve().parents[2] / "docs/howto"
 
@@ -245,3 +248,18 @@ def test_numbers_of_graphs_are_learned_in_their_units(molecules: list[str]) -> N
     run("predict gat -o atoms_of.csv")
     wrong = [abs(float(row["atoms"]) - float(table[row["id"]]["atoms"])) for row in rows("atoms_of.csv")]
     assert sum(wrong) / len(wrong) < 3
+
+
+def test_a_result_is_compared_with_an_answer_that_reads_nothing() -> None:
+    """Two of three for training are of class b; of the labels, the first is mostly 1; the mean of the numbers is 0."""
+    train, test = torch.tensor([True, True, True, False, False]), torch.tensor([False, False, False, True, True])
+    y = torch.tensor([0, 1, 1, 1, 0])
+    said = said_of_test(torch.tensor([[0.0, 1], [1, 0]]), y, train, test, Outputs("classes", ("a", "b")), "nodes")
+    assert said == ("accuracy 100.0%, loss 0.313 nats, on 2 test nodes; 50.0% by always b, the most frequent class")
+    labels = torch.tensor([[1, 0], [1, 0], [0, 0], [1, 1], [1, 0]]).bool()
+    said = said_of_test(torch.ones(2, 2), labels, train, test, Outputs("multilabel", ("p", "q")), "graphs")
+    assert said.endswith("on 2 test graphs; 80.0% by the more frequent value of each label"), "2 * 2 of 2 + 3"
+    numbers = torch.tensor([[-1.0], [0], [1], [2], [4]])
+    outputs = Outputs("regression", ("y",), mean=(0.0,), std=(1.0,))
+    said = said_of_test(numbers[3:], numbers, train, test, outputs, "nodes")
+    assert said.endswith("on 2 test nodes; -900.0% by always the mean"), "1 - (4 + 16) / 2"

@@ -57,7 +57,7 @@ def test_weights_and_progress_are_those_of_one_process(tmp_path: Path, capsys: p
     for said_lines in (said.splitlines(), lines):
         ends = [line.split(" s  ")[1].split("; ") for line in said_lines if "step 3 of 3" in line]
         assert [count for count, _ in ends] == [f"{k + 1} of {len(together)} done" for k in range(len(together))]
-        assert {what for _, what in ends} == {f"{run.task} {run.expression}, step 3 of 3, loss {loss(run):.2f}"
+        assert {what for _, what in ends} == {f"{run.name} {run.expression}, step 3 of 3, loss {loss(run):.2f}"
                                               for run in together}  # fmt: skip
 
 

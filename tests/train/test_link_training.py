@@ -19,12 +19,14 @@ from mpnn.train.link_ranker import (
     LinkTraining,
     Queries,
     calibration,
+    candidates,
     filtered_ranks,
     fit_link_ranker,
     link_measures,
     queries,
     ranking_loss,
 )
+from mpnn.train.loop import shuffled
 
 
 def model_of(split: LinkSplit, form: Form, encoder: bool = True, relations: int = 1) -> LinkRanker:
@@ -140,7 +142,7 @@ def test_a_step_sends_no_message_along_the_links_that_it_asks_for(monkeypatch: p
         known.update(tuple(edge) for edge in graph.edge_index.T.tolist())  # type: ignore[attr-defined]
         return encode(graph, x)
 
-    def loss(model: object, z: Tensor, asked: Queries, answers: object) -> Tensor:
+    def loss(model: object, z: Tensor, asked: Queries, answers: object, sample: object) -> Tensor:
         links = {(int(j), 30 + int(i)) for j, i in zip(asked.given, asked.answer, strict=True)}
         seen.append((links, {*known}))
         return z.sum()
@@ -210,9 +212,66 @@ def test_the_loss_over_a_sample_of_many_nodes_is_that_over_all(monkeypatch: pyte
     exact = ranking_loss(model, z, asked, known)
     monkeypatch.setattr(link_ranker, "_CANDIDATES", 100)
     monkeypatch.setattr(link_ranker, "_SAMPLE", 800)
-    found = torch.stack([ranking_loss(model, z, asked, known) for _ in range(5)])
+    samples = [candidates(model, asked) for _ in range(5)]
+    found = torch.stack([ranking_loss(model, z, asked, known, sample) for sample in samples])
     assert (found.mean() - exact).abs() < 0.05
     assert found.std() > 0, "other samples"
+
+
+def knowledge(relations: int = 3) -> LinkSplit:
+    """Typed links of 40 nodes, of which no two link the same nodes."""
+    pairs = random_links(40, 40, 500)
+    pairs = pairs[:, pairs[0] < pairs[1]]
+    types = torch.arange(pairs.shape[1]) % relations
+    return with_absent_destinations(
+        split_links(graphs.from_edges(pairs, 40, edge_type=types), 0.1, 0.1, directed=True), grouped=True
+    )
+
+
+@pytest.mark.parametrize("form", ["two sets", "directed"])
+def test_samples_of_all_in_neighbors_give_the_loss_of_the_whole_graph(form: Form) -> None:
+    split = two_sets(random_links(60, 45, 900), 60, 45) if form == "two sets" else knowledge()
+    relations = 1 if form == "two sets" else 3
+    model = model_of(split, form, relations=relations)
+    model.dropout.p = 0.0
+    every = [-1] * (2 if form == "two sets" else 1)
+    whole, sampled = (LinkTraining(model, split, batch=50, fanouts=fanouts) for fanouts in (None, every))
+    for k in range(3):
+        expected, found = whole.loss(k), sampled.loss(k)
+        torch.testing.assert_close(found, expected)
+        of_whole, of_sampled = (torch.autograd.grad(loss, model.own)[0] for loss in (expected, found))
+        torch.testing.assert_close(of_sampled, of_whole, rtol=1e-4, atol=1e-6)
+
+
+def test_the_mean_over_samples_is_the_state_of_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 45 items with 16 users each, 4 are drawn; the ends of the links that are asked for send nothing."""
+    split = two_sets(random_links(60, 45, 900), 60, 45)
+    model = model_of(split, "two sets")
+    model.dropout.p = 0.0
+    model.encoder = LightGCN(1)
+    states: list[Tensor] = []
+    monkeypatch.setattr(link_ranker, "ranking_loss", lambda model, z, *more: states.append(z[60:].detach()) or z.sum())
+    monkeypatch.setattr(link_ranker, "shuffled", lambda count, batch, k, seed: shuffled(count, batch, 0, seed))
+    LinkTraining(model, split, batch=100).loss(0)
+    training = LinkTraining(model, split, batch=100, fanouts=[4])
+    with torch.no_grad():
+        for k in range(80):
+            training.loss(k)
+    expected, *drawn = states
+    mean = torch.stack(drawn).mean(0)
+    assert not torch.equal(drawn[0], drawn[1])
+    slope = (mean * expected).sum() / expected.square().sum()
+    assert slope == pytest.approx(1, abs=0.03)
+
+
+def test_fanouts_that_do_not_fit_are_refused() -> None:
+    split = two_sets(random_links(30, 25, 400), 30, 25)
+    with pytest.raises(ValueError, match="this model passes none"):
+        LinkTraining(model_of(split, "two sets", encoder=False), split, fanouts=[3])
+    with pytest.raises(ValueError, match="a number for each of the 2 layers of the encoder; got 1"):
+        LinkTraining(model_of(split, "two sets"), split, fanouts=[3])
+    with pytest.raises(ValueError, match=r"-1 for all in-neighbors; got \[3, -2\]"):
+        LinkTraining(model_of(split, "two sets"), split, fanouts=[3, -2])
 
 
 def test_equal_scores_count_as_half_before_and_half_behind() -> None:

@@ -60,7 +60,9 @@ class GIN(Stack):
         self.heads = nn.ModuleList(Linear(d, classes) for d in widths)
         self.head_dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, graph: Topology | Graph | None = None, pool: Graph | None = None
+    ) -> Tensor:
         """Maps x [..., N, in_dim] to logits [..., N, classes], or [..., G, classes] with `pool`.
 
         `pool` has N sources and G destinations: each destination receives from the nodes of one graph.

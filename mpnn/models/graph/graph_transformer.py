@@ -68,7 +68,9 @@ class GraphTransformer(Stack):
         last = MessagePassing(graph, "sum", GatedResidual(widths[-1], classes), output_attention)
         super().__init__([*rounds, last])
 
-    def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None
+    ) -> Tensor:
         """Maps x [..., N, in_dim] to logits [..., N, classes]. edge_attr: [E, edge_dim]; default: the graph's."""
         validation.input_features("x", x)
         for layer in self.layers:

@@ -6,6 +6,7 @@ from mpnn import Graph, MessagePassing, Topology
 from mpnn.attention import EdgeWeight
 from mpnn.attention.degree import degree_weights
 from mpnn.graph.arguments import at_least
+from mpnn.models.layers.stack import Graphs, hop, over_each
 from mpnn.models.saving import Model
 from mpnn.round import Round
 
@@ -35,12 +36,12 @@ class LightGCN(Model):
         self.layers = at_least("layers", layers, 1)
         self.hop = MessagePassing(graph, "sum", None, _ByDegree())
 
-    def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
-        """Maps x [..., N, d] to [..., N, d]."""
+    def forward(self, x: Tensor, graph: Graphs | None = None) -> Tensor:
+        """Maps x [..., N, d] to [..., N, d]. graph: as of `mpnn.models.GCN`."""
         total = x
-        for _ in range(self.layers):
-            x = self.hop(x, graph)
-            total = total + x
+        for layer, own in over_each([self.hop] * self.layers, graph):
+            x = hop(layer, x, own)
+            total = total[..., : x.shape[-2], :] + x
         return total / (self.layers + 1)
 
 

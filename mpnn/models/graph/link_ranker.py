@@ -1,5 +1,6 @@
 """A model of links between known nodes: what it learns of each node, of the links around it, and how popular it is."""
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -96,13 +97,30 @@ class LinkRanker(Model):
     def encode(self, graph: Graph, x: Tensor | None = None) -> Tensor:
         """Returns z [N, dim] of all nodes, from the known links (a graph of `self.graph`) and features x [N,
         in_dim]."""
+        h = self._states(x, self.own, graph.degree())
+        return h if self.encoder is None else h + self.encoder(self.dropout(h), graph)
+
+    def encode_sampled(self, graphs: Sequence[Graph], sources: Tensor, x: Tensor | None = None) -> Tensor:
+        """Returns z [n, dim] of the nodes of a `mpnn.data.NeighborBatch`, from its graphs, sources [m] and features x
+        [m, in_dim]. A model without an encoder has no use for a sample.
+
+        Raises:
+            ValueError: there are more or fewer graphs than layers of the encoder.
+        """
+        assert self.encoder is not None
+        degrees = graphs[0].degrees
+        assert degrees is not None
+        own = self.own.index_select(0, sources) if len(self.own) else self.own
+        h = self._states(x, own, degrees[1])
+        return h[: graphs[-1].num_dst] + self.encoder(self.dropout(h), graphs)
+
+    def _states(self, x: Tensor | None, own: Tensor, degree: Tensor) -> Tensor:
+        """The states of nodes before the encoder: a node of degree 0 has no own vector."""
         if (self.features is None) != (x is None):
             expected = "no features" if self.features is None else f"features [N, {self.features.in_features}]"
             raise ValueError(f"this model takes {expected} as x; got {None if x is None else list(x.shape)}")
-        h = self.features(x) if self.features is not None and x is not None else self.own.new_zeros(())
-        if len(self.own):
-            h = h + self.own * (graph.degree() > 0).to(self.own.dtype)[:, None]
-        return h if self.encoder is None else h + self.encoder(self.dropout(h), graph)
+        h = self.features(x) if self.features is not None and x is not None else own.new_zeros(())
+        return h + own * (degree > 0).to(own.dtype)[:, None] if len(own) else h
 
     def forward(self, x: Tensor | None, pairs: Tensor, graph: Graph, relation: Tensor | None = None) -> Tensor:
         """Returns scores [P] of pairs [2, P] from the known links, as `LinkPredictor` does."""

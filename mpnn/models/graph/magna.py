@@ -67,7 +67,9 @@ class MAGNA(Stack):
         self.norm = nn.LayerNorm(dim)
         self.head = Linear(dim, classes)
 
-    def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, graph: Topology | Graph | None = None
+    ) -> Tensor:
         """Maps x [..., N, in_dim] to logits [..., N, classes] over `graph`; default: the graph of the model."""
         validation.input_features("x", x)
         validation.fits("MAGNA", "x", x, validation.takes(self.embed))

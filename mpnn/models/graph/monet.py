@@ -53,7 +53,9 @@ class MoNet(Stack):
         self.by_degree = coordinates is None
         self.places = places
 
-    def forward(self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, graph: Topology | Graph | None = None, edge_attr: Tensor | None = None
+    ) -> Tensor:
         """Maps x [..., N, in_dim] to logits [..., N, classes].
 
         edge_attr: the edges' coordinates [E, coordinates] if the model has `coordinates`; default: the graph's.

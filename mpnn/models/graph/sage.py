@@ -6,7 +6,7 @@ from torch.optim import Adam
 
 from mpnn import Graph, MessagePassing, Topology
 from mpnn.aggregate import Name as Aggregate
-from mpnn.models.layers.stack import Stack
+from mpnn.models.layers.stack import Graphs, Stack
 from mpnn.update import Concat
 from mpnn.update.maps import Linear
 
@@ -42,7 +42,7 @@ class GraphSAGE(Stack):
         super().__init__([MessagePassing(graph, aggregate, Embed(d, hidden)) for d in widths], dropout)
         self.head = Linear(hidden, classes)
 
-    def forward(self, x: Tensor, graph: Topology | Graph | None = None) -> Tensor:
+    def forward(self, x: Tensor, graph: Graphs | None = None) -> Tensor:
         return self.head(super().forward(x, graph))
 
     def optimizer(self, lr: float = 0.01) -> Adam:
