@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -87,7 +88,12 @@ class MessagePassing(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Validates a part of the operator, in the constructor and when it is replaced."""
-        super().__setattr__(name, parts.PARTS[name](value) if name in parts.PARTS else value)
+        if name in parts.PARTS:
+            value = parts.PARTS[name](value)
+            if not isinstance(value, (nn.Module, NoneType)):
+                # torch keeps modules in a dictionary of their own, and refuses another object in the place of one.
+                self._modules.pop(name, None)
+        super().__setattr__(name, value)
 
     if TYPE_CHECKING:
 

@@ -14,7 +14,16 @@ SNAPSHOT = Path(__file__).with_suffix(".txt")
 MODULES = (
     *("mpnn", "mpnn.aggregate", "mpnn.attention", "mpnn.backends", "mpnn.data", "mpnn.decoding", "mpnn.distributed"),
     *("mpnn.engine", "mpnn.flex", "mpnn.graphs", "mpnn.hf", "mpnn.models", "mpnn.ops", "mpnn.position", "mpnn.pyg"),
-    *("mpnn.round", "mpnn.scores", "mpnn.shim", "mpnn.train", "mpnn.update", "mpnn.varlen", "mpnn.view"),
+    *(
+        "mpnn.round",
+        "mpnn.scores",
+        "mpnn.shim",
+        "mpnn.testing",
+        "mpnn.train",
+        "mpnn.update",
+        "mpnn.varlen",
+        "mpnn.view",
+    ),
     *("mpnn.integrations.natten", "mpnn.integrations.pyg_lib", "mpnn.integrations.torch_cluster"),
     *("mpnn.integrations.torch_scatter", "mpnn.integrations.xformers"),
 )
