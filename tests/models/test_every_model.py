@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from small_models import EVERY, Call, Make
 
 from mpnn import models
+from mpnn.graph.bound import BoundGraph
 
 every = pytest.mark.parametrize(("make", "call"), EVERY.values(), ids=list(EVERY))
 
@@ -34,7 +36,22 @@ def test_copies_answer_as_the_original(make: Make, call: Call, tmp_path: Path) -
         assert torch.equal(call(other), answer)
 
 
+@pytest.fixture
+def derived_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares the sizes of each graph that is derived in a call with those that a traced program is told."""
+    derive = BoundGraph.derive
+
+    def checked(graph: Any, build: Any, *arguments: Any, num_dst: int, num_src: int | None = None) -> Any:
+        derived = derive(graph, build, *arguments, num_dst=num_dst, num_src=num_src)
+        assert derived.num_dst == num_dst
+        assert derived.num_src == (graph.num_src if num_src is None else num_src)
+        return derived
+
+    monkeypatch.setattr(BoundGraph, "derive", checked)
+
+
 @every
+@pytest.mark.usefixtures("derived_sizes")
 def test_every_parameter_learns(make: Make, call: Call) -> None:
     """With dropout, if the model has it: gradients reach everything, and are finite."""
     model = make().train()

@@ -5,7 +5,6 @@ decoder    recurrent network whose state s attends to the annotations before eac
            MessagePassing(complete(), "sum", None, AdditiveV2(dim, dim, activation=F.tanh, ...))(s, source=h)
 """
 
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from mpnn import MessagePassing
 from mpnn.attention import AdditiveV2
 from mpnn.decoding.cache import KVCache
 from mpnn.decoding.generation import eval_mode, generate
+from mpnn.graph.arguments import MAX_VALUE
 from mpnn.graphs import complete
 from mpnn.models.layers.blocks import lookup
 from mpnn.models.layers.cross_attention import CrossAttention
@@ -39,7 +39,7 @@ class Annotations:
     packed: Tensor
     packing: Packing
     state: Tensor
-    cache: KVCache = field(default_factory=lambda: KVCache(sys.maxsize))
+    cache: KVCache = field(default_factory=lambda: KVCache(MAX_VALUE))
 
 
 class Seq2Seq(Model):
