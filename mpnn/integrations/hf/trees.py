@@ -2,6 +2,7 @@
 the model and checkpointing, and becomes a graph where transformers asks for a mask (masks.py)."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import numpy as np
@@ -101,19 +102,19 @@ class Rollouts:
             raise ValueError(f"{type(model).__name__} attends by {name!r}; call mpnn.hf.use(model)")
 
     def __call__(self, groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        tokens = []
-        parents = []
-        answers = []
-        first = 0
-        for k, group in enumerate(groups):
-            row, parent, ends = _packed(k, group)
-            tokens.append(row)
-            parents.append(np.where(parent < 0, -1, parent + first))
-            answers += [slice(first + start, first + stop) for start, stop in ends]
-            first += len(row)
+        packed = [_packed(k, group) for k, group in enumerate(groups)]
+        firsts = [*accumulate((len(row) for row, _, _ in packed), initial=0)][:-1]
+        parents = [
+            np.where(parent < 0, -1, parent + first) for (_, parent, _), first in zip(packed, firsts, strict=True)
+        ]
+        answers = [
+            slice(first + start, first + stop)
+            for (_, _, ends), first in zip(packed, firsts, strict=True)
+            for start, stop in ends
+        ]
         if not any(answer.stop > answer.start for answer in answers):
             raise ValueError("no answer has a token, so there is nothing to train on")
-        row = torch.cat(tokens)[None]
+        row = torch.cat([row for row, _, _ in packed])[None]
         mask = TreeMask(torch.from_numpy(np.concatenate(parents)), answers)
         labels = torch.full_like(row, -100)
         for answer in answers:

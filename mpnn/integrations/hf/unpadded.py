@@ -82,13 +82,10 @@ def could_unpad(model: Any) -> bool:
     """Whether a model has the form of an encoder without padding: attention is bidirectional, positions are an
     argument, and no layer mixes tokens by its class. Its code may mix them elsewhere, which only a test finds."""
     config = model.config
-    if not isinstance(packing.replaced(model), (_WithoutPadding, NoneType)):  # by accelerate's hooks
-        return False
-    if config.is_encoder_decoder or getattr(config, "is_decoder", False):
-        return False
-    if not takes_positions(type(model)):
-        return False
-    return not any(getattr(module, "is_causal", False) or isinstance(module, _MIXING) for module in model.modules())
+    is_own = isinstance(packing.replaced(model), (_WithoutPadding, NoneType))  # else accelerate's hooks
+    is_encoder = not config.is_encoder_decoder and not getattr(config, "is_decoder", False)
+    mixes = (getattr(module, "is_causal", False) or isinstance(module, _MIXING) for module in model.modules())
+    return is_own and is_encoder and takes_positions(type(model)) and not any(mixes)
 
 
 class _WithoutPadding:
@@ -192,13 +189,10 @@ def _arguments(signature: inspect.Signature, args: tuple[Any, ...], options: dic
 def _texts(model: Any, given: dict[str, Any]) -> Texts | None:
     """The texts of a padded batch; None if the call runs as before."""
     ids, mask = given.get("input_ids"), given.get("attention_mask")
-    if ids is None or mask is None or mask.shape != ids.shape or ids.dim() != 2:
-        return None
-    if any(given.get(name) is not None for name in ("inputs_embeds", "past_key_values", "encoder_hidden_states")):
-        return None
     attentions = given.get("output_attentions")
-    if model.config.output_attentions if attentions is None else attentions:
+    wants_attentions = model.config.output_attentions if attentions is None else attentions
+    others = [given.get(name) for name in ("inputs_embeds", "past_key_values", "encoder_hidden_states")]
+    is_padded = ids is not None and mask is not None and mask.shape == ids.shape and ids.dim() == 2
+    if not is_padded or wants_attentions or any(other is not None for other in others) or masks.is_capturing():
         return None
-    if masks.is_capturing():
-        return None
-    return Texts.of(mask.bool())
+    return Texts.of(given["attention_mask"].bool())
