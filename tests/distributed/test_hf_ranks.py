@@ -171,7 +171,7 @@ def test_a_recurrence_that_this_library_does_not_run_is_refused(one_process, mon
     model = falcon_h1()
     hf.use(model)
     (layer, *_) = (module for module in model.modules() if type(module).__name__ == "FalconH1Mixer")
-    assert recurrences.is_adapted(layer)
+    assert recurrences.runs_here(layer)
     with sharded():
         model(torch.arange(3, 9)[None])
         monkeypatch.setattr(layer, "forward", layer.forward)

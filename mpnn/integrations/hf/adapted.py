@@ -16,10 +16,10 @@ from torch import nn
 
 
 class _Origin(NamedTuple):
-    """The class of transformers, and the function that makes a subclass of it."""
+    """The class of transformers, and the function that makes a subclass of it; None for the class itself."""
 
     kind: Any
-    build: Callable[[Any], Any]
+    build: Callable[[Any], Any] | None
 
 
 _ORIGINS: dict[type, _Origin] = {}
@@ -34,29 +34,20 @@ def subclass(kind: Any, forward: Callable[..., Any], build: Callable[[Any], Any]
     return ours
 
 
-def is_adapted(layer: nn.Module) -> bool:
-    return type(layer) in _ORIGINS
-
-
-def original(kind: type) -> type:
-    """The class of transformers of a layer's class."""
-    return _ORIGINS[kind].kind if kind in _ORIGINS else kind
-
-
-def builder(kind: type) -> Callable[[Any], Any] | None:
-    """The function that made a class; None for those of transformers."""
-    return _ORIGINS[kind].build if kind in _ORIGINS else None
+def origin(layer: nn.Module) -> _Origin:
+    """Where the class of a layer is from."""
+    return _ORIGINS.get(type(layer), _Origin(type(layer), None))
 
 
 def restore(layers: Iterable[nn.Module]) -> None:
     """Gives layers their class of transformers back."""
     for layer in layers:
-        layer.__class__ = original(type(layer))
+        layer.__class__ = origin(layer).kind
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
     _, _, *state = cast(Any, nn.Module.__reduce_ex__(self, protocol))
-    return _empty, tuple(_ORIGINS[type(self)]), *state
+    return _empty, tuple(origin(self)), *state
 
 
 def _empty(kind: Any, build: Callable[[Any], Any]) -> Any:

@@ -98,9 +98,7 @@ class Rule(NamedTuple):
         return placed(topology, first, first_key, causal and self.is_causal)
 
 
-@lru_cache(maxsize=256)
-def parse(text: str) -> Topology:
-    return graphs.parse(text)
+parse = lru_cache(maxsize=256)(graphs.parse)
 
 
 class Described(NamedTuple):

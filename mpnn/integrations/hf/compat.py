@@ -3,7 +3,7 @@
 import inspect
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from typing import Any
@@ -68,6 +68,13 @@ def check(owner: Any, names: Iterable[str]) -> None:
             raise ImportError(_ADVICE.format(f"{owner.__name__}.{name}"))
 
 
+def refuse(reasons: Mapping[str, Any]) -> None:
+    """Raises ValueError with the first reason that holds."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(reason)
+
+
 check(PretrainedConfig, ["_attn_implementation", "get_text_config"])
 check(PreTrainedModel, ["get_correct_attn_implementation", "set_attn_implementation"])
 check(transformers.modeling_utils, [_DISPATCHER])
@@ -117,11 +124,6 @@ def has_no_attention(kind: type) -> bool:
     if any(name.startswith("Auto") for name in names):
         return False
     return not any("attention" in name.lower() for name in names if name != "create_recurrent_attention_mask")
-
-
-def implementation(config: PretrainedConfig) -> str | None:
-    """The name of the attention that the layers with this configuration run."""
-    return config._attn_implementation
 
 
 def dispatches(module: nn.Module) -> bool:

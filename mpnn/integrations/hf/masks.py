@@ -230,12 +230,8 @@ class Mask:
         stop = keys if right is None else min(row + right + 1, keys)
         if start >= stop:
             return None
-        if self.padding is None:
-            return Pairs(start, stop)
-        allowed = self.padding
-        if (first_key + start, first_key + stop) != (0, allowed.shape[1]):
-            allowed = allowed[:, first_key + start : first_key + stop]
-        if bool(allowed.all()):
+        allowed = None if self.padding is None else self.padding[:, first_key + start : first_key + stop]
+        if allowed is None or bool(allowed.all()):
             return Pairs(start, stop)
         return Pairs(start, stop, allowed=allowed[:, None, None]) if bool(allowed.any(1).all()) else None
 

@@ -118,7 +118,7 @@ def passes_on(stack: nn.Module, kind: type) -> bool:
         not _has_any_global_hook()
         # What stands around the forward pass of the stack does not get the bias.
         and _is_of_a_library(type(stack).forward)
-        and all(_runs_its_class(part) and _has_no_hooks(part) for part in _on_the_way(stack, kind) if part is not stack)
+        and all(_is_untouched(part) for part in _on_the_way(stack, kind) if part is not stack)
     )
 
 
@@ -134,15 +134,12 @@ def _on_the_way(part: nn.Module, kind: type) -> Iterator[nn.Module]:
         yield from found
 
 
-def _runs_its_class(part: nn.Module) -> bool:
-    """Whether a call runs the forward pass of the module's class, as a library wrote it."""
+def _is_untouched(part: nn.Module) -> bool:
+    """Whether a call runs the forward pass of the module's class, as a library wrote it, and no hook gets its arguments
+    or results."""
     kind: Any = type(part)
-    return "forward" not in vars(part) and _is_of_a_library(kind.forward) and _is_of_a_library(kind.__call__)
-
-
-def _has_no_hooks(part: nn.Module) -> bool:
-    """Whether no hook gets the arguments or the results of a module."""
-    return not part._backward_hooks and not part._backward_pre_hooks and compat.has_only_idle_hooks(part)
+    is_own = "forward" not in vars(part) and _is_of_a_library(kind.forward) and _is_of_a_library(kind.__call__)
+    return is_own and not (part._backward_hooks or part._backward_pre_hooks) and compat.has_only_idle_hooks(part)
 
 
 def _is_of_a_library(function: Any) -> bool:

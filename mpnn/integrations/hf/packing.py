@@ -316,18 +316,18 @@ class Divided:
 
     def _check(self, given: Mapping[str, Any]) -> None:
         """Raises ValueError if a layer of this model would not keep texts apart."""
-        if self.refusal:
-            raise ValueError(f"{self.refusal}; pass them as a batch, padded")
-        if not self.has_states:
-            return
-        if compat.IS_OLDER:
-            raise ValueError(
-                f"some recurrent layers of transformers {compat.VERSION} do not see where packed sequences begin; "
-                f"install transformers {compat.TESTED}, or pass the sequences as a batch, padded"
-            )
         use_cache = given.get("use_cache")
-        if getattr(self.model.config, "use_cache", False) if use_cache is None else use_cache:
-            raise ValueError(NO_CACHE)
+        caches = getattr(self.model.config, "use_cache", False) if use_cache is None else use_cache
+        compat.refuse(
+            {
+                f"{self.refusal}; pass them as a batch, padded": self.refusal,
+                f"some recurrent layers of transformers {compat.VERSION} do not see where packed sequences begin; "
+                f"install transformers {compat.TESTED}, or pass the sequences as a batch, padded": (
+                    self.has_states and compat.IS_OLDER
+                ),
+                NO_CACHE: self.has_states and caches,
+            }
+        )
 
     @torch.compiler.disable
     def _positions(self, packing: Packing, given: Mapping[str, Any]) -> Tensor | None:

@@ -21,7 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from mpnn import Graph, ops
 from mpnn.graph.sharding import Sharding, active, use
-from mpnn.integrations.hf import recurrences
+from mpnn.integrations.hf import compat, recurrences
 
 FAMILIES = frozenset({
     "falcon_h1", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "llama", "mistral", "olmo2", "phi3", "qwen2",
@@ -217,29 +217,28 @@ def _leave(model: nn.Module, args: Any, output: Any) -> Any:
 def _check(model: Any, options: dict[str, Any]) -> None:
     """Raises ValueError if a model or a call is not served."""
     name = type(model).__name__
-    if model.config.model_type not in FAMILIES or not name.endswith(("ForCausalLM", "LMHeadModel", "Model")):
-        raise ValueError(
-            f"the tokens of {name} are not divided over processes: it is not tested that its layers compute on single "
-            f"tokens. Served are models and causal language models of {', '.join(sorted(FAMILIES))}"
-        )
-    if any(map(recurrences.is_foreign, model.modules())):
-        raise ValueError(
-            f"recurrent layers of {name} run transformers' code, which passes no state from process to process: build "
-            "the kernels (mpnn doctor), and call mpnn.hf.use(model) before accelerate adds hooks"
-        )
-    if kind := _scaled_by_length(model):
-        raise ValueError(
-            f"rotary positions of {name} are scaled by the longest one (rope_type={kind!r}), and each process has its "
-            "own: call it outside of mpnn.distributed.sharded"
-        )
-    if options.get("num_items_in_batch") is not None:
-        raise ValueError(
-            "within mpnn.distributed.sharded, a model counts the labels of all processes itself: pass no "
-            "num_items_in_batch; set trainer.model_accepts_loss_kwargs = False of a Trainer"
-        )
+    is_served = model.config.model_type in FAMILIES and name.endswith(("ForCausalLM", "LMHeadModel", "Model"))
+    kind = _scaled_by_length(model)
     mask = options.get("attention_mask")
-    if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
-        raise ValueError("within mpnn.distributed.sharded, attention_mask is that of this process's tokens, [B, n]")
+    compat.refuse(
+        {
+            f"the tokens of {name} are not divided over processes: it is not tested that its layers compute on single "
+            f"tokens. Served are models and causal language models of {', '.join(sorted(FAMILIES))}": not is_served,
+            f"recurrent layers of {name} run transformers' code, which passes no state from process to process: build "
+            "the kernels (mpnn doctor), and call mpnn.hf.use(model) before accelerate adds hooks": (
+                any(map(recurrences.is_foreign, model.modules()))
+            ),
+            f"rotary positions of {name} are scaled by the longest one (rope_type={kind!r}), and each process has its "
+            "own: call it outside of mpnn.distributed.sharded": kind,
+            "within mpnn.distributed.sharded, a model counts the labels of all processes itself: pass no "
+            "num_items_in_batch; set trainer.model_accepts_loss_kwargs = False of a Trainer": (
+                options.get("num_items_in_batch") is not None
+            ),
+            "within mpnn.distributed.sharded, attention_mask is that of this process's tokens, [B, n]": (
+                mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2)
+            ),
+        }
+    )
 
 
 def _scaled_by_length(model: nn.Module) -> str | None:
@@ -257,23 +256,23 @@ def _check_cached(model: Any, options: dict[str, Any], before: int, count: int) 
     cache, mask, positions = (options.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
     keep = options.get("logits_to_keep")
     is_other = positions is not None and bool((positions.cpu() != torch.arange(before, before + count)).any())
-    reasons = {
-        f"{type(model).__name__} does not run, since it has recurrent layers: generate on one process": (
-            any(map(recurrences.runs_here, model.modules()))
-        ),
-        "a model has no gradients, dropout or loss: take model.eval(), torch.no_grad(), no labels; or no cache": (
-            torch.is_grad_enabled() or model.training or options.get("labels") is not None
-        ),
-        "the first pass takes an empty DynamicCache, or none, and later ones the past_key_values that it returned": (
-            type(cache) not in (type(None), Shares) and (type(cache) is not DynamicCache or cache.get_seq_length() > 0)
-        ),
-        "a model returns the logits of the last token by name: pass neither logits_to_keep nor return_dict": (
-            isinstance(keep, Tensor) or keep not in (None, 0, 1) or options.get("return_dict") is False
-        ),
-        "tokens are numbered from 0, without padding: generate from prompts of equal lengths, or one by one": (
-            (mask is not None and not mask.all()) or is_other
-        ),
-    }
-    for why, is_so in reasons.items():
-        if is_so:
-            raise ValueError(f"with a cache, within mpnn.distributed.sharded, {why}")
+    within = "with a cache, within mpnn.distributed.sharded, "
+    compat.refuse(
+        {
+            f"{within}{type(model).__name__} does not run, since it has recurrent layers: generate on one process": (
+                any(map(recurrences.runs_here, model.modules()))
+            ),
+            f"{within}a model has no gradients, dropout or loss: take model.eval(), torch.no_grad(), no labels; or no "
+            "cache": torch.is_grad_enabled() or model.training or options.get("labels") is not None,
+            f"{within}the first pass takes an empty DynamicCache, or none, and later ones the past_key_values that it "
+            "returned": (
+                type(cache) not in (type(None), Shares) and (type(cache) is not DynamicCache or cache.get_seq_length())
+            ),
+            f"{within}a model returns the logits of the last token by name: pass neither logits_to_keep nor "
+            "return_dict": (
+                isinstance(keep, Tensor) or keep not in (None, 0, 1) or options.get("return_dict") is False
+            ),
+            f"{within}tokens are numbered from 0, without padding: generate from prompts of equal lengths, or one by "
+            "one": ((mask is not None and not mask.all()) or is_other),
+        }
+    )

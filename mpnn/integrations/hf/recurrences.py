@@ -28,7 +28,7 @@ from mpnn.graph.sharding import active
 from mpnn.graph.witness import Witness, names_in
 from mpnn.graphs import causal, window
 from mpnn.integrations.hf import adapted, packing
-from mpnn.integrations.hf.adapted import is_adapted
+from mpnn.integrations.hf.adapted import origin
 from mpnn.kernels.recurrent import (
     by_triton,
     has_kernel,
@@ -345,17 +345,17 @@ def _mixes_tokens(kind: Any) -> bool:
 
 def runs_here(layer: nn.Module) -> bool:
     """Whether this is a recurrent layer that calls this library."""
-    return adapted.builder(type(layer)) is _with_our_functions
+    return origin(layer).build is _with_our_functions
 
 
 def is_foreign(layer: nn.Module) -> bool:
     """Whether this is a recurrent layer that runs transformers' code."""
-    return _mixes_tokens(adapted.original(type(layer))) and not (runs_here(layer) and "forward" not in vars(layer))
+    return _mixes_tokens(origin(layer).kind) and not (runs_here(layer) and "forward" not in vars(layer))
 
 
 def keeps_texts_apart(layer: nn.Module) -> bool:
     """Whether this layer mixes the tokens of a row, and those of each packed text alone."""
-    return adapted.builder(type(layer)) in (_with_our_functions, _text_by_text)
+    return origin(layer).build in (_with_our_functions, _text_by_text)
 
 
 def refusal(model: nn.Module) -> str:
@@ -372,7 +372,7 @@ def adapt(model: nn.Module) -> list[Callable[[], Any]]:
     Raises:
         ValueError: if a function of the model differs from the one known here.
     """
-    plain = [layer for layer in model.modules() if not is_adapted(layer) and "forward" not in vars(layer)]
+    plain = [layer for layer in model.modules() if origin(layer).build is None and "forward" not in vars(layer)]
     classes: dict[nn.Module, Any] = {}
     kind: Any
     for layer in plain:

@@ -98,7 +98,7 @@ class Rollouts:
     def __init__(self, model: nn.Module) -> None:
         config: Any = next((part.config for part in model.modules() if isinstance(part, PreTrainedModel)), None)
         require_family(config)
-        if (name := compat.implementation(config)) != "mpnn":
+        if (name := config._attn_implementation) != "mpnn":
             raise ValueError(f"{type(model).__name__} attends by {name!r}; call mpnn.hf.use(model)")
 
     def __call__(self, groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -173,9 +173,7 @@ def _pooled(model: Any, states: Tensor) -> Tensor:
     return model.pooler(states)
 
 
-@lru_cache(maxsize=64)
-def _signature_of(forward: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(forward)
+_signature_of = lru_cache(maxsize=64)(inspect.signature)
 
 
 def _arguments(signature: inspect.Signature, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

@@ -329,7 +329,7 @@ def _set_implementation(model: PreTrainedModel) -> list[Callable[[], None]]:
     stays = {type(layer).__name__ for layer in model.modules() if type(layer).__name__ in _UNDISPATCHED}
     if not stays:
         model.set_attn_implementation(NAME)
-        stays = {type(inner).__name__ for inner in _inner(model) if compat.implementation(inner.config) != NAME}
+        stays = {type(inner).__name__ for inner in _inner(model) if inner.config._attn_implementation != NAME}
     if stays:
         raise ValueError(
             f"the attention of {', '.join(sorted(stays))} does not dispatch through transformers' AttentionInterface, "
@@ -351,10 +351,10 @@ class _SetImplementation:
         model = self.model
         type(model).set_attn_implementation(model, *args, **options)
         for config in _configs(model):
-            if compat.implementation(config) != NAME:
+            if config._attn_implementation != NAME:
                 for name in _RECORD:
                     config.__dict__.pop(name, None)
-        if compat.implementation(model.config) == NAME and _has_graph(model):
+        if model.config._attn_implementation == NAME and _has_graph(model):
             model.config.attn_implementation = NAME
 
 
