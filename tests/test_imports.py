@@ -39,6 +39,7 @@ ROOMS: dict[str, set[str]] = {
     "flex": {"graph", "graphs", "ops", "scores", "round"},
     "varlen": {"graph", "ops"},
     "message_passing": {"graph", "graphs", "aggregate", "update", "round", "attention", "decoding", "engine"},
+    "testing": {"graph", "graphs", "update", "backends", "engine", "message_passing"},
     "data": {"graph", "graphs"},
     "integrations": {
         *("graph", "graphs", "aggregate", "scores", "round", "update", "attention", "decoding", "backends", "kernels"),
@@ -52,7 +53,7 @@ ROOMS: dict[str, set[str]] = {
     "distributed": {"graph", "graphs", "aggregate", "scores", "round", "attention", "kernels", "engine", "ops"},
     "view": {"graph", "graphs", "scores", "round", "engine"},
     "hf": {"integrations"},
-    "pyg": {"integrations"},
+    "pyg": {"graph", "integrations"},
     "shim": {"integrations"},
     "train": {"graph", "graphs", "message_passing", "data"},
     "mpnn": {
@@ -344,15 +345,15 @@ def test_the_library_runs_without_those_who_stand_on_it(tmp_path: Path) -> None:
 
 
 def test_extras_that_texts_name_exist() -> None:
-    """An error that says `pip install 'mpnn[hf]'` names an extra of pyproject.toml, and extras name one another."""
+    """An error that says `install("hf")` names an extra of pyproject.toml, and extras name one another."""
     folder = ROOT.parent
     extras = set(
         re.findall(r"^(\w+) = \[", (folder / "pyproject.toml").read_text().split("optional-dependencies")[1], re.M)
     )
     pages = [*ROOT.rglob("*.py"), *(folder / "docs").rglob("*.md"), folder / "README.md", folder / "pyproject.toml"]
-    named = {
-        name for page in pages for text in re.findall(r"mpnn\[([\w,]+)\]", page.read_text()) for name in text.split(",")
-    }
+    texts = [text for page in pages for text in re.findall(r"(?:mpnn|\.)\[([\w,]+)\]", page.read_text())]
+    named = {name for text in texts for name in text.split(",")}
+    named |= {name for page in pages for name in re.findall(r"\binstall\([\"'](\w+)[\"']\)", page.read_text())}
     assert {"cli", "scatter", "tables", "train"} <= named <= extras
 
 

@@ -7,6 +7,8 @@ import sys
 from importlib.util import find_spec
 from io import TextIOWrapper
 
+from mpnn.graph.registry import install
+
 _REQUIRED = {
     "typer": "typer",
     "rich": "rich",
@@ -21,7 +23,7 @@ def main() -> None:
     """The entry point `mpnn`."""
     missing = [package for module, package in _REQUIRED.items() if find_spec(module) is None]
     if missing:
-        print(f'the mpnn command needs {", ".join(missing)}; run: pip install "mpnn[cli]"', file=sys.stderr)
+        print(f"the mpnn command needs {', '.join(missing)}; run: {install('cli')}", file=sys.stderr)
         sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -8,8 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 import typer
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 import mpnn
@@ -19,17 +17,18 @@ from mpnn.backends import registered, tuned
 from mpnn.cli.console import console
 from mpnn.data.locate import search_folders
 from mpnn.engine.choice import Refused
+from mpnn.graph.registry import install
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unusable
 
-# package: what it is for
 EXTRAS = {
-    "transformers": "models of Hugging Face (mpnn.hf)",
-    "torch-geometric": "models and datasets of PyTorch Geometric (mpnn.pyg)",
-    "accelerate": "training (mpnn train, mpnn.train)",
-    "matplotlib": "pictures (mpnn.view.plot, Graph.plot)",
-    "numba": "aggregators of your own, compiled (combine)",
+    "transformers": ("hf", "models of Hugging Face (mpnn.hf)"),
+    "torch-geometric": ("pyg", "models and datasets of PyTorch Geometric (mpnn.pyg)"),
+    "accelerate": ("train", "training (mpnn train, mpnn.train)"),
+    "matplotlib": ("viz", "pictures (mpnn.view.plot, Graph.plot)"),
+    "numba": ("numba", "aggregators of your own, compiled (combine)"),
 }
+"""For each package the extra that brings it, and what it is for."""
 APART = {
     "triton": "sparse graphs on CUDA; comes with PyTorch's builds for CUDA",
     "torch-scatter": "the backend scatter; compiled against this torch by pip install --no-build-isolation",
@@ -37,6 +36,7 @@ APART = {
 """Packages that the command for the others does not install."""
 _CLOSE = 1e-4  # relative to the largest number
 _WIDTH = 16
+_NAMES = 17  # characters of a name
 LAYERS: dict[str, Callable[[], MessagePassing]] = {
     "attention": lambda: MessagePassing(graphs.window(3), "sum", None, DotProduct(_WIDTH, 2)),
     "GAT": lambda: MessagePassing(graphs.window(3), "sum", None, Additive(_WIDTH, 8, 2)),
@@ -56,24 +56,27 @@ def doctor() -> None:
     Paste the output into a report of a problem. The exit status is 1 if a
     kernel computes wrong numbers.
     """
-    table = Table.grid(padding=(0, 2))
+    console.print("what is installed, then a check of each kernel, which takes up to half a minute:\n", soft_wrap=True)
     for name, value in machine():
-        table.add_row(name, value)
-    for name, purpose in (EXTRAS | APART).items():
-        table.add_row(name, installed(name) or f"not installed: {purpose}")
-    console.print(table)
-    if missing := [name for name in EXTRAS if installed(name) is None]:
-        console.print(f"\nto install what is missing: pip install {' '.join(missing)}", soft_wrap=True)
+        _row(name, value)
+    purposes = {name: purpose for name, (_, purpose) in EXTRAS.items()} | APART
+    for name, purpose in purposes.items():
+        _row(name, installed(name) or f"not installed: {purpose}")
+    if missing := [extra for name, (extra, _) in EXTRAS.items() if installed(name) is None]:
+        console.print(f"\nto install what is missing: {install(*missing)}", soft_wrap=True, markup=False)
     console.print("\nkernels, compared with the reference:")
-    checks = Table.grid(padding=(0, 2))
     verdicts = []
     for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
         for name, verdict in kernels(device):
-            checks.add_row(device, name, escape(verdict))
+            _row(f"{device}  {name}", verdict)
             verdicts.append(verdict)
-    console.print(checks)
     if any(verdict.startswith("WRONG") for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _row(name: str, value: str) -> None:
+    """Prints a name and a value at once, so that nobody waits in front of an empty screen."""
+    console.print(f"{name:<{_NAMES}}  {value}", soft_wrap=True, markup=False)
 
 
 def machine() -> Iterator[tuple[str, str]]:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from importlib.util import find_spec
 
+from mpnn.graph.registry import install
+
 RANGE = re.compile(r"(\d+)\s*\.\.\s*(\d+)")
 _SEED = 0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -18,7 +20,7 @@ class UnusableGraph(Exception):
 def require_optuna() -> None:
     """Raises ImportError, which says how to get it, if Optuna is not installed."""
     if find_spec("optuna") is None:
-        raise ImportError("--search needs Optuna, which is not installed; run: pip install optuna")
+        raise ImportError(f"--search needs Optuna, which is not installed; run: {install('search')}")
 
 
 def bounds(expression: str) -> list[tuple[int, int]]:

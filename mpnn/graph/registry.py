@@ -11,6 +11,11 @@ from typing import Any
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
+def install(*extras: str) -> str:
+    """Text for an error: the command that installs extras, as README and site have it. It leaves torch as it is."""
+    return f"""pip install -c constraints.txt ".[{",".join(extras)}]" in the folder of mpnn's source"""
+
+
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """Text for an error: that there is no such `what`, which name is close, and all names."""
     names = list(known)

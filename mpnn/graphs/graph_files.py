@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpnn.graph.registry import install
 from mpnn.graphs.table import ID, Table, as_text
 
 _XML = re.compile(r"\s*<")
@@ -102,12 +103,12 @@ def _graph(path: Path, text: str, form: str) -> Any:
     try:
         import networkx
     except ImportError:
-        raise ImportError(f"reading {path.name}, {form}, needs networkx: pip install 'mpnn[files]'") from None
+        raise ImportError(f"reading {path.name}, {form}, needs networkx: {install('files')}") from None
     read = {"GraphML": _graphml, "GEXF": _gexf, "GML": _gml, "DOT": _dot, "JSON": _json}[form]
     try:
         graph = read(networkx, text)
     except ImportError:
-        raise ImportError(f"reading {path.name}, DOT, needs pydot: pip install 'mpnn[files]'") from None
+        raise ImportError(f"reading {path.name}, DOT, needs pydot: {install('files')}") from None
     except Exception as error:  # parsers of networkx raise many kinds
         raise ValueError(f"{path} begins as {form}, and networkx cannot read it: {error}") from None
     return graph

@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpnn.graph.registry import install
 from mpnn.graphs.graph_files import format_of, table_of_graph
 from mpnn.graphs.table import EXACT, ID as ID, OF_GRAPH as OF_GRAPH, Table as Table
 from mpnn.graphs.text_table import opened, text_tables
@@ -390,7 +391,7 @@ def _pyarrow(path: Path) -> Any:
         import pyarrow
         import pyarrow.compute
     except ImportError:
-        raise ImportError(f"reading {path.name} needs pyarrow: pip install 'mpnn[tables]'") from None
+        raise ImportError(f"reading {path.name} needs pyarrow: {install('tables')}") from None
     return pyarrow
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mpnn.graph.registry import install
 from mpnn.train.checkpoint import Checkpoint, CheckpointError
 
 
@@ -167,7 +168,7 @@ def fit(
 def require_accelerate() -> None:
     """Raises ImportError, which says how to get it, if accelerate is not installed."""
     if find_spec("accelerate") is None:
-        raise ImportError("training needs accelerate, which is not installed; run: pip install accelerate")
+        raise ImportError(f"training needs accelerate, which is not installed; run: {install('train')}")
 
 
 def _engine(device: torch.device, settings: Settings) -> Any:

@@ -24,6 +24,7 @@ from mpnn.cli.measure import backends, bytes_for_backward, estimates
 from mpnn.data import SOURCES, Characters
 from mpnn.data.locate import find
 from mpnn.distributed import Part
+from mpnn.graph.registry import install
 from mpnn.train import loop
 
 COMMANDS = [
@@ -650,7 +651,7 @@ def test_without_accelerate_a_sentence_says_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(loop, "find_spec", lambda name: None)
     said = refusal(command, "--out", tmp_path / "out")
-    assert said == "mpnn: training needs accelerate, which is not installed; run: pip install accelerate\n"
+    assert said == f"mpnn: training needs accelerate, which is not installed; run: {install('train')}\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -671,7 +672,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit, match="2"):
         mpnn.cli.main()
-    assert capsys.readouterr().err == 'the mpnn command needs typer; run: pip install "mpnn[cli]"\n'
+    assert capsys.readouterr().err == f"the mpnn command needs typer; run: {install('cli')}\n"
 
 
 @pytest.mark.parametrize(

@@ -252,5 +252,5 @@ def test_search_refuses_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(search, "find_spec", lambda name: None)
     done = RUN.invoke(app, ["compare", "--search", "3", "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
-    assert "--search needs Optuna, which is not installed; run: pip install optuna" in done.output
+    assert 'Optuna, which is not installed; run: pip install -c constraints.txt ".[search]"' in done.output
     assert not (tmp_path / "out").exists()

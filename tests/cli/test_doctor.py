@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,11 @@ from mpnn.cli.app import app
 
 
 def test_it_names_versions_kernels_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "EXTRAS", {"torch": "everything", "no-such-package": "nothing", "nor-this": "ado"})
+    monkeypatch.setattr(
+        doctor,
+        "EXTRAS",
+        {"torch": ("cli", "everything"), "no-such-package": ("hf", "nothing"), "nor-this": ("pyg", "ado")},
+    )
     monkeypatch.setattr(doctor, "APART", {"comes-otherwise": "something"})
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0, done.output
@@ -24,7 +29,8 @@ def test_it_names_versions_kernels_and_what_is_missing(monkeypatch: pytest.Monke
     assert torch.__version__ in said
     assert "no-such-package not installed: nothing" in said
     assert "comes-otherwise not installed: something" in said
-    assert "to install what is missing: pip install no-such-package nor-this kernels" in said, "one command"
+    command = 'pip install -c constraints.txt ".[hf,pyg]" in the folder of mpnn\'s source kernels'
+    assert f"to install what is missing: {command}" in said, "one command"
     for name, layers in {
         "edge_list": ", ".join(doctor.LAYERS),
         "dense": "attention",
@@ -60,3 +66,15 @@ def test_it_says_what_a_gpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", path)
         assert doctor.gpu().startswith(f"H100, CUDA {torch.version.cuda}{said}")
         assert doctor.gpu().count(";") == said.count(";")
+
+
+def test_each_row_is_printed_when_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(device: str) -> Iterator[tuple[str, str]]:
+        yield "first", "correct"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "kernels", stuck)
+    said = CliRunner().invoke(app, ["doctor"]).output
+    assert said.startswith("what is installed, then a check of each kernel")
+    assert torch.__version__ in said
+    assert "cpu  first         correct\n" in said

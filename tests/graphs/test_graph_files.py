@@ -154,10 +154,14 @@ def test_a_graph_without_its_reader_says_what_to_install(tmp_path: Path, monkeyp
     path = tmp_path / "g.dot"
     path.write_text("graph { a -- b }")
     monkeypatch.setitem(__import__("sys").modules, "pydot", None)
-    with pytest.raises(ImportError, match=r"reading g.dot, DOT, needs pydot: pip install 'mpnn\[files\]'"):
+    with pytest.raises(
+        ImportError, match=r'reading g.dot, DOT, needs pydot: pip install -c constraints.txt "\.\[files\]"'
+    ):
         read_table(path)
     monkeypatch.setitem(__import__("sys").modules, "networkx", None)
-    with pytest.raises(ImportError, match=r"reading g.dot, DOT, needs networkx: pip install 'mpnn\[files\]'"):
+    with pytest.raises(
+        ImportError, match=r'reading g.dot, DOT, needs networkx: pip install -c constraints.txt "\.\[files\]"'
+    ):
         read_table(path)
 
 
