@@ -281,6 +281,7 @@ class Copy:
                     os.dup2(output.fileno(), descriptor)
                 os.chdir(self.root)
                 os.environ["PYTHONPATH"] = str(self.root)
+                sys.dont_write_bytecode = False  # or each change compiles all files
                 sys.path[:] = [str(self.root), *(x for x in sys.path if not x.startswith(str(ROOT)))]
                 code = 3
                 try:
