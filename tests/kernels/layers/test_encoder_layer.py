@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn.kernels.cpu import library
-from mpnn.kernels.layers.encoder_layer import ACTIVATIONS, EncoderLayer, Form, Weights
+from mpnn.kernels.layers.encoder_layer import ACTIVATIONS, EncoderLayer, Form, Located, Places, Weights
 from mpnn.kernels.parts import Parts
 
 pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="there are no compiled kernels")
@@ -347,6 +347,20 @@ def test_weights_of_other_sizes_are_refused() -> None:
     freed.untyped_storage().resize_(0)
     with pytest.raises(TypeError, match="was freed"):
         layer(x, w._replace(maps=(freed, *w.maps[1:])), Parts([9]))
+
+
+def test_each_weight_whose_memory_was_freed_is_noticed() -> None:
+    shape = form()
+    layer, w = EncoderLayer(shape), weights(shape)
+    tensors = [x for part in w for x in part]
+    maps = len(w.maps)
+    numbers = [*range(1, maps + 1), 0, *range(maps + 1, 2 * maps + 1), 0, *range(2 * maps + 1, len(tensors) + 1)]
+    places = Places(layer, w, tensors, numbers)
+    assert isinstance(places.read(tensors), Located)
+    for k, x in enumerate(tensors):
+        freed = x.clone()
+        freed.untyped_storage().resize_(0)
+        assert places.read([*tensors[:k], freed, *tensors[k + 1 :]]) is None
 
 
 def test_errors() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -167,6 +168,14 @@ def test_segments_add_to_one_copy_only_if_they_share_no_queries(topology: Topolo
     assert found == copies
     for s, t in itertools.combinations(range(6), 2):
         assert (t - s) % found or not queries[s] & queries[t]
+
+
+def test_a_segment_may_have_no_tile() -> None:
+    """Keys behind the last query of a causal graph belong to a segment, whose gradients are zeros."""
+    layout = _layout(graphs.causal().bind(96 * 32).rows(0, 32))
+    cuts, copies = layout.segments(6)
+    assert np.diff(layout.by_key[0][cuts]).tolist() == [1, 0]
+    assert copies == 1
 
 
 def test_saved_features_that_hooks_bring_back_with_other_strides() -> None:
