@@ -17,8 +17,7 @@ from mpnn.engine.binding import bind
 from mpnn.graph import Graph, html
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.exchange import LOCAL, Layer
-from mpnn.graph.guard import is_plain
-from mpnn.graph.sharding import ACTIVE, active
+from mpnn.graph.sharding import active
 from mpnn.graph.topology import Topology
 from mpnn.graphs import jagged
 from mpnn.graphs.explicit import edges_into
@@ -173,7 +172,7 @@ class MessagePassing(nn.Module):
         others = source, edge_attr, return_weights, cache
         if type(self.attention) is DotProduct and type(self) is MessagePassing and others == _NO_MORE:
             graph = self.graph if graph is None else graph
-            if not torch.compiler.is_compiling() and not ACTIVE and is_plain(x) and x.dim() > 1:
+            if whole_layer.why_not_now(x, self.training) is None:
                 graph = graph.bind(x.shape[-2], x.shape[-2]) if isinstance(graph, Topology) else graph
                 layer = whole_layer.find(self, graph, x)
                 if callable(layer):
@@ -219,8 +218,8 @@ class MessagePassing(nn.Module):
             return ""
         if others != _NO_MORE:
             return "it takes x and a graph alone"
-        if ACTIVE or not is_plain(x):
-            return "it takes plain features on a CPU, outside of autocast, tracing, transforms and several processes"
+        if (why := whole_layer.why_not_now(x, self.training)) is not None:
+            return why
         graph = self._graph_or_default(graph)
         graph = graph.bind(x.shape[-2], x.shape[-2]) if isinstance(graph, Topology) else graph
         layer = whole_layer.find(self, graph, x)
@@ -241,7 +240,7 @@ class MessagePassing(nn.Module):
         dst = _prepared(modules["update"], x)
         src = dst if source is None else self._source(dst, source)
         graph = self.graph if graph is None else graph
-        if not isinstance(graph, (Topology, BoundGraph)):
+        if not isinstance(graph, (BoundGraph, Topology)):  # Topology is an abstract class, which is asked slowly
             graph = self._graph_or_default(graph)
         try:
             if cache is None:

@@ -26,6 +26,8 @@ from mpnn.attention.dot_product import DotProduct
 from mpnn.graph import Graph
 from mpnn.graph.bound import cached_on_graph
 from mpnn.graph.exchange import LOCAL
+from mpnn.graph.guard import is_plain
+from mpnn.graph.sharding import ACTIVE, active
 from mpnn.graph.witness import Unwatchable, Witness
 from mpnn.kernels.layers import EncoderLayer, Form, Weights, refusal
 from mpnn.kernels.parts import Parts
@@ -70,20 +72,26 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary
 """What is known of operators. A copy of an operator is another one, and a saved one has nothing of it."""
 
 
-def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
-    """Returns the function that computes the layer y [..., N, dim] of an operator from plain x [..., N, dim] in one
-    call. Where the operator or the graph ask for something else: the reason, a clause."""
-    if x.dtype is not torch.float32 or not x.numel():
+def why_not_now(x: Any, is_training: bool) -> str | None:
+    """Why no compiled call computes a layer of these features in the modes that are on, a clause; None if one may.
+    Operators and layers in place ask this before anything else."""
+    if torch.compiler.is_compiling() or (ACTIVE and active() is not None) or not is_plain(x):
+        return "it takes plain features on a CPU, outside of autocast, tracing, transforms and several processes"
+    if x.dtype is not torch.float32 or x.dim() < 2 or not x.numel():
         return "it takes float32 features of one node or more"
+    if torch.is_grad_enabled() and (x.requires_grad or is_training):
+        return _RECORDS
+    return "a hook is registered for all modules" if _has_any_global_hook() else None
+
+
+def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
+    """Returns the function that computes the layer y [..., N, dim] of an operator from x [..., N, dim] in one call,
+    where `why_not_now` sees no reason. Where the operator or the graph ask for something else: the reason, a clause."""
     parts = None
     if isinstance(graph, Graph) and graph.num_dst == graph.num_src == x.shape[-2]:
         parts = parts_of(graph, x.shape[:-2].numel())
     if parts is None:
         return "the graph is neither complete nor causal, within documents or as a whole"
-    if torch.is_grad_enabled() and (x.requires_grad or operator.training):
-        return _RECORDS
-    if _has_any_global_hook():
-        return "a hook is registered for all modules"
     known = _KNOWN.get(operator)
     if known is None or not known.holds:
         known = _KNOWN[operator] = _learn(operator)

@@ -31,7 +31,7 @@ from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.round import Result, Round, reads
 from mpnn.round.needs import AGGREGATES, FLOATS, NAMES_OF_AGGREGATES as KINDS, NORMALIZED, first, on_edges
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, slope_of
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, slope_of
 
 NAME = "csr"
 ANY_EDGES = True
@@ -337,7 +337,8 @@ def _operands_of(round: Round) -> Operands:
             pass
         case _:
             return Operands(scale=0.0 if round.weighted else 1.0)
-    slope: Any = slope_of(activation)
+    # GAT's activation takes no call.
+    slope: Any = activation.slope if type(activation) is LeakyReLU else slope_of(activation)
     tanh = slope == "tanh"
     return Operands(dst, src, vector, edge, slope=1.0 if tanh else slope, tanh=tanh)
 

@@ -35,7 +35,17 @@ from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.rows import attention as row_attention
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import CONSTANT, NORMALIZERS
-from mpnn.kernels.tiles.attention import COLUMNS, MAX_KEPT, ROWS, Dropout, Layout, Options, Prefilled, TileAttention
+from mpnn.kernels.tiles.attention import (
+    COLUMNS,
+    MAX_KEPT,
+    ROWS,
+    Dropout,
+    Layout,
+    Options,
+    Prefilled,
+    TileAttention,
+    present,
+)
 from mpnn.kernels.tiles.cuda import config as tile_config
 from mpnn.kernels.tiles.cuda.config import Config
 from mpnn.round import Result, Round
@@ -377,7 +387,8 @@ def _run_on_cpu(bound: _Bound, round: Round) -> Result:
         out, lse = TileAttention.apply(query, key, value, *biases, options)
     else:
         options = Options(bound.prefilled, score.scale, score.softcap, dropout)
-        out, lse = bound.prefilled.forward((query, key, value, *biases), options)
+        of_pairs = {} if bound.is_plain else present(*biases)
+        out, lse = bound.prefilled.forward((query, key, value), of_pairs, options)
     if bound.is_plain:
         return Result(out)
     if pieces is not None:

@@ -22,13 +22,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
 from transformers.pytorch_utils import Conv1D
 
-from mpnn.attention.whole_layer import parts_of
+from mpnn.attention.whole_layer import parts_of, why_not_now
 from mpnn.engine import layer_listeners, unheard
 from mpnn.graph import guard
-from mpnn.graph.sharding import active
 from mpnn.graph.witness import Constant, Unwatchable, Witness
 from mpnn.integrations.callers import calling
 from mpnn.integrations.hf import compat, interface, packing
@@ -262,11 +260,7 @@ class Forward(Constant):
             cache, getattr(_get(self.module, self.names.attention), "layer_idx", None)
         ):
             return False
-        if not guard.is_plain(x) or x.dtype is not torch.float32 or x.dim() != 3 or not x.numel():
-            return False
-        if torch.is_grad_enabled() and (x.requires_grad or self.module.training):
-            return False
-        if active() is not None or _has_any_global_hook() or interface.is_recorded():
+        if why_not_now(x, self.module.training) is not None or x.dim() != 3 or interface.is_recorded():
             return False
         for name, value in given.items():
             is_read = name in _READ or name == _COS_SIN

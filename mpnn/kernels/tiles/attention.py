@@ -167,10 +167,11 @@ class Prefilled:
         self.layout = layout
         self._passes: dict[str, _Pass] = {}
 
-    def forward(self, tensors: Sequence[Any], options: Options) -> tuple[Tensor, Tensor]:
-        """`TileAttention` without derivatives."""
-        known, p, read = self._pass("forward", tensors[:3], tensors[3:], options)
-        query, key, value, *_ = read
+    def forward(
+        self, features: Sequence[Tensor], of_pairs: dict[str, Tensor], options: Options
+    ) -> tuple[Tensor, Tensor]:
+        """`TileAttention` without derivatives. `features`: query, key and value. `of_pairs`: `present` biases."""
+        known, p, (query, key, value), _of_pairs = self._pass("forward", features, of_pairs, options)
         of_out, of_lse = known.shapes
         out = empty(query, *of_out)
         lse = query.new_empty(of_lse, dtype=known.dtype)
@@ -184,12 +185,13 @@ class Prefilled:
         self, tensors: Sequence[Any], options: Options, d_out: Tensor | None, d_lse: Tensor | None
     ) -> list[Tensor | None]:
         """The gradient of each tensor of `TileAttention`. `tensors`: these, and its results out and lse."""
-        *features, table, bias, dst_bias, src_bias, out, lse = tensors
+        out, lse = tensors[7:]
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        of_pairs = table, bias, dst_bias, src_bias
+        features: Sequence[Tensor] = [*tensors[:3], out, d_out]
         # Those that hooks saved elsewhere and brought back may have other strides.
-        known, p, read = self._pass("backward", (*features, out, d_out), of_pairs, options)
-        query, key, value, out, d_out, table, bias, dst_bias, src_bias = read
+        known, p, features, of_pairs = self._pass("backward", features, present(*tensors[3:7]), options)
+        query, key, value, out, d_out = features
+        table, bias, dst_bias, src_bias = map(of_pairs.get, _OF_PAIRS)
         if not known.parts:
             return [None if x is None else torch.zeros_like(x) for x in tensors[:7]]
         of_query, of_key, of_value, of_table = known.shapes
@@ -216,9 +218,10 @@ class Prefilled:
 
     def tangents(self, tensors: Sequence[Any], moved: Sequence[Any], options: Options) -> tuple[Tensor, Tensor]:
         """The tangents of out and lse from those of the tensors, which are plain. `tensors`: as in `backward`."""
-        *features, table, bias, dst_bias, src_bias, out, lse = tensors
-        known, p, read = self._pass("tangent", (*features, out), (table, bias, dst_bias, src_bias), options)
-        query, key, value, out, *_ = read
+        out, lse = tensors[7:]
+        features: Sequence[Tensor] = [*tensors[:3], out]
+        known, p, features, _of_pairs = self._pass("tangent", features, present(*tensors[3:7]), options)
+        query, key, value, out = features
         d_out = empty(out, *out.shape)
         d_lse = empty(lse, *lse.shape)
         if not known.parts:
@@ -236,25 +239,32 @@ class Prefilled:
         return d_out, d_lse
 
     def _pass(
-        self, name: str, features: Sequence[Tensor], of_pairs: Sequence[Tensor | None], options: Options
-    ) -> tuple[_Pass, _Parameters, Sequence[Any]]:
+        self,
+        name: str,
+        features: Sequence[Tensor],
+        of_pairs: dict[str, Tensor],
+        options: Options,
+        is_readable: bool = False,
+    ) -> tuple[_Pass, _Parameters, Sequence[Tensor], dict[str, Tensor]]:
         """A pass, its parameters but for the addresses of features and lse, and the tensors as it reads them:
-        themselves where possible. `of_pairs`: table, bias, dst_bias and src_bias. Parameters hold addresses only: the
-        caller keeps the tensors."""
+        themselves where possible. Parameters hold addresses only: the caller keeps the tensors.
+
+        `is_readable`: whether rows of features and all biases are contiguous, without a pending negation.
+        """
         known = self._passes.get(name)
-        form = _form(features, of_pairs)
+        tensors = *features, *of_pairs.values()
+        form = [*of_pairs, *map(Tensor.size, tensors), *map(Tensor.stride, tensors), *map(Tensor.is_neg, tensors)]
         if known is None or known.form != form:
-            features = [x.resolve_neg() if x.stride(-1) == 1 else x.contiguous().resolve_neg() for x in features]
-            of_pairs = [x if x is None else plain(x) for x in of_pairs]
-            form = _form(features, of_pairs)
-        if known is None or known.form != form:
-            known = self._passes[name] = self._fill(name, form, features, of_pairs[1])
+            if not is_readable:
+                features = [x.resolve_neg() if x.stride(-1) == 1 else x.contiguous().resolve_neg() for x in features]
+                of_pairs = {name: plain(x) for name, x in of_pairs.items()}
+                return self._pass(name, features, of_pairs, options, True)
+            known = self._passes[name] = self._fill(name, form, features, of_pairs.get("bias"))
         p = _Parameters.from_buffer_copy(known.parameters)
         p.scale = options.scale
         p.softcap = options.softcap or 0.0
-        for name, x in zip(_OF_PAIRS, of_pairs, strict=True):
-            if x is not None:
-                setattr(p, name, address(x))
+        for field_name, x in of_pairs.items():
+            setattr(p, field_name, address(x))
         dropout = options.dropout
         if dropout is not None:
             p.dropout_keys = address(dropout.keys)
@@ -262,7 +272,7 @@ class Prefilled:
             p.dropout_growth = 1 / (1 - dropout.p) if dropout.p < 1 else 0.0
             if dropout.ids is not None:
                 p.dst_ids, p.src_ids = map(address, dropout.ids)
-        return known, p, (*features, *of_pairs)
+        return known, p, features, of_pairs
 
     def _fill(self, name: str, form: list[Any], features: Sequence[Tensor], bias: Tensor | None) -> _Pass:
         layout = self.layout
@@ -322,8 +332,8 @@ class TileAttention(Function, Fused):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        *tensors, options = inputs
-        return options.prefilled.forward(tensors, options)
+        out_and_lse: tuple[Tensor, Tensor] = inputs[7].prefilled.forward(inputs[:3], present(*inputs[3:7]), inputs[7])
+        return out_and_lse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -388,12 +398,9 @@ def _tangents_again(function: Callable[..., Any], *inputs: Tensor | None) -> Any
 _OF_PAIRS = "table", "bias", "dst_bias", "src_bias"
 
 
-def _form(features: Sequence[Tensor], of_pairs: Sequence[Tensor | None]) -> list[Any]:
-    """The sizes and strides of tensors, and whether negations are pending."""
-    form: list[Any] = [*map(Tensor.size, features), *map(Tensor.stride, features), *map(Tensor.is_neg, features)]
-    for x in of_pairs:
-        form.append(None if x is None else (x.shape, x.stride(), x.is_neg()))
-    return form
+def present(*of_pairs: Tensor | None) -> dict[str, Tensor]:
+    """Those of table, bias, dst_bias and src_bias that there are, by name."""
+    return {name: x for name, x in zip(_OF_PAIRS, of_pairs, strict=True) if x is not None}
 
 
 def _features(x: Tensor) -> _Features:
