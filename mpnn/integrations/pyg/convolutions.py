@@ -58,12 +58,13 @@ class Replacement:
     """Base class of all replacements; comes before the convolution in the bases.
 
     `node_dim_needed` is the dimension of the nodes that the replacement needs, `served` the values of options that it
-    computes, `mpnn_backend` the backend that runs it.
+    computes and `why` it computes no others, `mpnn_backend` the backend that runs it.
     """
 
     node_dim_needed = -2
     several_aggregators = False
     served: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    why = ""
     mpnn_backend = "auto"
 
     @classmethod
@@ -73,7 +74,7 @@ class Replacement:
             return f"node_dim = {conv.node_dim}, not {cls.node_dim_needed}"
         for name, values in cls.served.items():
             if (option := getattr(conv, name)) not in values:
-                return f"{name} = {option!r}"
+                return f"{name} = {option!r}{cls.why}"
         reducers = _reducers(conv.aggr_module)
         if not (reducers if cls.several_aggregators else reducers in SINGLE):
             return f"aggr = {conv.aggr!r}"
@@ -161,8 +162,12 @@ def _variant(base: type, kind: Any, **members: Any) -> Any:
 SAGEConv, GINConv, GraphConv, GatedGraphConv = (
     _variant(WeightedSum, kind) for kind in (pyg.SAGEConv, pyg.GINConv, pyg.GraphConv, pyg.GatedGraphConv)
 )
-# "self_loop" creates edges at each call.
-SimpleConv = _variant(WeightedSum, pyg.SimpleConv, served={"combine_root": ("sum", "cat", None)})
+SimpleConv = _variant(
+    WeightedSum,
+    pyg.SimpleConv,
+    served={"combine_root": ("sum", "cat", None)},
+    why=", which creates edges at each call",
+)
 
 
 def _normalized_sum(kind: Any, **members: Any) -> Any:

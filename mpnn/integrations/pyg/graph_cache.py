@@ -62,7 +62,7 @@ def _kept(form: tuple[Hashable, ...], tensors: Sequence[Tensor], build: Callable
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
         return outside_modes(build)
     key = *form, *map(WeakIdRef, tensors, repeat(_forget))
-    numbers = [*map(_plain, tensors)]
+    numbers = [x for edges in tensors for x in _plain(edges)]
     fresh: list[Graph] = []
 
     def make() -> Graph:
@@ -73,7 +73,7 @@ def _kept(form: tuple[Hashable, ...], tensors: Sequence[Tensor], build: Callable
 
     graph = CACHE.keep(key, make)
     held = graph._memo.get("numbers of tensors")
-    if graph in fresh or (held is not None and all(map(_are_equal, numbers, held))):
+    if graph in fresh or (held is not None and all(map(_is_equal, numbers, held))):
         return graph
     CACHE.drop(key.__eq__)
     return CACHE.keep(key, make)
@@ -135,14 +135,10 @@ def _plain(edges: Tensor) -> tuple[Tensor, ...]:
     return ((edges.as_tensor() if hasattr(edges, "as_tensor") else edges).detach(),)
 
 
-def _held(numbers: tuple[Tensor, ...], graph: Graph) -> tuple[Tensor, ...]:
-    """Copies of these numbers: the edges of the graph that was made of them, where they are the same."""
+def _held(numbers: Tensor, graph: Graph) -> Tensor:
+    """A copy of numbers: the edges of the graph that was made of them, where they are the same."""
     own = graph.stored_edges
-    return tuple(own if x.shape == own.shape and _is_equal(x, own) else x.clone() for x in numbers)
-
-
-def _are_equal(numbers: tuple[Tensor, ...], held: tuple[Tensor, ...]) -> bool:
-    return all(map(_is_equal, numbers, held))
+    return own if numbers.shape == own.shape and _is_equal(numbers, own) else numbers.clone()
 
 
 def _is_equal(x: Tensor, held: Tensor) -> bool:
