@@ -337,10 +337,9 @@ def varlen_attn(
         raise ValueError(f"seqused_k holds numbers up to the lengths of the sequences, {held}; got {counts}")
     starts = np.cumsum([0, *held[:-1]]).tolist()
     graph = _aligned(lengths_q, counts, False, window_size, starts, len(key)).to(query.device)
-    if return_aux is None or not return_aux.lse:
-        return ops.attend(graph, query, key, value, scale=scale)
-    out, sums = ops.attend(graph, query, key, value, scale=scale, return_lse=True)
-    return out, sums.transpose(-1, -2)
+    wants_lse = return_aux is not None and return_aux.lse
+    result = ops.attend(graph, query, key, value, scale=scale, return_lse=wants_lse)
+    return (result[0], result[1].transpose(-1, -2)) if wants_lse else result
 
 
 # ---------------------------------------------------------------------------------------------------- graphs

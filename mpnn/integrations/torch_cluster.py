@@ -79,7 +79,8 @@ def knn_graph(
         labels = None if label is None else (label, label)
         row, column = geometry.nearest_of(points, points, k if loop else k + 1, labels)
         if not loop:
-            row, column = _first(*_others(row, column), k)
+            other = row != column
+            row, column = _first(row[other], column[other], k)
     else:
         at = torch.from_numpy(points)
         column = geometry.nearest(at, k, None if label is None else torch.from_numpy(label)).ravel()
@@ -364,11 +365,6 @@ def _flowing(edges: Tensor, flow: str) -> Tensor:
     if flow not in _FLOWS:
         raise ValueError(f"flow must be {' or '.join(map(repr, _FLOWS))}; got {flow!r}")
     return edges.flip(0) if flow == "source_to_target" else edges
-
-
-def _others(row: Ints, column: Ints) -> tuple[Ints, Ints]:
-    other = row != column
-    return row[other], column[other]
 
 
 def _first(row: Ints, column: Ints, most: int) -> tuple[Ints, Ints]:

@@ -128,10 +128,7 @@ class _Call(NamedTuple):
     is_divided: bool
     bias: Tensor | None
     by_offset: OffsetBias | None
-
-    @property
-    def scale(self) -> float | None:
-        return self.options.get("scaling")
+    scale: float | None
 
     @property
     def features(self) -> list[Tensor]:
@@ -190,7 +187,7 @@ def _read_call(
     is_divided = active() is not None
     if is_divided:
         sizes = query.shape[0], *_whole_lengths(module, mask, options)
-    return _Call(module, query, key, value, options, sizes, is_divided, bias, by_offset)
+    return _Call(module, query, key, value, options, sizes, is_divided, bias, by_offset, options.get("scaling"))
 
 
 def _whole_lengths(module: nn.Module, mask: Any, options: dict[str, Any]) -> tuple[int, int]:
