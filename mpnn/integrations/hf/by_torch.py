@@ -24,19 +24,15 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None, by_offset: OffsetBias | None
 ) -> Tensor | None:
     """Out [B, queries, H, D_v]; None where a graph is faster."""
-    if query.shape[2] > 1:
-        is_masked = pairs.allowed is not None
-        serves = _takes_bias(query, key, pairs, by_offset) if by_offset is not None else is_masked or is_fastest(query)
-        if not serves:
-            return None
+    if query.shape[2] > 1 and not _takes_several(query, key, pairs, by_offset):
+        return None
     key, value = pairs.cut(key, value)
     scale = _scale(query, scale)
     if query.shape[2] == 1:
         out = _of_one_query(query, key, value, scale, _row(query, key, pairs, by_offset))
-    elif by_offset is not None:
-        out = dense.sdpa(query, key, value, scale, by_offset.pairs(pairs.is_causal, query), False)
     else:
-        out = dense.sdpa(query, key, value, scale, pairs.allowed, pairs.is_causal)
+        mask = pairs.allowed if by_offset is None else by_offset.pairs(pairs.is_causal, query)
+        out = dense.sdpa(query, key, value, scale, mask, pairs.is_causal and by_offset is None)
     return (out if pairs.empty is None else out.masked_fill(pairs.empty, 0.0)).transpose(1, 2)
 
 
@@ -45,8 +41,10 @@ def is_fastest(query: Tensor) -> bool:
     return query.is_cuda and query.dtype.itemsize == 2
 
 
-def _takes_bias(query: Tensor, key: Tensor, pairs: Pairs, by_offset: OffsetBias) -> bool:
-    """Whether a bias by offset is written out for several queries."""
+def _takes_several(query: Tensor, key: Tensor, pairs: Pairs, by_offset: OffsetBias | None) -> bool:
+    """Whether several queries are computed here: with a mask that is written out, or a bias that is."""
+    if by_offset is None:
+        return pairs.allowed is not None or is_fastest(query)
     queries = query.shape[2]
     keys = key.shape[2]
     is_whole = pairs.allowed is None and pairs.empty is None and pairs.start == 0 and pairs.stop in (None, keys)
