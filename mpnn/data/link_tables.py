@@ -23,6 +23,7 @@ from mpnn.data.tables import (
     check_order,
     edge_table,
     feature_names,
+    has_header,
     ids_of,
     numbers_of,
     refuse_unused,
@@ -248,8 +249,8 @@ def _table(
 ) -> tuple[Table, list[str], bool]:
     """The table, the columns of the two ends, and whether a column states the split."""
     used = [name for name in (relation, time) if name is not None]
-    table = read_table(file.path, of_edges=True, encoding=encoding)
     columns = file.columns
+    table = read_table(file.path, of_edges=True, header=has_header([*used, *(columns or ())]), encoding=encoding)
     stated = SPLIT in table.names and SPLIT not in used and SPLIT not in (columns or ())
     if stated and time is not None:
         raise ValueError(
@@ -257,8 +258,6 @@ def _table(
             "--time or that column out"
         )
     used += [SPLIT] if stated else []
-    if columns is None and used and not table.header:
-        columns = [k for k, name in enumerate(table.names) if name not in used]
     table, ends = edge_table(EdgeFile(file.path, columns, features=used), (), encoding=encoding)
     if not len(table):
         raise ValueError(f"{file.path} has no link: write a row with two nodes for each")
@@ -326,14 +325,14 @@ def _sets(
         return min(len(src), len(dst)) > 1, " (two sets: no name is in both columns)"
     if not all(name.isdecimal() for name in both):
         return False, ""
-    if not table.header:
+    if not (table.has_names or table.has_ends):
         if relation is None and len(table.names) > 2:
             raise ValueError(
                 f"columns {src_name} and {dst_name} of {table.path} both have the number {min(both, key=int)}: say "
                 "whether that is one node (--sets one) or two, such as a user and an item (--sets two)"
             )
         return False, ""
-    if _is_same_noun(src_name, dst_name):
+    if table.has_ends or _is_same_noun(src_name, dst_name):
         return False, ""
     return True, " (two sets, as the columns are named; --sets one if they are one)"
 
@@ -502,7 +501,7 @@ def _unused(table: Table, used: Sequence[str | None]) -> str:
 
 def _pairs(path: Path, known: LinkTables, edges: str, encoding: str | None) -> Pairs:
     wanted = [*known.ends, *([known.relation] if known.relation is not None else [])]
-    table = read_table(path, of_edges=True, encoding=encoding)
+    table = read_table(path, of_edges=True, header=has_header(wanted), encoding=encoding)
     if absent := [name for name in wanted if name not in table.names]:
         raise ValueError(
             f"{path} has no column {absent[0]!r}; pairs have the columns of {edges}, {', '.join(wanted)}, and it has "

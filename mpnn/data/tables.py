@@ -470,10 +470,11 @@ def edge_table(
     """The table, and the names of the columns of the two ends. `of_graphs`: a column may name the graph of an edge."""
     if edges.weights is not None and edges.features:
         raise ValueError("edges have weights, or features: name the column of weights among the features instead")
-    read = partial(read_table, edges.path, of_edges=True, notes=ids is None, encoding=encoding)
-    table = read()
-    ends = _end_names(table, edges, of_graphs)
     is_named = edges.columns or edges.weights or edges.features
+    names = [*(edges.columns or ()), *filter(None, [edges.weights]), *edges.features]
+    read = partial(read_table, edges.path, of_edges=True, notes=ids is None, encoding=encoding)
+    table = read(header=has_header(names))
+    ends = _end_names(table, edges, of_graphs)
     if not (len(table) or is_named or are_ends(",".join(ends))):
         raise ValueError(f"{edges.path} must be a table with at least one row, or with a header of two ends")
     if ids is None or not table.header:
@@ -488,11 +489,16 @@ def edge_table(
     return table, ends
 
 
+def has_header(names: Iterable[str | int]) -> bool | None:
+    """Whether a table whose columns have these names has a header; None if they are numbers, as without one."""
+    return True if any(not str(name).isdecimal() for name in names) else None
+
+
 def _end_names(table: Table, edges: EdgeFile, of_graphs: bool) -> list[str]:
     used = [*([] if edges.weights is None else [edges.weights]), *edges.features]
     names = check_names(table, used)
     used += [table.of_graph] if of_graphs and table.of_graph else []
-    free = None if table.has_ends or not used else [name for name in names if name not in used]
+    free = None if table.has_ends or not used else [k for k, name in enumerate(names) if name not in used]
     columns = edges.columns or free
     return [names[k] for k in edge_columns(table, columns)]
 

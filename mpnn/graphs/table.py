@@ -58,6 +58,11 @@ class Table:
         return self.size
 
     @property
+    def has_names(self) -> bool:
+        """Whether the columns have names: those of an array, and of text without a header, have numbers."""
+        return not all(name.isdecimal() for name in self.names)
+
+    @property
     def id(self) -> str | None:
         """The column that names the rows."""
         return self.first_of((ID, *_OTHER_IDS))
@@ -97,7 +102,7 @@ class Table:
         wrong = ~self._is_number(cells, name)
         if wrong.any():
             cell = cells[int(wrong.argmax())].as_py()[:40]
-            where = f" in column {name!r}" if self.header or self.lines is None else ""
+            where = f" in column {name!r}" if self.has_names else ""
             hint = "; other numbers of the file have decimal commas" if self.decimal == "," and "." in cell else hint
             self.refuse(wrong, f"has {cell!r} in place of a number{where}{hint}")
         return self._floats(cells)

@@ -319,7 +319,7 @@ def numbered_ends(table: Table, ends: Sequence[str], hint: str = _FACTORIZE) -> 
 
 def edge_columns(table: Table, columns: Columns | None) -> list[int]:
     """The indices of the two columns of edges among those of a table."""
-    names = table.names if table.header or table.lines is None else []
+    names = table.names if table.has_names else []
     width = len(table.names)
     listed = f" ({', '.join(map(repr, names))})" if names else ""
     if columns is None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
+from table_fuzzer import misread
 from torch import Tensor
 
 from mpnn.data import DamagedFile, LinkTables, link_tables
@@ -374,3 +380,40 @@ def test_pairs_are_those_of_known_nodes(tmp_path: Path) -> None:
         "a,b", "head,tail"
     )
     assert "has a pair without a node" in refusal("e0,r0,")
+
+
+def test_columns_that_options_name_are_a_header_also_above_a_node_of_that_name(tmp_path: Path) -> None:
+    """A node called "to" makes a header of "from" and "to" doubtful, unless an option names a column."""
+    names = ["to", *"abcdefghij"]
+    rows = [f"{a},{b},{k}" for k, (a, b) in enumerate(combinations(names, 2)) if k % 5]
+    (tmp_path / "links.csv").write_text("from,to,when\n" + "\n".join(rows))
+    data = link_tables(tmp_path / "links.csv", time="when")
+    assert (data.ends, set(data.ids)) == (("from", "to"), {*names})
+    (tmp_path / "pairs.csv").write_text("from,to\nto,a\nb,to\n")
+    pairs = read_pairs(tmp_path / "pairs.csv", data, tmp_path / "links.csv")
+    assert [[data.ids[k] for k in pair] for pair in pairs.pairs.T.tolist()] == [["to", "a"], ["b", "to"]]
+
+
+def test_users_and_items_in_parquet_are_two_sets_as_in_text(tmp_path: Path) -> None:
+    pairs = torch.randperm(100, generator=torch.Generator().manual_seed(0))[:60]
+    columns = {"user_id": (pairs // 10).tolist(), "item_id": (pairs % 10).tolist()}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "links.parquet")
+    rows = [f"{a},{b}" for a, b in zip(*columns.values(), strict=True)]
+    (tmp_path / "links.csv").write_text("user_id,item_id\n" + "\n".join(rows))
+    forms = [link_tables(tmp_path / f"links.{suffix}").form for suffix in ("csv", "parquet")]
+    assert forms == ["two sets", "two sets"]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("_sets", lambda right: lambda *given: (False, "")),
+        ("_first_of_each", lambda right: lambda *given: right(*given)[:-1]),
+        ("_times", lambda right: lambda *given: right(*given)[::-1]),
+    ],
+    ids=["one set", "a link is lost", "times in another order"],
+)
+def test_the_fuzzer_notices_links_that_are_misread(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[read_pairs.__module__]
+    monkeypatch.setattr(module, name, wrong(getattr(module, name)))
+    assert misread(range(3, 80, 4))
