@@ -9,11 +9,12 @@ them, so that a new node costs O(in-degree) instead of O(nodes so far).
             new = layer(new, cache=cache)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpnn.attention import KeyValue, Recurrent
 from mpnn.attention.topk import TopK, block_means
@@ -38,15 +39,13 @@ class KVCache:
 
     def __init__(self, length: int) -> None:
         self.length = at_least("length", length, 1)
-        self._entries: dict[nn.Module, _Entry] = {}
-        self._states: dict[nn.Module, _State] = {}
+        self._entries: dict[Any, _Entry] = {}  # by layer; the states of recurrences by ("state", layer)
         self._steps: dict[tuple[Graph, int], _Step] = {}
 
     @property
     def count(self) -> int:
         """Number of cached nodes. Between two calls of a model, it is the same for all layers."""
-        counts = [entry.count for entry in self._entries.values() if not entry.fixed]
-        return max([*counts, *(state.count for state in self._states.values())], default=0)
+        return max((entry.count for entry in self._entries.values() if not entry.fixed), default=0)
 
     def select(self, index: Tensor) -> None:
         """Selects these batch entries, integers [B'], in this order. An entry may be selected more than once.
@@ -58,8 +57,7 @@ class KVCache:
         """
         expected = "index must be a tensor of integers [B'], the batch entries to keep"
         check_form(expected, index, ("int64", "int32"), (None,), TypeError)
-        stored = [entry.key for entry in self._entries.values() if entry.key is not None]
-        stored += [state.value for state in self._states.values() if state.value is not None]
+        stored = [x for entry in self._entries.values() for x in (entry.key, entry.state) if x is not None]
         if any(x.dim() == 3 for x in stored):  # [N, H, D] or [H, D, D_v]
             raise ValueError("this cache holds features [N, d] without a batch, so it has no entries to select")
         for size in {len(x) for x in stored if len(index)}:
@@ -69,11 +67,8 @@ class KVCache:
 
     def select_first(self, index: Tensor) -> None:
         """Selects along the first dimension, unchecked: batch entries, or the nodes of features without a batch."""
-        for entry in (entry for entry in self._entries.values() if entry.key is not None):
-            entry.key, entry.value = (x.index_select(0, index) for x in (entry.key, entry.value))
-            entry.means = None if entry.means is None else entry.means.index_select(0, index)
-        for state in self._states.values():
-            state.value = None if state.value is None else state.value.index_select(0, index)
+        for entry in self._entries.values():
+            entry.update(lambda x: x.index_select(0, index))
 
     def crop(self, count: int) -> None:
         """Truncates the cache to the first `count` nodes. Other nodes may then follow.
@@ -85,13 +80,11 @@ class KVCache:
         cached = max([self.count, *(entry.seen for entry in self._entries.values())])
         if not 0 <= integer("count", count) <= cached:
             raise ValueError(f"count must be from 0 to {cached}, the number of nodes in the cache; got {count}")
-        partial = [state.count for state in self._states.values()]
-        partial += [entry.count for entry in self._entries.values() if entry.dropped]
+        partial = [e.count for e in self._entries.values() if e.dropped or e.state is not None]
         if count and count < max(partial, default=0):
             raise ValueError("a recurrence cannot forget nodes: copy the cache before them, or crop(0)")
-        if not count:
-            self._states.clear()
         for entry in self._entries.values():
+            entry.state = entry.state if count else None
             entry.seen = min(entry.seen, count)
             if not entry.fixed:
                 entry.count, entry.dropped = entry.seen, min(entry.dropped, count)
@@ -104,10 +97,9 @@ class KVCache:
     def __deepcopy__(self, memo: dict[int, Any]) -> "KVCache":
         """Returns an independent copy for the same layers, so that one prompt can be continued in several ways."""
         other = KVCache(self.length)
-        for layer, entry in self._entries.items():
-            if entry.key is not None:
-                other._entries[layer] = replace(entry, key=entry.key.clone(), value=entry.value.clone())
-        other._states = {layer: replace(state) for layer, state in self._states.items()}  # which are never written to
+        other._entries = {layer: replace(entry) for layer, entry in self._entries.items()}
+        for entry in other._entries.values():
+            entry.update(Tensor.clone)
         return other
 
     def round(
@@ -170,21 +162,20 @@ class KVCache:
 
     def _recurrence(self, layer: Any, graph: Topology | Graph, x: Tensor, source: Tensor | None) -> Round:
         """The round over the new nodes alone, with the state after the nodes before. `keep_state` gets the new one."""
-        entry = self._states.setdefault(layer, _State())
-        start = entry.count
-        stop = entry.count + x.shape[-2]
+        entry = self._entries.setdefault(("state", layer), _Entry(fixed=False))
+        start = entry.seen
+        stop = start + x.shape[-2]
         self._check_length(stop)
         parts = graph.bind(self.length).parts if source is None and isinstance(graph, Topology) else None
         if not isinstance(graph, Topology) or parts is None or not parts.is_causal or parts.count != 1:
             raise ValueError(f"a recurrence decodes node by node over the topology causal() alone; got {graph}")
         new = graph.bind(stop - start).to(x.device)
-        if (
-            start and getattr(layer.attention, "position", None) is not None
-        ):  # else the graph is the same for each token
+        # Without positions, the graph is the same for each token.
+        if start and getattr(layer.attention, "position", None) is not None:
             positions = torch.arange(start, stop, device=x.device)
             new = new.with_positions(positions, positions)
         round: Round = layer.attention(x, x, new)
-        round.state = entry.value
+        round.state = entry.state
         round.return_state = True
         return round
 
@@ -192,13 +183,15 @@ class KVCache:
         """Stores the state of a recurrence after `nodes` more nodes."""
         if state.requires_grad:
             raise ValueError("a cache does not store gradients; decode under torch.no_grad()")
-        entry = self._states.setdefault(layer, _State())
-        entry.value = state
-        entry.count = entry.count + nodes
+        entry = self._entries.setdefault(("state", layer), _Entry(fixed=False))
+        entry.state = state
+        entry.seen += nodes
+        entry.count = entry.seen
 
     def state(self, layer: Any) -> Tensor | None:
         """Returns the state that `keep_state` stored last for the layer."""
-        return self._states[layer].value if layer in self._states else None
+        entry = self._entries.get(("state", layer))
+        return None if entry is None else entry.state
 
     def seen(self, layer: Any) -> int:
         """Returns the number of nodes that the layer has processed."""
@@ -237,19 +230,12 @@ def _check_not_divided() -> None:
 
 
 @dataclass(eq=False)
-class _State:
-    """The state of a recurrence after `count` nodes, [..., H, D, D_v]; None before the first."""
-
-    value: Tensor | None = None
-    count: int = 0
-
-
-@dataclass(eq=False)
 class _Entry:
     """Keys and values of one layer, [..., capacity, H_kv, D], of `count` nodes without the first `dropped`.
 
     `seen`: number of destinations processed; `fixed`: whether the sources are another set of nodes, complete from the
-    beginning. `means`: of the keys of blocks of `block` nodes.
+    beginning. `means`: of the keys of blocks of `block` nodes. `state`: that of a recurrence after `count` nodes,
+    [..., H, D, D_v], instead of keys and values.
     """
 
     fixed: bool
@@ -260,6 +246,13 @@ class _Entry:
     value: Tensor = None  # type: ignore[assignment]
     block: int = 1
     means: Tensor | None = None
+    state: Tensor | None = None
+
+    def update(self, convert: Callable[[Tensor], Tensor]) -> None:
+        """Converts all tensors."""
+        for name, x in vars(self).items():
+            if isinstance(x, Tensor):
+                setattr(self, name, convert(x))
 
     def block_means(self, block: int) -> Tensor:
         """The means of keys of whole blocks, [..., count // block, H_kv, D]. Each is computed once."""
