@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpnn import Graph
 from mpnn.graph.arguments import are_one_set, as_integer
-from mpnn.graph.transforms import keep_edges
+from mpnn.graph.graph import keep_edges
 from mpnn.graphs import HeteroGraph, absent_edges
 from mpnn.graphs.compressed import check_times
 from mpnn.graphs.kinds import EdgeKind

@@ -24,8 +24,9 @@ from mpnn.distributed import agreement, disk
 from mpnn.distributed.divided import DividedGraph
 from mpnn.distributed.groups import Mesh, ask, depart, group_of
 from mpnn.distributed.owners import Owners
-from mpnn.graph import Graph, subgraphs
+from mpnn.graph import Graph
 from mpnn.graph.exchange import Exchange, Terms
+from mpnn.graph.graph import take, with_sources
 from mpnn.kernels import memory
 from mpnn.round import Round
 
@@ -128,7 +129,7 @@ class Part:
             owner[owner == rank] = -1
             order = owner.argsort(stable=True).to(graph.device)
             sources = sources[order]
-            part = subgraphs.with_sources(part, order)
+            part = with_sources(part, order)
         own = torch.arange(len(mine), device=graph.device) if part.is_explicit else torch.searchsorted(sources, mine)
         part.name = graph.name
         part.node_ids = (nodes.int(), sources.int())
@@ -138,7 +139,7 @@ class Part:
 def rows_of(graph: Graph, rank: int, dst: Owners) -> Graph:
     """The destinations of a rank over all sources."""
     block = dst.block(rank)
-    return graph.rows(*block) if block is not None else subgraphs.take(graph, dst.nodes(rank).to(graph.device))
+    return graph.rows(*block) if block is not None else take(graph, dst.nodes(rank).to(graph.device))
 
 
 class Transport(Exchange):

@@ -16,8 +16,9 @@ from mpnn.attention.spec import KeyValue
 from mpnn.distributed import pieces
 from mpnn.distributed.halo import HaloExchange, Part, lists
 from mpnn.distributed.owners import Owners
-from mpnn.graph import Graph, subgraphs
+from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer, Terms
+from mpnn.graph.graph import take, without_rows
 from mpnn.round import Round
 
 Run = Callable[[Round], tuple[Tensor, "Tensor | None"]]
@@ -53,7 +54,7 @@ def received(graph: Graph, hubs: Tensor, rank: int, dst: Owners, src: Owners) ->
 
 def fetched(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, rank: int) -> int:
     """The sources that a rank fetches for destinations other than hubs."""
-    return sum(Part.of(subgraphs.without_rows(graph, hubs), rank, dst, src).fetched)
+    return sum(Part.of(without_rows(graph, hubs), rank, dst, src).fetched)
 
 
 def hub_traffic(hubs: Tensor, dst: Owners) -> list[tuple[int, int]]:
@@ -64,7 +65,7 @@ def hub_traffic(hubs: Tensor, dst: Owners) -> list[tuple[int, int]]:
 
 def view_of(graph: Graph, hubs: Tensor, dst: Owners, src: Owners, group: dist.ProcessGroup) -> Graph:
     """The part of this process without the edges of `hubs`, bool [num_dst]."""
-    part = Part.of(subgraphs.without_rows(graph, hubs), dist.get_rank(group), dst, src)
+    part = Part.of(without_rows(graph, hubs), dist.get_rank(group), dst, src)
     part.graph.exchange = QueriesExchange(graph, part, hubs, dst, src, group)
     return part.graph
 
@@ -86,7 +87,7 @@ class QueriesExchange(HaloExchange):
         self._mine = torch.searchsorted(dst.nodes(rank), nodes[self._owners.nodes(rank)]).to(device)
         self._own_counts = [len(self._mine)] * self.ranks
         sources = src.nodes(rank).to(device)
-        self._hubs = subgraphs.take(graph, nodes.to(device)).columns(sources)
+        self._hubs = take(graph, nodes.to(device)).columns(sources)
         self._hubs.node_ids = nodes.int().to(device), sources.int()
 
     def refusal(self, layer: Layer) -> str | None:

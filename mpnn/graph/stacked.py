@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpnn.graph.algebra import common, refuse_loss
 from mpnn.graph.bound import BoundGraph, Values
 from mpnn.graph.data import structured
-from mpnn.graph.graph import Graph
+from mpnn.graph.graph import Graph, common, refuse_loss
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.runs import Runs, check_same_size
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn.aggregate import Sum
-from mpnn.graph import Graph, rng, transforms
+from mpnn.graph import Graph, rng
+from mpnn.graph.graph import keep_edges
 from mpnn.graph.sharding import active
 from mpnn.kernels.dense import drop_features, drops_features
 from mpnn.round import Round
@@ -71,7 +72,7 @@ def drop_edges(graph: Graph, edge_attr: Tensor | None, p: float) -> tuple[Graph,
         src, dst = graph.ends
         seed = rng.new_seed(graph.device)
         keep = rng.keep(seed, torch.zeros_like(seed), *rng.numbers(graph, dst, src), p)
-        graph = transforms.keep_edges(graph, keep)
+        graph = keep_edges(graph, keep)
     return graph, None if edge_attr is None else edge_attr[graph.edge_ids]
 
 

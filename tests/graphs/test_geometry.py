@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpnn import Graph, graphs
 from mpnn.data import neighbor_batches
-from mpnn.graph.transforms import keep_edges
+from mpnn.graph.graph import keep_edges
 
 D = torch.float64
 
