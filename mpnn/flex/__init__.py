@@ -18,16 +18,14 @@ from mpnn.flex.masks import (
     BlockMask as BlockMask,
     check_device,
     create_block_mask as create_block_mask,
+    create_nested_block_mask as create_nested_block_mask,
     graphs_of,
     of_mask,
+    over_sequences,
 )
 from mpnn.flex.pairs import conjunction
 from mpnn.flex.programs import Mod, check_constant, record
 from mpnn.flex.scores import Form, attend, form_of
-from mpnn.flex.sequences import (
-    create_nested_block_mask as create_nested_block_mask,
-    over_sequences,
-)
 from mpnn.graph import Graph
 from mpnn.graph.modes import uncompiled
 from mpnn.graphs.jagged import is_jagged

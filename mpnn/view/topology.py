@@ -11,8 +11,7 @@ from mpnn.engine.plan import Plan, plan
 from mpnn.graphs.parse import parse
 from mpnn.round import Round
 from mpnn.scores import Dot
-from mpnn.view.examples import needs_runs, runs
-from mpnn.view.page import Page
+from mpnn.view.page import Page, needs_runs, runs
 
 _MAX_NODES = 1_000_000
 _MAX_RUNS = 1 << 23

@@ -14,8 +14,7 @@ import pytest
 from mpnn import graphs
 from mpnn.graph import reachability
 from mpnn.graphs.parse import BUILDERS
-from mpnn.view.examples import EXAMPLES, RANDOM, needs_runs
-from mpnn.view.page import SCRIPT
+from mpnn.view.page import EXAMPLES, RANDOM, SCRIPT, needs_runs
 
 ANSWERS = Path(__file__).parents[2] / "mpnn" / "view" / "viewer" / "test" / "cases.mjs"
 NODE = shutil.which("node")

@@ -11,6 +11,10 @@ from mpnn.graphs.encodings.features import (
     random_features as random_features,
 )
 from mpnn.graphs.encodings.laplacian import laplacian as laplacian
-from mpnn.graphs.encodings.shortest_paths import path_edges as path_edges, shortest_paths as shortest_paths
-from mpnn.graphs.encodings.walks import pagerank as pagerank, random_walk as random_walk
+from mpnn.graphs.encodings.walks import (
+    pagerank as pagerank,
+    path_edges as path_edges,
+    random_walk as random_walk,
+    shortest_paths as shortest_paths,
+)
 from mpnn.graphs.encodings.weisfeiler_lehman import weisfeiler_lehman as weisfeiler_lehman

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph, capacity
 from mpnn.graph.arguments import at_least
-from mpnn.graphs.encodings.adjacency import adjacency, inverse_or_zero
+from mpnn.graphs.encodings.walks import adjacency, inverse_or_zero
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
