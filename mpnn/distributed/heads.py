@@ -15,8 +15,7 @@ from torch import Tensor
 
 from mpnn.aggregate import Sum
 from mpnn.attention.spec import KeyValue
-from mpnn.distributed import pieces
-from mpnn.distributed.halo import OwnExchange
+from mpnn.distributed.halo import Kind, OwnExchange, first_of, mapped, not_by_node
 from mpnn.distributed.owners import Owners
 from mpnn.engine.rewrites.prepare import lower_score
 from mpnn.graph import Graph
@@ -28,12 +27,12 @@ from mpnn.scores import BUILT_IN
 def refusal(layer: Layer, ranks: int) -> str | None:
     """Why the heads of a layer cannot be divided over so many ranks, or None if they can."""
     attention = layer.attention
-    if (reason := pieces.not_by_node(attention)) is not None:
+    if (reason := not_by_node(attention)) is not None:
         return reason
     name = type(attention).__name__
     aggregator = type(layer.aggregate)
     heads, shared = heads_of(attention)
-    return pieces.first_of(
+    return first_of(
         (heads % ranks > 0, f"{name} has {heads} heads, which {ranks} ranks do not divide"),
         (
             shared % ranks > 0 and ranks % shared > 0,
@@ -92,13 +91,13 @@ class HeadsExchange(OwnExchange):
         heads = whole.heads
         mine = share(heads, self.ranks, self.rank)
 
-        def visit(x: Tensor, kind: pieces.Kind, trailing: int) -> Tensor:
+        def visit(x: Tensor, kind: Kind, trailing: int) -> Tensor:
             if kind in ("dst", "src"):
                 return self._swap(x, kind) if trailing == 2 else self._swap(x.unsqueeze(-1), kind).squeeze(-1)
             # a single row of heads serves all of them
             return x.narrow(-trailing, mine.start, mine.stop - mine.start) if x.shape[-trailing] == heads else x
 
-        return (replace(pieces.mapped(whole, visit), head_ids=(mine.start, heads)),)
+        return (replace(mapped(whole, visit), head_ids=(mine.start, heads)),)
 
     def run(self, rounds: tuple[Round, ...], run: Callable[[Round], Any]) -> tuple[Tensor, None]:
         # the own heads of all destinations, [..., N_dst, H / ranks, D]

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mpnn.attention import DotProduct
-from mpnn.distributed import agreement, halo, heads, pieces, queries, stream
+from mpnn.distributed import agreement, halo, heads, queries, stream
 from mpnn.distributed.groups import Mesh, group_of
-from mpnn.distributed.halo import Part
+from mpnn.distributed.halo import Part, not_by_node, refusal_in_pieces
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.arguments import INTEGERS, check_form
@@ -203,7 +203,7 @@ class Partition:
         all must call it."""
         if self.transport != "auto":
             return self.transport
-        if layer is None or pieces.not_by_node(layer.attention) is not None or not hasattr(layer.attention, "head_dim"):
+        if layer is None or not_by_node(layer.attention) is not None or not hasattr(layer.attention, "head_dim"):
             return "halo"
         attention = layer.attention
         num_heads, kv_heads = heads.heads_of(attention)
@@ -214,7 +214,7 @@ class Partition:
         most = {"halo": 4 * width * self._fetched}
         if heads.refusal(layer, self.ranks) is None:
             most["heads"] = max(self.head_bytes(*shape))
-        if pieces.refusal(layer) is None and not layer.drops_edges and self._hubs.any():
+        if refusal_in_pieces(layer) is None and not layer.drops_edges and self._hubs.any():
             size = width, num_heads, attention.head_dim
             if size not in self._most_by_queries:
                 self._most_by_queries[size] = self._most(lambda rank: self._query_bytes(rank, *size))

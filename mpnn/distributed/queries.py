@@ -13,8 +13,7 @@ from torch import Tensor
 from mpnn import ops
 from mpnn.attention import Attention
 from mpnn.attention.spec import KeyValue
-from mpnn.distributed import pieces
-from mpnn.distributed.halo import HaloExchange, Part, lists
+from mpnn.distributed.halo import HaloExchange, Part, checked_pieces, lists, refusal_in_pieces
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer, Terms
@@ -91,7 +90,7 @@ class QueriesExchange(HaloExchange):
         self._hubs.node_ids = nodes.int().to(device), sources.int()
 
     def refusal(self, layer: Layer) -> str | None:
-        return "hubs do not drop edges" if layer.drops_edges else pieces.refusal(layer)
+        return "hubs do not drop edges" if layer.drops_edges else refusal_in_pieces(layer)
 
     def rounds(
         self, attention: Attention, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None
@@ -122,7 +121,7 @@ class QueriesExchange(HaloExchange):
         return round(query, key, value, graph), replace(hubs, return_lse=True)
 
     def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
-        (out, _), (part, lse) = map(run, pieces.checked(rounds, self.transport))
+        (out, _), (part, lse) = map(run, checked_pieces(rounds, self.transport))
         assert lse is not None
         rows = self._owners.by_owner(torch.cat([part.to(lse.dtype), lse[..., None]], -1).movedim(-3, 0))
         arrived = self.all_to_all(rows, self._own_counts, self._owners.sizes)

@@ -16,9 +16,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpnn import ops
-from mpnn.distributed import pieces
 from mpnn.distributed.groups import all_to_all
-from mpnn.distributed.halo import OwnExchange, Part, lists, rows_of
+from mpnn.distributed.halo import (
+    Kind,
+    OwnExchange,
+    Part,
+    checked_pieces,
+    lists,
+    mapped,
+    operands,
+    refusal_in_pieces,
+    rows_of,
+)
 from mpnn.distributed.owners import Owners
 from mpnn.graph import Graph
 from mpnn.graph.exchange import Layer
@@ -55,12 +64,11 @@ class StreamExchange(OwnExchange):
         self._sources[self.rank] = self.own
 
     def refusal(self, layer: Layer) -> str | None:
-        return pieces.refusal(layer)
+        return refusal_in_pieces(layer)
 
     def run(self, rounds: tuple[Round, ...], run: Run) -> tuple[Tensor, None]:
-        (round,) = pieces.checked(rounds, self.transport)
-        tensors: list[Tensor] = []
-        pieces.mapped(round, lambda x, kind, trailing: tensors.append(x) or x)  # type: ignore[func-returns-value]
+        (round,) = checked_pieces(rounds, self.transport)
+        tensors = [x for x, _, _ in operands(round)]
         return _Stream.apply(self, round, run, *tensors), None
 
     def owner(self, step: int) -> int:
@@ -102,7 +110,7 @@ class StreamExchange(OwnExchange):
             part.node_ids = graph.node_ids[0], sources.int()
         following = iter(features)
 
-        def visit(x: Tensor, kind: pieces.Kind, trailing: int) -> Tensor:
+        def visit(x: Tensor, kind: Kind, trailing: int) -> Tensor:
             x = next(following)
             if kind != "edge":
                 return x
@@ -110,7 +118,7 @@ class StreamExchange(OwnExchange):
             kept = graph.cached(key, lambda: torch.isin(graph.ends[0], sources).nonzero().squeeze(1))
             return x.index_select(-1 - trailing, kept)
 
-        return replace(pieces.mapped(round, visit), graph=part, return_lse=True)
+        return replace(mapped(round, visit), graph=part, return_lse=True)
 
 
 class _Stream(torch.autograd.Function):
@@ -172,6 +180,4 @@ class _Stream(torch.autograd.Function):
 
 def _dimensions(round: Round) -> list[int | None]:
     """For each tensor of the round, the dimension along which sources stand, if it has one."""
-    dims: list[int | None] = []
-    pieces.mapped(round, lambda x, kind, trailing: dims.append(-1 - trailing if kind == "src" else None) or x)  # type: ignore[func-returns-value]
-    return dims
+    return [-1 - trailing if kind == "src" else None for _, kind, trailing in operands(round)]

@@ -211,8 +211,8 @@ def _closure(function: FunctionType) -> Iterator[Any]:
 
 
 def _storage_bytes(x: Tensor, seen: set[int]) -> int:
-    if x.layout != torch.strided:
-        return sum(_storage_bytes(part, seen) for part in (x.values(), *_indices(x)))
+    if (parts := _PARTS.get(x.layout)) is not None:
+        return sum(_storage_bytes(getattr(x, part)(), seen) for part in parts)
     if x.is_meta:
         return 0
     storage = x.untyped_storage()
@@ -223,10 +223,12 @@ def _storage_bytes(x: Tensor, seen: set[int]) -> int:
     return storage.nbytes()
 
 
-def _indices(x: Tensor) -> tuple[Tensor, ...]:
-    if x.layout == torch.sparse_coo:
-        return (x.indices(),)
-    return (x.crow_indices(), x.col_indices())
+_PARTS = {
+    torch.sparse_coo: ("values", "indices"),
+    torch.sparse_csr: ("values", "crow_indices", "col_indices"),
+    torch.sparse_csc: ("values", "ccol_indices", "row_indices"),
+}
+"""The tensors of sparse ones, by layout."""
 
 
 def _stamp(graph: Graph) -> int:

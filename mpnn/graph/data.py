@@ -33,7 +33,6 @@ class GraphData(BoundGraph):
     _given_runs: Runs | None
     _labels: Ints | None
     _edges: Tensor | None
-    _edge_type: Tensor | None
     _moved_from: "weakref.ref[Any] | None"  # weak, so that a copy does not keep the original alive
     edge_ids: Tensor | None
     order: Tensor | None

@@ -5,6 +5,8 @@ The choice is data, so these graphs are built again for each call. Chosen source
 never written out.
 """
 
+import operator
+from functools import reduce
 from typing import Any, cast
 
 import numpy as np
@@ -57,16 +59,17 @@ def lsh(x: Tensor, buckets: int, rounds: int = 1, seed: int = 0) -> Graph:
     if buckets % 2:
         raise ValueError(f"buckets must be even, half of them for each sign of the projection; got {buckets}")
     generator = torch.Generator().manual_seed(as_integer("seed", seed))
-    graph: Graph | None = None
-    for _ in range(rounds):
-        directions = torch.randn(x.shape[1], buckets // 2, generator=generator, dtype=torch.float32).to(x)
-        projected = x @ directions
-        bucket = torch.cat([projected, -projected], 1).argmax(1)
-        one = Graph.from_labels(bucket.cpu().numpy().astype(np.int64))
-        graph = one if graph is None else graph | one
-    assert graph is not None
+    of_rounds = (_bucket(x, buckets, generator).cpu().numpy() for _ in range(rounds))
+    graph = reduce(operator.or_, map(Graph.from_labels, of_rounds))
     graph.name = f"lsh({buckets} buckets, {rounds} rounds)"
     return graph.to(x.device)
+
+
+def _bucket(x: Tensor, buckets: int, generator: torch.Generator) -> Tensor:
+    """The bucket of each vector in a round, int64 [N]."""
+    directions = torch.randn(x.shape[1], buckets // 2, generator=generator, dtype=torch.float32).to(x)
+    projected = x @ directions
+    return torch.cat([projected, -projected], 1).argmax(1)
 
 
 def chunks(
