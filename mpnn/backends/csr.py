@@ -23,6 +23,7 @@ from mpnn.graph.modes import is_transformed
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
 from mpnn.kernels.derivatives import is_recorded
+from mpnn.kernels.function import apply_of
 from mpnn.kernels.rows import attention as row_attention, combine, reduce as row_reduce
 from mpnn.kernels.rows.attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, EdgeTypes, Spec, Tensors, shares_keys
 from mpnn.kernels.rows.combine import Associative
@@ -130,7 +131,8 @@ def _bind_aggregation(round: Round) -> Callable[[Round], Result]:
     """The function that runs all rounds of this form."""
     if is_transformed() or not _is_row_sum(round):
         return _aggregate
-    return partial(_run_sum, KINDS[type(round.reduce)], RowSum.apply if round.needs_grad else row_reduce.row_sum)
+    sum_rows = apply_of(RowSum, round.tensors) if round.needs_grad else row_reduce.row_sum
+    return partial(_run_sum, KINDS[type(round.reduce)], sum_rows)
 
 
 def _is_row_sum(round: Round) -> bool:

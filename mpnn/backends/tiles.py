@@ -32,6 +32,7 @@ from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Runs
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
+from mpnn.kernels.function import apply_of
 from mpnn.kernels.rows import attention as row_attention
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import CONSTANT, NORMALIZERS
@@ -335,7 +336,7 @@ class _Bound(NamedTuple):
     Attributes:
         form: the round without its tensors and its graph.
         pieces: those of its rows, if the round runs over them.
-        is_recorded: whether derivatives are recorded.
+        apply: that of `TileAttention` if derivatives are recorded.
         in_place: whether the kernels take features as they are. They read them where they lie.
         is_plain: whether the result is what the kernels return for features taken as they are.
     """
@@ -343,7 +344,7 @@ class _Bound(NamedTuple):
     prefilled: Prefilled
     form: Round
     pieces: Pieces | None
-    is_recorded: bool
+    apply: Callable[..., tuple[Tensor, Tensor]] | None
     in_place: bool
     is_plain: bool
 
@@ -359,9 +360,9 @@ def _bind_on_cpu(round: Round) -> Callable[[Round], Result]:
     in_place = is_whole and score.key.shape[-2] == round.value.shape[-2] and pieces is None
     is_plain = in_place and not (round.biased or round.return_lse) and round.result_dtype == round.value.dtype
     form = reference.form(round).with_fields(graph=None, seed=None)
-    is_recorded = round.needs_grad or is_transformed()
+    apply = apply_of(TileAttention, round.tensors) if round.needs_grad or is_transformed() else None
     layout = _layout(round.graph if pieces is None else pieces.graph)
-    return partial(_run_on_cpu, _Bound(Prefilled(layout), form, pieces, is_recorded, in_place, is_plain))
+    return partial(_run_on_cpu, _Bound(Prefilled(layout), form, pieces, apply, in_place, is_plain))
 
 
 def _run_on_cpu(bound: _Bound, round: Round) -> Result:
@@ -380,11 +381,11 @@ def _run_on_cpu(bound: _Bound, round: Round) -> Result:
     biases = (None,) * 4 if bound.is_plain else (_table(round, ROWS), _per_edge(round, round.heads), *_of_nodes(round))
     keys = round.dropout_keys() if round.dropout else None
     dropout = None if keys is None else Dropout(keys, round.dropout, round.graph.node_ids)
-    if bound.is_recorded:
+    if bound.apply is not None:
         numbers = score.softcap, round.dropout, round.seed
         equal = partial(_reference, bound.form, graph, numbers, score.scale)
         options = Options(bound.prefilled, score.scale, score.softcap, dropout, equal)
-        out, lse = TileAttention.apply(query, key, value, *biases, options)
+        out, lse = bound.apply(query, key, value, *biases, options)
     else:
         options = Options(bound.prefilled, score.scale, score.softcap, dropout)
         of_pairs = {} if bound.is_plain else present(*biases)

@@ -7,7 +7,7 @@ Second tangents, and gradients of tangents, are those of an equal function of di
 `tangents_again`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,16 @@ from torch._functorch.autograd_function import custom_function_call
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+
+def apply_of(kind: type[torch.autograd.Function], tensors: Iterable[Tensor]) -> Callable[..., Any]:
+    """Returns `kind.apply` for tensors like these, as a guard tells. Unless a transform of torch.func wraps one of
+    them, or has wrapped it, no call looks for wrappers, which takes as long as a step's look-up."""
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if torch._C._are_functorch_transforms_active() or any(map(is_wrapped, tensors)):
+        return kind.apply
+    apply: Callable[..., Any] = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
+    return apply
 
 
 class Function(torch.autograd.Function):

@@ -123,3 +123,26 @@ def test_memory_that_was_freed_is_not_read() -> None:
         x.untyped_storage().resize_(0)
         with pytest.raises(TypeError, match="was freed"):
             ops.attend(graph, x, x, x, backend="tiles")
+
+
+def test_a_tensor_that_outlives_a_transform_is_read() -> None:
+    """torch.func leaves a wrapper of a tensor that was kept inside, for which the step of plain tensors does not run."""
+    kept: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x * 1.0)
+        return x.sum()
+
+    graph, x = graphs.window(2).bind(NODES), torch.randn(NODES, 2, 8)
+    query = torch.randn(NODES, 2, 8, requires_grad=True)
+    torch.func.grad(keep)(x)
+
+    def gradient(x: Tensor) -> Tensor:
+        out = ops.attend(graph, query, x, x, backend="tiles").sum()
+        return torch.autograd.grad(
+            out + MessagePassing(graphs.from_edges(_edges(), NODES))(query.flatten(1)).sum(), query
+        )[0]
+
+    expected = gradient(x)
+    assert gradient(kept[0]).equal(expected)
+    assert gradient(x).equal(expected)
