@@ -72,3 +72,13 @@ def test_a_table_of_too_few_classes_is_named_where_nodes_have_places_too() -> No
     graph = graphs.complete().bind(4).with_positions(torch.arange(4), torch.arange(4))
     with pytest.raises(ValueError, match=r"bias must have shape \[3, 2\], one row for each edge type; got \[2, 2\]"):
         ops.attend(graph, *features(), bias=BiasTable(torch.zeros(2, 2), Offset(1)))
+
+
+def test_numbers_of_heads_are_needed_where_weights_are_dropped() -> None:
+    query, key, value = features()
+    graph = graphs.complete().bind(4)
+    score = Dot(query, key, 1.0)
+    seed = torch.tensor(1)
+    assert "head_ids" in Round(graph, value, score, dropout=0.5, seed=seed, head_ids=(2, 8)).needs
+    assert "head_ids" not in Round(graph, value, score, head_ids=(2, 8)).needs
+    assert "head_ids" not in Round(graph, value, score, dropout=0.5, seed=seed).needs

@@ -1,6 +1,8 @@
 """Calls of the dense backend like one that was made before: they go straight to torch's kernel, and give what the
 specification gives."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -88,3 +90,15 @@ def test_a_bias_gets_its_gradient_where_there_is_no_pair(batch, nodes, sources):
     ops.attend(graph, torch.ones(*batch, nodes, 1, 2), source, source, bias=bias, backend="dense").sum().backward()
     assert bias.grad is not None
     assert not bias.grad.any()
+
+
+def test_pairs_are_written_out_in_transforms_only(monkeypatch):
+    """Under vmap torch's kernel would run entry by entry."""
+    kernel = Mock(side_effect=dense.F.scaled_dot_product_attention)
+    monkeypatch.setattr(dense.F, "scaled_dot_product_attention", kernel)
+    query, key, value = (torch.randn(3, 2, 4, 5, 8) for _ in range(3))
+    found = [dense.sdpa(q, k, v, 0.5, None, False) for q, k, v in zip(query, key, value, strict=True)]
+    assert kernel.call_count == 3
+    together = torch.func.vmap(lambda q, k, v: dense.sdpa(q, k, v, 0.5, None, False))(query, key, value)
+    assert kernel.call_count == 3
+    torch.testing.assert_close(together, torch.stack(found))

@@ -1,5 +1,6 @@
 """Rows of a graph as groups, and attention within them, as torch's flash kernel computes it on CUDA."""
 
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ from mpnn import Graph, graphs, ops
 from mpnn.backends import dense
 from mpnn.graph.row_groups import row_groups
 from mpnn.integrations.hf import masks
+from mpnn.kernels.dense import varlen
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -114,3 +116,23 @@ def test_groups_have_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
         dense.estimate(Round(GRAPHS[name], x, Dot(x, x, 0.3))) for name in ("padded texts", "padding on both sides")
     ]
     assert all(0 < estimate.seconds < 1e-2 for estimate in estimates)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "widths", "runs"),
+    [
+        (torch.float16, (64, 64), True),
+        (torch.bfloat16, (256, 256), True),
+        (torch.float32, (64, 64), False),
+        (torch.float16, (60, 60), False),
+        (torch.float16, (64, 32), False),
+        (torch.float16, (264, 264), False),
+    ],
+    ids=str,
+)
+def test_which_heads_torchs_flash_kernel_takes(dtype: torch.dtype, widths: tuple[int, int], runs: bool) -> None:
+    """Of tensors on CUDA, of which only these attributes are read."""
+    query, value = (SimpleNamespace(is_cuda=True, dtype=dtype, shape=(9, 4, width)) for width in widths)
+    assert varlen.runs_here(query, value) == runs  # type: ignore[arg-type]
+    query.is_cuda = False
+    assert not varlen.runs_here(query, value)  # type: ignore[arg-type]

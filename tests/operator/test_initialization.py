@@ -10,6 +10,7 @@ from torch import nn
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Typed
+from mpnn.attention.typed import TypedAdditive
 from mpnn.models import (
     GPT,
     Bert,
@@ -82,6 +83,12 @@ def test_maps_by_class_keep_the_size_of_what_they_carry(relations: int, width: i
     ring = graphs.from_edges(edges, nodes, edge_type=torch.arange(nodes) % relations)
     op = MessagePassing(ring, "sum", None, Typed(width, width, relations))
     assert op(torch.randn(nodes, width)).std().item() == pytest.approx(1.0, abs=0.1)
+
+
+def test_maps_and_vectors_of_each_edge_type_begin_as_those_of_gat() -> None:
+    attention = TypedAdditive(64, 16, relations=3, heads=4)
+    for weight, bound in ((attention.weight, 6 / (64 + 64)), (attention.by_dst, 6 / (4 + 64))):
+        assert weight.abs().max().item() == pytest.approx(bound**0.5, rel=0.1)
 
 
 def test_a_convolution_begins_as_torchs() -> None:

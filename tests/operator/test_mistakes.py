@@ -239,6 +239,11 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "drop_edges": (lambda: GRAPH.drop_edges("half"), "p must be a number from 0 to 1; got 'half'"),
     "with_self_loops": (lambda: GRAPH.with_self_loops("mean"), "fill must be a number"),
     "rows, too many": (lambda: GRAPH.rows(3, 6), "rows 3 to 6 are not among the 5 destinations"),
+    "from_edges, pairs": (lambda: graphs.from_edges(torch.zeros(3, 2, dtype=torch.int64), 3), "; pass edge_index.T"),
+    "from_edges, triples": (
+        lambda: graphs.from_edges(torch.zeros(4, 3, dtype=torch.int64), 3),
+        r"must have shape \[2, E\], sources above destinations; got \[4, 3\]$",
+    ),
     "from_edges, negative": (lambda: graphs.from_edges([[], []], -1), "num_nodes must be at least 0; got -1"),
     "Kernel, dim": (lambda: attention.Kernel(5, 2, features=8), "2 heads do not divide a width of 5"),
     "StateSpace, groups": (lambda: attention.recurrent.StateSpace(8, 2, groups=3), "3 groups do not divide 2 heads"),
