@@ -142,13 +142,17 @@ def defaults_of(kind: Any) -> dict[str, Any]:
     return {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
 
 
+def _present(needs: Mapping[str, object]) -> list[str]:
+    return [need for need, applies in needs.items() if applies]
+
+
 def _graph(round: Any, graph: Any) -> Iterable[str]:
-    if graph.stack:
-        yield "stacked graph"
-    if graph.is_explicit:
-        yield "explicit graph"
-    if round.dropout and graph.node_ids is not None:
-        yield "node_ids"
+    of_graph = {
+        "stacked graph": graph.stack,
+        "explicit graph": graph.is_explicit,
+        "node_ids": round.dropout and graph.node_ids is not None,
+    }
+    return _present(of_graph)
 
 
 def _value(round: Any, value: Tensor) -> Iterable[str]:
@@ -196,19 +200,15 @@ def _edges(name: str, data: Any) -> Iterable[str]:
 
 
 def _of_nodes(round: Any, x: Any) -> Iterable[str]:
-    return () if x is None else ("bias by nodes",)
+    return _present({"bias by nodes": x is not None})
 
 
 def _lse(round: Any, returned: bool) -> Iterable[str]:
-    if returned:
-        yield "return_lse"
-        if round.return_weights:
-            yield "weights and lse"
+    return _present({"return_lse": returned, "weights and lse": returned and round.return_weights})
 
 
 def _keep_accumulate_dtype(round: Any, kept: bool) -> Iterable[str]:
-    if kept and round.value.dtype != round.accumulate_dtype:
-        yield "keep_accumulate_dtype"
+    return _present({"keep_accumulate_dtype": kept and round.value.dtype != round.accumulate_dtype})
 
 
 def _nothing(owner: Any, value: Any) -> Iterable[str]:
@@ -228,11 +228,11 @@ NEEDS_OF_FIELD: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     "reduce": _aggregate,
     "return_lse": _lse,
     "keep_accumulate_dtype": _keep_accumulate_dtype,
-    "head_ids": lambda round, ids: ("head_ids",) if ids is not None and round.dropout else (),
+    "head_ids": lambda round, ids: _present({"head_ids": ids is not None and round.dropout}),
 }
 NEEDS_OF_SCORE: dict[str, Callable[[Any, Any], Iterable[str]]] = {
     **dict.fromkeys(("query", "key", "dst", "src", "vector", "scale"), _nothing),
-    "activation": lambda score, activation: ("own activation",) if slope_of(activation) is None else (),
+    "activation": lambda score, activation: _present({"own activation": slope_of(activation) is None}),
     "edge_key": lambda score, data: _edges("edge_key", data),
     "edge": lambda score, data: _edges("edge", data),
 }

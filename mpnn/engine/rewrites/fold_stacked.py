@@ -15,7 +15,7 @@ from mpnn.graph import Graph
 from mpnn.graph.edge_tables import TABLES, EmbeddingTable, PerEdge
 from mpnn.graph.stacked import StackedGraph
 from mpnn.round import Result, Round
-from mpnn.round.needs import AGGREGATES, ANYWHERE, NORMALIZED, WEIGHED, by_rule, on_edges
+from mpnn.round.needs import AGGREGATES, ANYWHERE, NORMALIZED, WEIGHED, by_rule, first, on_edges
 from mpnn.scores import Role
 
 _ON_EDGES = ("bias", "edge_key", "edge_value", "edge")
@@ -39,13 +39,16 @@ class FoldStacked(Rewrite):
 
     def refusal(self, round: Round) -> str | None:
         graph = cast(StackedGraph, round.graph)
-        if graph.items > 1 and round.batch != (graph.items,):
-            return f"{graph} needs features of a batch of {graph.items}; got {list(round.value.shape)}"
-        if round.heads % graph.heads:
-            return f"{graph} has graphs for {graph.heads} heads, which do not divide {round.heads} heads"
-        on_edges = [data for _, data, role in round.features if role.of == "edge"]
-        if not all(data is None or _is_rule(data) for data in on_edges):  # an own score, whose needs do not say it
-            return _PER_EDGE
+        batch = f"{graph} needs features of a batch of {graph.items}; got {list(round.value.shape)}"
+        heads = f"{graph} has graphs for {graph.heads} heads, which do not divide {round.heads} heads"
+        on_edges = [data for _, data, role in round.features if role.of == "edge" and data is not None]
+        reasons = {
+            batch: graph.items > 1 and round.batch != (graph.items,),
+            heads: round.heads % graph.heads,
+            _PER_EDGE: not all(map(_is_rule, on_edges)),  # an own score, whose needs do not say it
+        }
+        if (reason := first(reasons)) is not None:
+            return reason
         names: list[str] = []
 
         def find(x: Tensor, name: str, role: Role) -> Tensor:
