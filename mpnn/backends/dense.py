@@ -371,9 +371,8 @@ def _run_packed(groups: list[_Packed], query: Tensor, key: Tensor, value: Tensor
         return _run_group(groups[0], query, key, value, scale)
     out = torch.zeros_like(query)
     for group in groups:
-        assert group.dst is not None
-        part = _run_group(group, query.index_select(-3, group.dst), key, value, scale)
-        out = out.index_copy(-3, group.dst, part)
+        dst = cast(Tensor, group.dst)
+        out = out.index_copy(-3, dst, _run_group(group, query.index_select(-3, dst), key, value, scale))
     return out
 
 
@@ -480,10 +479,9 @@ def _materialized(
         weights = weights if allowed is None else weights.masked_fill(~allowed, 0.0)
     dropped = weights
     if round.dropout:
-        assert round.seed is not None
         streams = rng.streams(round.batch, q.shape[-3], q.device, round.head_ids)[..., None, :, None, None]
         dst, src = rng.numbers(round.graph, block.dst, block.src)
-        keep = rng.keep(round.seed, streams, dst[:, None, :, None], src[:, None, None, :], round.dropout)
+        keep = rng.keep(cast(Tensor, round.seed), streams, dst[:, None, :, None], src[:, None, None, :], round.dropout)
         dropped = torch.where(keep, weights / (1 - round.dropout), torch.zeros_like(weights))
     out = dropped @ v.to(dropped.dtype)
     if round.edge_value is not None:

@@ -5,7 +5,7 @@ it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -174,8 +174,7 @@ def _recurrence(round: Round, csr: CSR) -> Result:
     beta = round.beta
     query, key, value = (_all_heads(x, round) for x in (score.query, score.key, round.value))  # [..., H, N, D]
     nodes = graph.num_dst
-    assert graph.parts is not None
-    first = int(graph.parts.lengths[:1].sum())
+    first = int(cast(Any, graph.parts).lengths[:1].sum())
     L = torch.zeros((), dtype=torch.float64, device=value.device).expand(*round.batch, round.heads, nodes, 1)
     if round.log_gate is not None:
         L = round.log_gate.double().clamp(min=_NO_GATE).cumsum(-3).transpose(-2, -3)
@@ -297,9 +296,8 @@ def _rows(data: PerEdge | None, role: Role, round: Round, csr: CSR) -> Tensor | 
     """The row of each edge, [E, ..., H] or [E, ..., H, D] in CSR order."""
     if data is None or role.of == "edge":
         return None if data is None else _per_edge(data, round, csr, role.trailing)
-    assert isinstance(data, Tensor)
     index = csr.row if role.of == "dst" else csr.col
-    rows = _nodes_first(data, round, role.trailing).index_select(0, index)
+    rows = _nodes_first(cast(Tensor, data), round, role.trailing).index_select(0, index)
     return _repeat_heads(rows, round) if role.grouped else rows
 
 

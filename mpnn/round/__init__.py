@@ -313,9 +313,8 @@ class Round:
         dropped."""
         if not self.dropout or not self.weighted:
             return None
-        assert self.seed is not None
         streams = rng.streams(self.batch, self.heads, self.value.device, self.head_ids)
-        return rng.keys(self.seed, streams.flatten())
+        return rng.keys(cast(Tensor, self.seed), streams.flatten())
 
     @property
     def needs_grad(self) -> bool:

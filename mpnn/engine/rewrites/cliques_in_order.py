@@ -6,7 +6,7 @@ documents, over the nodes in the order of their cliques.
 So the kernels of tiles, which need consecutive nodes, run any graph that is blocks after a permutation.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -53,8 +53,7 @@ class CliquesInOrder(Rewrite):
         def by_clique(x: Tensor, trailing: int) -> Tensor:
             return permute(x, sorted_nodes.order, sorted_nodes.inverse, -1 - trailing)
 
-        score = round.score
-        assert isinstance(score, Dot)
+        score = cast(Dot, round.score)
         score = Dot(by_clique(score.query, 2), by_clique(score.key, 2), score.scale, score.edge_key, score.softcap)
         round_in_order = round.with_fields(
             graph=sorted_nodes.graph,
@@ -83,9 +82,7 @@ class _Sorted(NamedTuple):
 
 
 def _sort(graph: Graph) -> _Sorted:
-    parts = graph.parts
-    assert parts is not None
-    assert parts.order is not None
+    parts: Any = graph.parts
     order = parts.order
     inverse = np.empty_like(order)
     inverse[order] = np.arange(len(order))

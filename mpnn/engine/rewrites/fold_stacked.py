@@ -13,6 +13,7 @@ from torch import Tensor
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import TABLES, EmbeddingTable, PerEdge
+from mpnn.graph.relations import Relation
 from mpnn.graph.stacked import StackedGraph
 from mpnn.round import Result, Round
 from mpnn.round.needs import AGGREGATES, ANYWHERE, NORMALIZED, WEIGHED, by_rule, first, on_edges
@@ -140,12 +141,11 @@ def _to_heads(round: Round, x: Tensor, trailing: int) -> Tensor:
 
 def _per_edge(graph: StackedGraph, folded: Graph, round: Round, data: PerEdge) -> PerEdge:
     """A table by a rule of edge types, looked up for each edge of the folded graph and its head."""
-    assert isinstance(data, EmbeddingTable)
-    assert data.relation is not None
+    by_rule = cast(EmbeddingTable, data)
     src, dst = folded.ends
     at_dst, at_src = graph.node_positions()
-    types = data.relation.ids(at_dst[dst % graph.num_dst], at_src[src % graph.num_src])
-    table = data.table.to(round.accumulate_dtype)
+    types = cast(Relation, by_rule.relation).ids(at_dst[dst % graph.num_dst], at_src[src % graph.num_src])
+    table = by_rule.table.to(round.accumulate_dtype)
     table = table.expand(-1, round.heads, *table.shape[2:]).unflatten(1, (graph.heads, -1))
     # Type t of head h is row t * heads + h, so that one index finds both.
     return table.flatten(0, 1).index_select(0, types * graph.heads + dst // graph.num_dst % graph.heads)

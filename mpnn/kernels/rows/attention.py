@@ -609,9 +609,8 @@ class _Backward:
             p.own = node_tensor(inputs.query if score == ACTIVATED else None, 3)
             ids = spec.types["edge_key"].ids if "edge_key" in spec.types else None
             p.edge_key = edge_tensor(inputs.edge_key, 3, ids)
-        like = inputs.query
-        assert like is not None
-        self.results["query"] = self._sums(p, spec.rows, like.shape, 2 if score == ADDITIVE else 3)
+        shape = inputs.query.shape  # type: ignore[union-attr]
+        self.results["query"] = self._sums(p, spec.rows, shape, 2 if score == ADDITIVE else 3)
 
     def _by_type(self, name: str) -> None:
         """The gradient of a tensor with a row for each edge type."""

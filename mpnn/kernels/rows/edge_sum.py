@@ -86,8 +86,7 @@ def _gradients_of_edges(
         d_out = d_total[0].index_select(0, ends[0]) if d_total else torch.zeros_like(out)
         d_out = d_out if d_new is None else d_out.add_(more[-1])
         out.backward(d_out)  # adds to the gradients of parameters
-        of_z = z.grad
-        assert of_z is not None
+        of_z: Any = z.grad
         of_a.index_add_(0, ends[0], of_z)
         of_b.index_add_(0, ends[1], of_z)
         d_weight.addmm_(of_z.t(), e)
