@@ -152,18 +152,12 @@ def least_rows(depth: int, width: int, threads: int, is_learned: bool = False) -
 
 def is_useful() -> bool:
     """Whether oneDNN computes any map on the threads that torch uses."""
-    return _is_useful(torch.get_num_threads())
-
-
-@cache
-def _is_useful(threads: int) -> bool:
-    return least_rows(4096, 4096, threads) < math.inf
+    return least_rows(4096, 4096, torch.get_num_threads()) < math.inf
 
 
 def forget() -> None:
     """Drops what was derived from prices, after they changed."""
     least_rows.cache_clear()
-    _is_useful.cache_clear()
 
 
 def described(layers: Iterable[nn.Module], rows: int) -> str:
