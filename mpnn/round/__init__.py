@@ -21,11 +21,11 @@ differs from its default is a need (`round.needs`) that a backend must serve. So
 backend until one says that it serves it.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from math import isfinite
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
@@ -35,7 +35,7 @@ from mpnn.aggregate import SUM, Aggregator, Composed, plain_sum
 from mpnn.graph import Graph, rng
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, total
 from mpnn.round.needs import defaults_of, has_own, needs_of
-from mpnn.scores import PARAMETER, LeakyReLU, Role, Score, slope_of
+from mpnn.scores import PARAMETER, Role, Score, slope_of
 
 Visit = Callable[[Tensor, str, Role], Tensor]
 Normalize = Literal["softmax", "softmax_dst", "sigmoid", "none", "sparsemax", "entmax15"]
@@ -251,7 +251,7 @@ class Round:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the round, for checks of device and gradient."""
-        operands = _Readers.of(cast(Any, type(self))).operands
+        operands = _operands(cast(Any, type(self)))
         held = [x for x in operands(self) if x is not None and x is not self.seed and x is not self.bias]
         held += self.bias
         if self.score is not None:
@@ -262,19 +262,9 @@ class Round:
     def signature(self) -> tuple[Hashable, ...]:
         """All that validation and plans depend on besides the graph: the form of every field. It holds no numbers and
         no object of the caller's, because the graph caches it."""
-        kind: Any = type(self)
-        operands, plain, defaults = _Readers.of(kind)
         score = self.score
-        options = plain(self)
-        return (
-            kind,
-            *_forms(operands(self)),
-            None if all(map(is_, options, defaults)) else tuple(_plain_forms(options, defaults)),
-            _rate_form(self.dropout),
-            torch.is_grad_enabled(),
-            "sum" if self.reduce is SUM else _aggregator_form(self.reduce),
-            None if score is None else _score_form(score),
-        )
+        of_score = () if score is None else (has_own(score, "logits"), *_forms(score, "score."))
+        return torch.is_grad_enabled(), *_forms(self, "", {"graph", "score"}), *of_score
 
     def map_edges(self, change: Callable[[PerEdge], PerEdge]) -> "Round":
         """Returns the round with `change` applied to its data of edges, tables included."""
@@ -344,20 +334,10 @@ def _is_equal(x: Any, default: Any) -> bool:
     return type(x) in (int, float, bool, str) and bool(x == default)
 
 
-class _Readers(NamedTuple):
-    """Readers of the fields of a class of rounds that hold tensors, and of all others, which hold plain values; the
-    defaults of these."""
-
-    operands: "attrgetter[Any]"
-    plain: "attrgetter[Any]"
-    defaults: tuple[Any, ...]
-
-    @staticmethod
-    @cache
-    def of(kind: Any) -> "_Readers":
-        apart = {"graph", "score", "dropout", "reduce", *kind.roles}
-        plain = {name: default for name, default in defaults_of(kind).items() if name not in apart}
-        return _Readers(attrgetter(*kind.roles), attrgetter(*plain), tuple(plain.values()))
+@cache
+def _operands(kind: Any) -> "attrgetter[Any]":
+    """Returns a reader of the fields that hold tensors."""
+    return attrgetter(*kind.roles)
 
 
 def _plus(name: str, x: Any, more: Any) -> Any:
@@ -393,44 +373,21 @@ def _fields(score: Any) -> dict[str, Any]:
     return {name: getattr(score, name) for name in defaults_of(cast(Any, type(score)))}
 
 
-def _score_form(score: Any) -> tuple[Hashable, ...]:
-    kind: Any = type(score)
-    defaults = defaults_of(kind)
-    values = list(map(partial(getattr, score), defaults))
-    return kind, has_own(score, "logits"), *_plain_forms(values, defaults.values())
+def _forms(owner: Any, prefix: str, but: Collection[str] = ()) -> list[Hashable]:
+    """The class of a round or a score, and the forms of all its fields but these."""
+    kind: Any = type(owner)
+    own = [(name, default) for name, default in defaults_of(kind).items() if name not in but]
+    return [kind, *(plain_form(prefix + name, getattr(owner, name), default) for name, default in own)]
 
 
 def plain_form(name: str, x: Any, default: Any) -> Hashable:
-    """Returns the part of a field without tensors that plans depend on: its value, or of a number that is read in each
-    call, its sign and whether it is the default."""
-    form = _FORMS.get(name)
-    return _plain_forms((x,), (default,))[0] if form is None else form(x)
-
-
-def _plain_forms(values: Sequence[Any], defaults: Collection[Any]) -> list[Hashable]:
-    """The forms of fields. Needs depend on whether a number is the field's default, which need not be 0."""
-    forms = _forms(values)
-    for k, (x, default) in enumerate(zip(values, defaults, strict=True)):
-        if x is default and not isinstance(x, Tensor):
-            forms[k] = x
-        elif type(x) is float:
-            forms[k] = forms[k], x == default
-    return forms
-
-
-def _forms(values: Iterable[Any]) -> list[Hashable]:
-    """The forms of values. Each call of an operator passes here, so the usual ones take no call of their own."""
-    forms: list[Hashable] = []
-    for x in values:
-        if type(x) is Tensor:
-            forms.append((x.shape, x.dtype, x.device, x.layout, x.requires_grad))
-        elif x is None or type(x) in _ATOMS or (type(x) is tuple and not x):
-            forms.append(x)
-        elif type(x) is LeakyReLU:
-            forms.append((LeakyReLU, x.slope))
-        else:
-            forms.append(_form(x))
-    return forms
+    """Returns the part of a field that plans depend on: the form of a tensor, a value, or of a number that is read in
+    each call, its sign and whether it is the default, which need not be 0."""
+    if name in _FORMS:
+        return _FORMS[name](x)
+    if x is default and not isinstance(x, Tensor):
+        return cast(Hashable, x)
+    return (_form(x), x == default) if type(x) is float else _form(x)
 
 
 def _form(x: Any) -> Any:
