@@ -74,12 +74,12 @@ FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "extr
 
 
 def _refuse_to_aggregate(round: Round) -> str | None:
-    if (why := library.why_missing()) is not None:
-        return why
-    if max(round.graph.num_dst, round.graph.num_src) >= 2**31:
-        return "it numbers nodes with 32 bits"
-    # `needs_grad` takes as long as all other checks, and decides for a user's own aggregators only
-    return None if type(round.reduce) in KINDS else _why_not(round.reduce, round.needs_grad)
+    of_aggregator = None if type(round.reduce) in KINDS else _why_not(round.reduce, round.needs_grad)
+    return library.why_missing() or first(_of_nodes(round)) or of_aggregator
+
+
+def _of_nodes(round: Round) -> dict[str, object]:
+    return {"it numbers nodes with 32 bits": max(round.graph.num_dst, round.graph.num_src) >= 2**31}
 
 
 def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
@@ -376,18 +376,16 @@ def _attend_again(
 
 def _unsupported(round: Round) -> str | None:
     """Returns why the kernels of every device refuse a round."""
-    if round.heads == 0:
-        return "there is no head to compute"
     own = _operands_of(round)
     kind = SCORES[type(round.score)]
     vectors: list[Any] = [("edge_value", round.edge_value, round.value)]
     vectors += [(kind.edge, own.edge, own.query)] if kind.number in (DOT, ACTIVATED) else []
-    for name, data, features in vectors:
-        if data is not None and (wide := numbers(data).shape[-1]) != features.shape[-1]:
-            return f"{name} is {wide} wide, and the features it is added to are {features.shape[-1]} wide"
-    if max(round.graph.num_dst, round.graph.num_src) >= 2**31:
-        return "it numbers nodes with 32 bits"
-    return None
+    widths = [(name, numbers(data).shape[-1], x.shape[-1]) for name, data, x in vectors if data is not None]
+    of_widths = {
+        f"{name} is {wide} wide, and the features it is added to are {width} wide": wide != width
+        for name, wide, width in widths
+    }
+    return first({"there is no head to compute": round.heads == 0} | of_widths | _of_nodes(round))
 
 
 def _count_attention(round: Round) -> dict[str, float]:

@@ -189,16 +189,12 @@ def _run_prefixes(round: Round) -> Result:
     if lengths is not None:
         out = torch.cat([of_prefixes(part) for part in x.flatten(1).split(lengths or [0])])
     else:
-        count = _lengths(round.graph)
+        graph = round.graph
+        count = graph.cached("lengths of prefixes", lambda: torch.from_numpy(graph.runs.degree()))
         out = of_prefixes(x.flatten(1)).index_select(0, (count - 1).clamp(min=0))
         out = torch.where(count[:, None] > 0, out, torch.zeros_like(out))
     out = out.view(round.graph.num_dst, *x.shape[1:]).movedim(0, -3)
     return Result(out.to(round.result_dtype))
-
-
-def _lengths(graph: Graph) -> Tensor:
-    """How many sources each destination of a graph of prefixes has, [N_dst]."""
-    return graph.cached("lengths of prefixes", lambda: torch.from_numpy(graph.runs.degree()))
 
 
 # ------------------------------------------------------------------------------------------------ convolutions

@@ -134,7 +134,7 @@ def test_an_error_of_each_kind_is_found(planted: str, monkeypatch: pytest.Monkey
     if planted == "stack":
         monkeypatch.setattr(fold_stacked, "_to_heads", _after(fold_stacked._to_heads, 1.0001))
     elif planted == "softmax_dst":
-        monkeypatch.setattr(softmax_dst, "sums", _after(softmax_dst.sums, 1.0001))
+        monkeypatch.setattr(softmax_dst, "_lse", _after(softmax_dst._lse, 1.0001))
     elif planted == "tree":
         paths = trees.paths
         monkeypatch.setattr(trees, "paths", lambda parent: paths(np.append(parent[:-1], -1)[: len(parent)]))
