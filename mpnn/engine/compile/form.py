@@ -288,9 +288,14 @@ def _value(kind: str, detail: Any, tensors: Iterator[Tensor], numbers: Iterator[
     if kind in _TABLES:
         relation = Offset(next(clips)) if detail == "offset" else None if detail == "graph" else _object(detail)
         return _TABLES[kind](next(tensors), relation)
-    if kind in ("number", "LeakyReLU"):
-        return next(numbers) if kind == "number" else LeakyReLU(next(numbers))
-    return next(tensors) if kind == "tensor" else _object(detail) if kind == "object" else detail
+    readers: dict[str, Callable[[], Any]] = {
+        "number": lambda: next(numbers),
+        "LeakyReLU": lambda: LeakyReLU(next(numbers)),
+        "tensor": lambda: next(tensors),
+        "object": lambda: _object(detail),
+        "value": lambda: detail,
+    }
+    return readers[kind]()
 
 
 def result(call: Call, graph: Graph) -> list[Tensor]:

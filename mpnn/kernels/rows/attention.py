@@ -30,6 +30,7 @@ _SOFTMAX = NORMALIZERS["softmax"]
 _WEIGHTED = 0
 _NUMBERS = 1
 _ACTIVATIONS = 2
+_KINDS = {DOT: _WEIGHTED, ADDITIVE: _NUMBERS, ACTIVATED: _ACTIVATIONS}
 _MAX_PARTS = 32
 _MIN_COMPONENTS = 1 << 17  # of a part's edges
 # heads of a key from which on the kernels copy keys
@@ -96,6 +97,11 @@ class Spec(NamedTuple):
     dropout_ids: tuple[Tensor, Tensor] | None = None
     return_weights: bool = False
     return_lse: bool = False
+
+    @property
+    def trailing(self) -> int:
+        """The number of dimensions of query and key from the nodes on."""
+        return 2 if self.score == ADDITIVE else 3
 
 
 class RowAttention(Structure):
@@ -184,7 +190,7 @@ class Repeated:
 
     def __init__(self, spec: Spec, tensors: Tensors) -> None:
         value = tensors.value
-        self._nodes = 2 if spec.score == ADDITIVE else 3
+        self._nodes = spec.trailing
         self._batch = value.shape[:-3]
         self._heads = spec.heads
         self._width = value.shape[-1]
@@ -418,7 +424,7 @@ def _forward(spec: Spec, inputs: Tensors) -> tuple[Tensor, Tensor, Tensor | None
 
 def _parameters(spec: Spec, inputs: Tensors, chunks: Chunks, *, by_source: bool = False) -> RowAttention:
     """The parameters that the forward and backward passes share."""
-    nodes = 2 if spec.score == ADDITIVE else 3
+    nodes = spec.trailing
     p = RowAttention.from_buffer_copy(_NOTHING)
     p.rows = chunks.struct
     p.heads = spec.heads
@@ -537,7 +543,7 @@ class _Backward:
         saved = self.saved
         count = self.count
         value = inputs.value
-        nodes = 2 if self.spec.score == ADDITIVE else 3
+        nodes = spec.trailing
         chunks = self.chunks
         p = _parameters(spec, inputs, chunks, by_source=not self.shared)
         p.shared = self.shared
@@ -598,19 +604,16 @@ class _Backward:
         spec = self.spec
         inputs = self.inputs
         score = self.spec.score
-        p = RowSums(activation=int(spec.tanh), slope=spec.slope, factor=1.0, which=0)
-        if score == ADDITIVE:
-            p.kind = _NUMBERS
-        else:
-            p.kind = _WEIGHTED if score == DOT else _ACTIVATIONS
-            p.factor = spec.scale if score == DOT else 1.0
+        p = RowSums(kind=_KINDS[score], activation=int(spec.tanh), slope=spec.slope, which=0)
+        p.factor = spec.scale if score == DOT else 1.0
+        if score != ADDITIVE:
             p.x = node_tensor(inputs.key, 3)
             p.vector = address(inputs.vector)
             p.own = node_tensor(inputs.query if score == ACTIVATED else None, 3)
             ids = spec.types["edge_key"].ids if "edge_key" in spec.types else None
             p.edge_key = edge_tensor(inputs.edge_key, 3, ids)
         shape = inputs.query.shape  # type: ignore[union-attr]
-        self.results["query"] = self._sums(p, spec.rows, shape, 2 if score == ADDITIVE else 3)
+        self.results["query"] = self._sums(p, spec.rows, shape, spec.trailing)
 
     def _by_type(self, name: str) -> None:
         """The gradient of a tensor with a row for each edge type."""
