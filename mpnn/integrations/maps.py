@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from inspect import unwrap
+from itertools import chain
 from typing import Any
 
 import torch
@@ -73,10 +74,9 @@ def _calls_forward(module: nn.Module) -> bool:
 
 def _parts(module: nn.Module) -> list[nn.Module]:
     """The modules that a module holds itself, or in lists and dictionaries."""
-    parts: list[nn.Module] = []
-    for part in module.children():
-        parts += part.children() if isinstance(part, (nn.ModuleList, nn.ModuleDict)) else [part]
-    return parts
+    lists = nn.ModuleList, nn.ModuleDict
+    parts = (part.children() if isinstance(part, lists) else [part] for part in module.children())
+    return [*chain.from_iterable(parts)]
 
 
 def _can_take(module: nn.Module) -> bool:

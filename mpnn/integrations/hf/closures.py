@@ -194,9 +194,8 @@ def _nearest(ends: Iterable[int | None]) -> int | None:
 def is_combined(function: Any) -> bool:
     """Whether the function was combined with packed sequences or blocks, for which transformers skips no mask."""
     free = _closure(function)
-    if "packed_sequence_mask" in free or "block_sequence_ids" in free:
-        return True
-    return any(map(is_combined, free.get("mask_functions", ())))
+    names = {"packed_sequence_mask", "block_sequence_ids"}
+    return not names.isdisjoint(free) or any(map(is_combined, free.get("mask_functions", ())))
 
 
 def _read(function: Any, b: int) -> Rule | None:

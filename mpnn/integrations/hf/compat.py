@@ -121,9 +121,8 @@ def warn_without_attention(name: str) -> None:
 def has_no_attention(kind: type) -> bool:
     """Whether a family's module has no attention, and contains no other models."""
     names = vars(sys.modules[kind.__module__])
-    if any(name.startswith("Auto") for name in names):
-        return False
-    return not any("attention" in name.lower() for name in names if name != "create_recurrent_attention_mask")
+    own = (name for name in names if name != "create_recurrent_attention_mask")
+    return not any(name.startswith("Auto") or "attention" in name.lower() for name in own)
 
 
 def dispatches(module: nn.Module) -> bool:

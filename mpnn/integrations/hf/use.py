@@ -5,7 +5,7 @@ import inspect
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -168,7 +168,7 @@ def use(
     handle = Handle(model)
     try:
         for part in inner:
-            configs = list(_configs(part))
+            configs = _configs(part)
             handle._undo += [_keep(config) for config in configs]
             handle._undo += recurrences.adapt(part)
             handle._undo += ranks.divide(part)
@@ -307,14 +307,10 @@ def _keep(config: PretrainedConfig) -> Callable[[], None]:
     return restore
 
 
-def _configs(model: PreTrainedModel) -> Iterator[PretrainedConfig]:
+def _configs(model: PreTrainedModel) -> list[PretrainedConfig]:
     """Each configuration that the model or one of its modules reads, once."""
-    seen: set[int] = set()
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PretrainedConfig) and id(config) not in seen:
-            seen.add(id(config))
-            yield config
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return [*{id(config): config for config in configs if isinstance(config, PretrainedConfig)}.values()]
 
 
 def _set_implementation(model: PreTrainedModel) -> list[Callable[[], None]]:

@@ -112,10 +112,6 @@ class Replacement:
         """The graph of the edges between nodes with these features: of all, or of those that send and that receive."""
         if isinstance(edges, Graph):
             return edges
-        return graph_of(edges, *Replacement.sizes(self, edges, size, x), self.flow, edge_type)
-
-    def sizes(self: Any, edges: Any, size: Any, x: Any) -> tuple[int, int]:
-        """The numbers of nodes that send and of those that receive."""
         # PyTorch Geometric asks six questions of each edge_index, which take as long as to find its graph.
         is_usual = type(edges) is Tensor and edges.dtype is torch.int64 and edges.dim() == 2 and len(edges) == 2
         is_usual = is_usual and edges.layout is torch.strided
@@ -123,7 +119,8 @@ class Replacement:
         for k, features in enumerate(x if isinstance(x, (tuple, list)) else (x,)):
             if features is not None:
                 self._set_size(sizes, k, features)
-        return sizes[0], sizes[0] if sizes[1] is None else sizes[1]
+        num_src, num_dst = sizes
+        return graph_of(edges, num_src, num_src if num_dst is None else num_dst, self.flow, edge_type)
 
     def by_torch_geometric(self: Any, edges: Any, **inputs: Any) -> Any:
         """PyTorch Geometric's own `propagate`, for calls that do not run here."""
@@ -538,10 +535,9 @@ remember((*REPLACEMENTS, *subclasses(aggr.Aggregation)))
 
 def unknown_option(conv: Any) -> str | None:
     """An option of this convolution that `OPTIONS` lacks and that is not at its default, as of a newer version."""
-    for name, option in signature(type(conv).__init__).parameters.items():
-        if name not in OPTIONS and getattr(conv, name, option) != option.default:
-            return name
-    return None
+    parameters = signature(type(conv).__init__).parameters.items()
+    unknown = (name for name, p in parameters if name not in OPTIONS and getattr(conv, name, p) != p.default)
+    return next(unknown, None)
 
 
 def edges_of(edges: Any) -> Any:
@@ -604,11 +600,8 @@ def _reducers(module: Any) -> list[Any] | None:
         return [module]
     variance = module if kind is aggr.VarAggregation else module.var_aggr if kind is aggr.StdAggregation else None
     filled = getattr(module, "fill_value", 0)  # of MedianAggregation
-    if kind not in REDUCERS or filled:
-        return None
-    if variance is not None and (type(variance) is not aggr.VarAggregation or variance.semi_grad):
-        return None
-    return [REDUCERS[kind]]
+    is_other = variance is not None and (type(variance) is not aggr.VarAggregation or variance.semi_grad)
+    return None if kind not in REDUCERS or filled or is_other else [REDUCERS[kind]]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
