@@ -272,7 +272,8 @@ def _named(
     types = None if relation is None else _filled(table, relation, "a link without a relation")
     are_two, why = _sets(table, src_name, dst_name, src, dst, relation, sets)
     of_src, of_dst = nodes
-    if sets is None and are_two and of_src is not None and of_dst is None and {*dst} <= {*of_src.ids}:
+    is_disjoint = not ({*src} & {*dst})  # else the names of the columns say that there are two sets
+    if sets is None and are_two and is_disjoint and of_dst is None and of_src is not None and {*dst} <= {*of_src.ids}:
         are_two, why = False, " (one set: the table of nodes has both)"
     if not are_two and of_dst is not None:
         raise ValueError(

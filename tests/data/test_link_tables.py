@@ -404,6 +404,13 @@ def test_users_and_items_in_parquet_are_two_sets_as_in_text(tmp_path: Path) -> N
     assert forms == ["two sets", "two sets"]
 
 
+def test_a_table_of_users_that_has_all_numbers_of_items_makes_no_items_of_them(tmp_path: Path) -> None:
+    links = ratings(tmp_path, 30, 25)
+    users = write(tmp_path / "users.csv", [f"{k},{k % 7}" for k in range(30)], "id,age")
+    data = link_tables(links, time="when", nodes=users)
+    assert (data.form, len(data.ids), len(data.dst_ids or ())) == ("two sets", 30, 25)
+
+
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

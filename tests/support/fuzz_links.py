@@ -28,6 +28,7 @@ DOUBTS = (
     "seems to name",
     "a thousand or one",
     "float32 rounds",
+    "has 3 columns, and edges have two",
 )
 """What may be refused without a fault, because the meaning of a file is not certain."""
 
