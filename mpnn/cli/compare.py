@@ -295,7 +295,7 @@ class _Contest:
     def of(options: Options) -> "_Contest":
         if options.task == "text":
             corpus = options.corpus()
-            sizes = options.sizes()
+            sizes = options.settings(TextSettings)
             stride = max(math.isqrt(sizes.context), 1)
             near = f"causal & window({max(sizes.context // 16, 1)}..{max(sizes.context // 4, 1)})"
             size = f"{len(corpus.characters)}, {sizes.dim}, {sizes.heads}, {sizes.layers}"
@@ -315,7 +315,7 @@ class _Contest:
             default_graphs = f"causal; {near}; strided({stride})"
             return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
         nodes = options.load_nodes()
-        of_nodes = options.node_sizes()
+        of_nodes = options.settings(NodeSettings)
         say_how_read(getattr(nodes.data, "understood", ()))
         own = nodes.own_graph
         problem = nodes.outputs.problem

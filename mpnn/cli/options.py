@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import torch
 import typer
@@ -24,6 +24,7 @@ from mpnn.data.link_tables import Sets, link_tables
 from mpnn.data.tables import EdgeFile, Problem, Repeats
 from mpnn.graphs.tables import is_graph, named
 
+S = TypeVar("S", TextSettings, NodeSettings, GraphSettings, LinkSettings)
 EPOCHS = 200
 Defaults = Mapping[str, Mapping[str, Any]]
 """The options of each task, with their defaults; None for one that has no default, or that depends on the data."""
@@ -315,7 +316,13 @@ class Options:
         if options.precision == "fp16" and options.device == "cpu":
             raise ValueError("--precision fp16 needs a GPU: torch computes it on GPUs only; use bf16, or --device cuda")
         if options.task == "text":
-            return TextRun(options.graph or "causal", options.corpus(), options.sizes(), options.seed, options.device)
+            return TextRun(
+                options.graph or "causal",
+                options.corpus(),
+                options.settings(TextSettings),
+                options.seed,
+                options.device,
+            )
         if options.task == "links":
             return options.link_run()
         if options.task == "graphs":
@@ -326,7 +333,7 @@ class Options:
                 options.load_graphs(),
                 options.steps,
                 options.seed,
-                GraphSettings(**options._values(GraphSettings)),
+                options.settings(GraphSettings),
                 device=options.device,
                 precision=options.precision,
             )
@@ -336,22 +343,15 @@ class Options:
             nodes,
             options.steps,
             options.seed,
-            options.node_sizes(),
+            options.settings(NodeSettings),
             device=options.device,
             precision=options.precision,
         )
 
-    def sizes(self) -> TextSettings:
-        """The options of a text model, of resolved options."""
-        return TextSettings(**self._values(TextSettings))
-
-    def node_sizes(self) -> NodeSettings:
-        """The options of a model of nodes, of resolved options."""
-        return NodeSettings(**self._values(NodeSettings))
-
-    def _values(self, settings: type[TextSettings | NodeSettings | GraphSettings | LinkSettings]) -> dict[str, Any]:
-        values = {one.name: getattr(self, one.name) for one in fields(settings)}
-        return {name: value for name, value in values.items() if value is not None}
+    def settings(self, kind: type[S]) -> S:
+        """The settings of a model in resolved options, of this class."""
+        values = {one.name: getattr(self, one.name) for one in fields(kind)}
+        return kind(**{name: value for name, value in values.items() if value is not None})
 
     def load_nodes(self) -> Nodes:
         """The nodes, of resolved options. Raises ValueError or OSError if the files cannot be read."""
@@ -387,7 +387,7 @@ class Options:
             tables,
             options.steps,
             options.seed,
-            LinkSettings(**self._values(LinkSettings)),
+            self.settings(LinkSettings),
             digest=digest_of([path for path in (nodes, dst_nodes) if path is not None], file, read),
             device=options.device,
             precision=options.precision,
@@ -424,7 +424,7 @@ class Options:
 
     def corpus(self) -> Corpus:
         """The text, of resolved options. Raises ValueError or OSError if the file cannot be read."""
-        context = self.sizes().context
+        context = self.settings(TextSettings).context
         if self.file is not None:
             file = Path(self.file)
             try:

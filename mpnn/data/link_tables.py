@@ -27,6 +27,7 @@ from mpnn.data.tables import (
     ids_of,
     numbers_of,
     refuse_unused,
+    unused,
 )
 from mpnn.graphs import from_edges
 from mpnn.graphs.tables import Columns, Table, read_table
@@ -37,6 +38,10 @@ Form = Literal["undirected", "directed", "two sets"]
 VALIDATION = 0.05
 TEST = 0.1
 _NODES = "the table of nodes"
+_UNKNOWN = (
+    "has the {what} {name!r} in column {column!r}, which no link of {file} has; a model scores the {what}s that it was "
+    "trained with: leave the row out, or train again with links of it"
+)
 _FEWEST = 20  # links, so that a part of 5% has one
 _DIRECTIONS = (
     "from to source target src dst dest destination head tail start end sender receiver citing cited parent child left "
@@ -223,7 +228,7 @@ def _read(
         f"column {relation} has {len(named.relations):,} relations, {listed(named.relations)}" if relation else "",
         f"{loops:,} self-loops left out" if loops else "",
         f"{repeats:,} repeats left out" if repeats else "",
-        _unused(table, [src_name, dst_name, relation, time, SPLIT if stated else None]),
+        unused(table, [src_name, dst_name, relation, time, SPLIT if stated else None]),
     ]
     return LinkTables(
         split,
@@ -464,15 +469,11 @@ def _times_of_parts(
         return (pairs[0] * size + pairs[1]) * relations + (0 if of is None else of)
 
     known, order = key(links, types).sort()
-
-    def of(pairs: Tensor, of_type: Tensor | None) -> Tensor:
-        return times[order[torch.searchsorted(known, key(pairs, of_type))]]
-
-    return (
-        of(split.train, split.train_type),
-        of(split.val, split.val_type),
-        of(split.test, split.test_type),
+    train, val, test = (
+        times[order[torch.searchsorted(known, key(getattr(split, part), getattr(split, f"{part}_type")))]]
+        for part in PARTS
     )
+    return train, val, test
 
 
 # -------------------------------------------------------------------------------------------------- what was understood
@@ -492,11 +493,6 @@ def unseen(split: LinkSplit, form: Form) -> float:
     return 1 - seen.double().mean().item()
 
 
-def _unused(table: Table, used: Sequence[str | None]) -> str:
-    unused = [name for name in table.names if name not in used]
-    return f"not used: {listed(unused)}" if unused else ""
-
-
 # ---------------------------------------------------------------------------------------------------------------- pairs
 
 
@@ -508,29 +504,14 @@ def _pairs(path: Path, known: LinkTables, edges: str, encoding: str | None) -> P
             f"{path} has no column {absent[0]!r}; pairs have the columns of {edges}, {', '.join(wanted)}, and it has "
             f"{', '.join(map(repr, table.names))}"
         )
-    src_text, dst_text = (_filled(table, name, "a pair without a node") for name in known.ends)
-    src = _known(table, src_text, known.ends[0], known.ids, edges, "node")
-    dst = _known(table, dst_text, known.ends[1], known.dst_ids or known.ids, edges, "node")
+    names = np.stack([_filled(table, name, "a pair without a node") for name in known.ends], 1)
+    src = numbers_of(table, known.ends[0], known.ids, edges, "node", _UNKNOWN)
+    dst = numbers_of(table, known.ends[1], known.dst_ids or known.ids, edges, "node", _UNKNOWN)
     if known.form != "two sets":
         table.refuse(src == dst, "pairs a node with itself, and self-loops are no links; leave the row out")
     relations = None
     types = None
     if known.relation is not None:
         relations = _filled(table, known.relation, "a pair without a relation")
-        types = torch.from_numpy(_known(table, relations, known.relation, known.relations, edges, "relation"))
-    return Pairs(np.stack([src_text, dst_text], 1), relations, torch.from_numpy(np.stack([src, dst])), types)
-
-
-def _known(
-    table: Table, cells: NDArray[np.object_], column: str, names: Sequence[str], edges: str, what: str
-) -> NDArray[np.int64]:
-    """The number of the name in each cell; a name that the links have not is refused."""
-    number = {name: k for k, name in enumerate(names)}
-    numbers = np.array([number.get(cell, -1) for cell in cells.tolist()], np.int64)
-    at = int((numbers < 0).argmax())
-    table.refuse(
-        numbers < 0,
-        f"has the {what} {cells[at]!r} in column {column!r}, which no link of {edges} has; a model scores the "
-        f"{what}s that it was trained with: leave the row out, or train again with links of it",
-    )
-    return numbers
+        types = torch.from_numpy(numbers_of(table, known.relation, known.relations, edges, "relation", _UNKNOWN))
+    return Pairs(names, relations, torch.from_numpy(np.stack([src, dst])), types)

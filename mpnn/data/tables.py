@@ -318,14 +318,19 @@ def ids_of(table: Table, name: str) -> tuple[str, ...]:
 
 
 def numbers_of(
-    table: Table, column: str, ids: Sequence[str], file: Path | str, what: str = "node"
+    table: Table,
+    column: str,
+    ids: Sequence[str],
+    file: Path | str,
+    what: str = "node",
+    message: str = "has a {what} in column {column!r} that is no id of {file}: {name!r}",
 ) -> NDArray[np.int64]:
-    """The numbers of the nodes, or graphs, that a column names."""
+    """The numbers of the nodes, graphs or relations that a column names; `message` refuses another name."""
     number = {name: k for k, name in enumerate(ids)}
     names = table.text(column).tolist()
     numbers = np.array([number.get(name, -1) for name in names], np.int64)
     unknown = next((name for name in names if name not in number), "")
-    table.refuse(numbers < 0, f"has a {what} in column {column!r} that is no id of {file}: {unknown!r}")
+    table.refuse(numbers < 0, message.format(what=what, column=column, file=file, name=unknown))
     return numbers
 
 
@@ -407,7 +412,7 @@ def merged_edges(
         f"{loops:,} self-loops left out" if loops else "",
         *merged.notes,
         f"of the graph in column {of_graph}" if of_graph else "",
-        _unused(table, [*ends, edges.weights or "", *edges.features, of_graph or ""]),
+        unused(table, [*ends, edges.weights, *edges.features, of_graph]),
     ]
     attr = torch.from_numpy(merged.attributes).float()
     has_weights = edges.weights is not None or (edges.repeats == "sum" and not edges.features)
@@ -679,6 +684,7 @@ def _split(table: Table, known: NDArray[np.bool_], ids: Sequence[str] | None, no
 # ------------------------------------------------------------------------------------------------ what was understood
 
 
-def _unused(table: Table, used: Iterable[str]) -> str:
-    unused = [name for name in table.names if name not in {*used}]
-    return f"not used: {listed(unused)}" if unused else ""
+def unused(table: Table, used: Iterable[str | None]) -> str:
+    """Text that lists the columns that are not used, or ""."""
+    others = [name for name in table.names if name not in {*used}]
+    return f"not used: {listed(others)}" if others else ""
