@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpnn import Graph
-from mpnn.data.neighbors import NeighborBatch, checked_fanouts, in_advance, sampled_batch, whole_of
+from mpnn.data.neighbors import NeighborBatch, Whole, checked_fanouts, in_advance, sampled_batch, visit_order
 from mpnn.graph.arguments import as_integer, at_least, one_set
 from mpnn.graph.data import renumbered
 from mpnn.graphs import HeteroGraph, HeteroSample, TemporalGraph, batch as union, sample
@@ -103,9 +103,7 @@ def link_batches(
         raise ValueError(f"times= and a graphs.TemporalGraph need each other; got {graph} and times={times}")
     if times is not None:
         check_times("times", times, links.shape[1])
-    order = torch.arange(links.shape[1])
-    if shuffle:
-        order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))
+    order = visit_order(links.shape[1], shuffle, seed)
 
     def batch(number: int, part: Tensor) -> LinkBatch:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
@@ -120,7 +118,7 @@ def link_batches(
 
     parts = order.split(batch_size) if len(order) else ()
     batches = (batch(number, part) for number, part in enumerate(parts))
-    return in_advance(batches, prefetch) if prefetch else batches
+    return in_advance(batches, prefetch)
 
 
 Around = tuple[NeighborBatch | HeteroSample, Tensor, dict[str, Tensor]]
@@ -147,7 +145,7 @@ class LinkNeighbors:
         self.links = graph.whole if isinstance(graph, TemporalGraph) else graph.to("cpu")
         if features is not None and len(features) != graph.num_dst:
             raise ValueError(f"features must have a row for each of the {graph.num_dst} nodes; got {len(features)}")
-        self.whole = whole_of(graph)
+        self.whole = Whole.of(graph)
         self.fanouts = fanouts
         self.features = features
 

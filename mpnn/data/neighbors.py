@@ -115,7 +115,7 @@ def neighbor_batches(
     fanouts = checked_fanouts(fanouts)
     seed = as_integer("seed", seed)
     batch_size, prefetch = at_least("batch_size", batch_size, 1), at_least("prefetch", prefetch, 0)
-    whole = _Whole.of(graph)
+    whole = Whole.of(graph)
     together = whole.rows.processes
     own = whole.rows.num_own
     if features is not None and len(features) != own:
@@ -129,15 +129,13 @@ def neighbor_batches(
     check_nodes(nodes.cpu().numpy(), graph.num_dst, distinct=before is None)
     if isinstance(graph, TemporalGraph) and before is not None:
         check_times("before", before, len(nodes), graph.times.dtype)
-    order = torch.arange(len(nodes))
-    if shuffle:
-        order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(seed))
+    order = visit_order(len(nodes), shuffle, seed)
     parts = _shares(order, batch_size, rank, world) if len(nodes) else ()
     prepared = (
         sampled_batch(whole, nodes[part], fanouts, features, seed, None if before is None else before[part])
         for part in parts
     )
-    return in_advance(prepared, prefetch) if prefetch and together is None else prepared
+    return in_advance(prepared, prefetch if together is None else 0)
 
 
 @dataclass(frozen=True)
@@ -190,9 +188,7 @@ def hetero_batches(
         ValueError: an argument does not fit; at the first batch.
     """
     kind, nodes = seeds
-    order = torch.arange(len(nodes))
-    if shuffle:
-        order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(as_integer("seed", seed)))
+    order = visit_order(len(nodes), shuffle, as_integer("seed", seed))
     at_least("prefetch", prefetch, 0)
 
     def batch(part: Tensor) -> HeteroBatch:
@@ -202,7 +198,7 @@ def hetero_batches(
         return HeteroBatch(**vars(sampled), x=x, batch_size=len(part))
 
     batches = map(batch, order.split(at_least("batch_size", batch_size, 1)) if len(order) else ())
-    return in_advance(batches, prefetch) if prefetch else batches
+    return in_advance(batches, prefetch)
 
 
 def _shares(nodes: Tensor, batch_size: int, rank: int, world: int) -> Sequence[Tensor]:
@@ -221,7 +217,7 @@ def _shares(nodes: Tensor, batch_size: int, rank: int, world: int) -> Sequence[T
 
 
 @dataclass(frozen=True)
-class _Whole:
+class Whole:
     """The graph that batches are sampled from: its compressed rows; data of its edges in their order, and their
     numbers; the positions of its nodes (of destinations, of sources), if they are others than those of the rows; and
     whether `edge_attr` holds the shifts of a cell."""
@@ -233,14 +229,14 @@ class _Whole:
     periodic: bool = False
 
     @staticmethod
-    def of(graph: Graph | Sampled) -> "_Whole":
+    def of(graph: Graph | Sampled) -> "Whole":
         of_times, graph = (graph, graph.whole) if isinstance(graph, TemporalGraph) else (None, graph)
         if not isinstance(graph, Graph):
-            return _Whole(graph, {})
+            return Whole(graph, {})
         graph = graph.to("cpu")
         data = {"edge_attr": graph.edge_attr, "edge_type": graph.edge_type}
         rows = of_times or graph.cached("compressed", lambda: compressed(graph))
-        return _Whole(
+        return Whole(
             rows,
             {name: values for name, values in data.items() if values is not None},
             rows.edge_ids,
@@ -263,7 +259,7 @@ class _Whole:
 
 
 def sampled_batch(
-    whole: _Whole,
+    whole: Whole,
     nodes: Tensor,
     fanouts: Sequence[int],
     features: Tensor | NDArray[Any] | None = None,
@@ -298,14 +294,17 @@ def checked_fanouts(fanouts: Sequence[int]) -> Sequence[int]:
     return fanouts
 
 
-def whole_of(graph: Graph | Sampled) -> _Whole:
-    """Returns the tensors of a graph that `sampled_batch` reads."""
-    return _Whole.of(graph)
+def visit_order(count: int, shuffle: bool, seed: int) -> Tensor:
+    """Returns the order of an epoch over `count` items, int64: drawn from the seed, or ascending."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)) if shuffle else torch.arange(count)
 
 
 def in_advance(values: Iterator[T], count: int) -> Iterator[T]:
     """Yields `values`, which a thread computes up to `count` in advance. Its exceptions are raised here, in their turn.
     The thread ends with the iterator: at its end, when it is closed, and after an exception such as Ctrl-C."""
+    if not count:
+        yield from values
+        return
     end = object()
     with ThreadPoolExecutor(1, "mpnn-batches") as worker:
         ready = deque(worker.submit(next, values, end) for _ in range(count))
