@@ -51,7 +51,7 @@ class Bar:
     """A goal for the first entry's time (or memory).
 
     kind: "at most": time / (factor * time of `against`); "at least": factor * time of `against` / time;
-    "seconds", "bytes": at most so much; "over": at most so many seconds more than `against`; "less memory": memory of
+    "seconds", "bytes": at most so much; "over": at most this many seconds more than `against`; "less memory": memory of
     `against` / ours.
     """
 

@@ -139,7 +139,7 @@ def phase(phases: list[dict[str, Any]], name: str) -> Iterator[None]:
 
 
 def anonymous_memory() -> int:
-    """RssAnon of this process; 0 where the system does not tell."""
+    """RssAnon of this process; 0 where the system does not report it."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)

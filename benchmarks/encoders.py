@@ -184,7 +184,7 @@ def work(texts: int, tokens: int) -> float:
 
 
 def section(run: dict[str, Any]) -> list[str]:
-    """The part of the page, with the least times."""
+    """The part of the page, with the minimum times."""
     lines = [
         "# Encoders on a CPU",
         "",

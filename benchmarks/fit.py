@@ -124,12 +124,12 @@ def cases() -> Iterator[tuple[str, Round]]:
 
 
 def scattered_rows(nodes: int, degree: int) -> Graph:
-    """Each node with so many sources of its own choice, kept as runs."""
+    """Each node with this many sources of its own choice, kept as runs."""
     return graphs.chosen(torch.rand(nodes, nodes).topk(degree, -1).indices, nodes)
 
 
 def chosen_blocks(nodes: int, size: int, top: int) -> Graph:
-    """Each node with so many blocks of sources of its own choice."""
+    """Each node with this many blocks of sources of its own choice."""
     gate = torch.rand(nodes, nodes // size)
     return graphs.blocks(
         torch.zeros_like(gate, dtype=torch.bool).scatter(-1, gate.topk(top, -1).indices, True), size, nodes
@@ -168,7 +168,7 @@ def fitted(samples: Iterable[Sample], shipped: Prices | None = None, shared: flo
 
 
 def decided(samples: Sequence[Sample], prices: Prices) -> Prices:
-    """Prices near these, by which the least estimate of each sample is that of a backend within `_DRAW` of the fastest,
+    """Prices near these, by which the lowest estimate of each sample is of a backend within `_DRAW` of the fastest,
     as far as prices can: of each wrong choice, the estimate of the fastest is pressed below that of the others."""
     columns = sorted({(b, kind) for sample in samples for b in sample.seconds for kind in sample.counts[b]})
     at = {column: k for k, column in enumerate(columns)}

@@ -136,7 +136,7 @@ def _contest(graph: Graph, f: Function, x: Sequence[Tensor]) -> Contest:
 
 
 def section(results: dict[str, Any]) -> list[str]:
-    """The part of the page: a line for each row, with the least times."""
+    """The part of the page: a line for each row, with the minimum times."""
     return [
         "# Forward mode",
         "",

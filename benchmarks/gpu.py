@@ -728,7 +728,7 @@ def _beside_flex(topology: Topology, mask: Mask, sizes: Sizes, options: dict[str
 def prepare(cases: Sequence[Case], processes: int, seconds: float) -> list[Row]:
     """Compiles the kernels of all cases, and checks those of "exact", in processes that are forked from this one, which
     must not have used the GPU yet. Where a kernel leaves the GPU unusable for a process, or does not end, another takes
-    its place. Gives up after so many seconds.
+    its place. Gives up after this many seconds.
 
     Returns:
         The rows of "exact".

@@ -214,7 +214,7 @@ def counted(rows: Iterable[dict[str, Any]], prices: Prices) -> bool:
 
 
 def choose(rows: Iterable[dict[str, Any]], prices: Prices) -> None:
-    """Makes the backend of the least estimate at these prices the one that rows say was chosen."""
+    """Makes the backend of the lowest estimate at these prices the one that rows say was chosen."""
 
     def estimate(counts: dict[str, float], costs: dict[str, float]) -> float:
         return sum(costs.get(what, 0.0) * n for what, n in counts.items())

@@ -1,6 +1,6 @@
 """Tables of what `python -m benchmarks gpu` measured, in docs/gpu.md and docs/comparison.md; the results have all rows.
 
-A page says where a table belongs: `<!-- gpu: NAME -->` and `<!-- gpu end -->`; what stands between is generated.
+A page says where a table belongs: `<!-- gpu: NAME -->` and `<!-- gpu end -->`; the text between them is generated.
 """
 
 from __future__ import annotations

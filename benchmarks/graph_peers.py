@@ -87,7 +87,7 @@ def gcn(graph: Graph, op: Any, x: Tensor) -> Entry | Missing:
 
 
 def _twin(name: str, call: Callable[[], Tensor], op: Any, x: Tensor, places: dict[str, Tensor]) -> Entry:
-    """A peer's layer, given our layer's weights: `places` says where each of them, by name, stands in the peer."""
+    """A peer's layer, given our layer's weights: `places` has the place of each of them in the peer, by name."""
     ours = dict(op.named_parameters())
     with torch.no_grad():
         for own, place in places.items():

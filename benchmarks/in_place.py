@@ -250,7 +250,7 @@ def _first_call(name: str, small: bool) -> dict[str, float]:
 
 
 def section(results: dict[str, Any]) -> list[str]:
-    """The part of the page: a line for each row, with the least times."""
+    """The part of the page: a line for each row, with the minimum times."""
     lines = [
         "# Models in place",
         "",

@@ -25,7 +25,7 @@ clock = time.perf_counter  # what `on_threads` sets
 
 @contextmanager
 def on_threads(threads: int) -> Iterator[None]:
-    """Runs a block on so many threads of torch and our kernels, with a seed. One thread is timed by the processor's
+    """Runs a block on this many threads of torch and our kernels, with a seed. One thread is timed by the processor's
     clock, which other programs do not add to; several by the clock on the wall."""
     global clock
     clock = time.process_time if threads == 1 else time.perf_counter
@@ -129,7 +129,7 @@ def _cache(device: int) -> torch.Tensor:
 
 
 def launched(once: Callable[[], object], seconds: float) -> float:
-    """Seconds that the processor takes to launch a call whose work takes so many seconds on a GPU."""
+    """Seconds that the processor takes to launch a call whose work takes this many seconds on a GPU."""
     rounds = 10 if seconds < 0.01 else 2
     _finish()
     began = time.perf_counter()
@@ -164,7 +164,7 @@ def summary(times: Sequence[float]) -> dict[str, Any]:
 
 def peak(once: Callable[[], object]) -> int | None:
     """How far one call raises the process's memory above what it holds before, in bytes; None where the kernel does not
-    tell (it is read from Linux' /proc). With a GPU in use, the memory of the GPU."""
+    report it (it is read from Linux' /proc). With a GPU in use, the memory of the GPU."""
     if torch.cuda.is_initialized():
         _finish()
         held = torch.cuda.memory_allocated()

@@ -45,7 +45,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
 
 
 def draw_peers(ratios: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    """A row for each peer: lines from the least to the most times that we are faster, and points at the medians."""
+    """A row for each peer: lines from the lowest to the highest ratio, and points at the medians."""
     from matplotlib.figure import Figure
 
     names = sorted(ratios, key=lambda name: max(map(median, ratios[name].values())))

@@ -349,7 +349,7 @@ def _dimenet_of_pyg(graph: Any, spherical: int, radial: int) -> Any:
 
 
 def section(results: dict[str, Any]) -> list[str]:
-    """The part of the page: a line for each row, with the least times."""
+    """The part of the page: a line for each row, with the minimum times."""
     lines = [
         "# Points and molecules",
         "",

@@ -27,7 +27,7 @@ from mpnn.round import Round
 
 DOUBTFUL = 1.1
 LIMIT = 1.3
-_HOPELESS = 20.0  # times the least estimate: not run, because it would take most of the time of the benchmark
+_HOPELESS = 20.0  # times the lowest estimate: not run, because it would take most of the time of the benchmark
 _SLOW = 3.0  # times the fastest: run twice only
 
 

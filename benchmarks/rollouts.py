@@ -1,7 +1,7 @@
 """A prompt with several answers: a training step over one tree against one over separate texts.
 
 `python -m benchmarks workloads --only rollouts` times both by the clock. On a machine that does other work,
-`python -m benchmarks.rollouts 7` takes seven turns of each and compares the least processor times.
+`python -m benchmarks.rollouts 7` takes seven turns of each and compares the minimum processor times.
 """
 
 from __future__ import annotations

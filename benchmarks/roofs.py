@@ -67,15 +67,15 @@ def _least(work: Callable[[], object], rounds: int) -> float:
 
 
 def of_attention(nodes: int, edges: int, heads: int, width: int, is_gathered: bool) -> dict[str, float]:
-    """Returns the least work of a forward pass: two products an edge; queries, keys, values and the output in order, or
-    keys and values for each edge, whose number is read too."""
+    """Returns the minimum work of a forward pass: two products an edge; queries, keys, values and the output in order,
+    or keys and values for each edge, whose number is read too."""
     row = 4.0 * heads * width
     gathered = {"gather": 2 * row * edges, "stream": 2 * row * nodes + 4.0 * edges}
     return {"flops": 4.0 * edges * heads * width} | (gathered if is_gathered else {"stream": 4 * row * nodes})
 
 
 def of_sum(nodes: int, edges: int, width: int) -> dict[str, float]:
-    """Returns the least work of a forward pass: a row for each edge, whose number is read too, and the output."""
+    """Returns the minimum work of a forward pass: a row for each edge, whose number is read too, and the output."""
     return {"flops": 1.0 * edges * width, "gather": 4.0 * edges * width, "stream": 4.0 * nodes * width + 4.0 * edges}
 
 
@@ -99,8 +99,8 @@ def section(results: dict[str, Any]) -> list[str]:
     lines = [
         "## How near kernels are to their roofs",
         "",
-        "A roof is the least time that the multiplications of a row take at the rate of products in the nearest cache, "
-        "or its bytes at the rate of memory, whichever is longer: "
+        "A roof is the minimum time that the multiplications of a row take at the rate of products in the nearest "
+        "cache, or its bytes at the rate of memory, whichever is longer: "
         f"{machine['flops'] / 1e9:.0f} GFLOP/s, {machine['stream'] / 1e9:.1f} GB/s in order and "
         f"{machine['gather'] / 1e9:.1f} GB/s in rows of 512 bytes in random order, which each edge reads. Rows that "
         f"stay in a cache are faster, so a kernel can be below 1. Above {MOST} the reason stands below the table.",

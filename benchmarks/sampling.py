@@ -84,7 +84,7 @@ def rows(name: str, size: Size, repeats: int, workers: list[int]) -> list[dict[s
 
 
 def random_graph(nodes: int, edges: int) -> CompressedGraph:
-    """Edges between nodes drawn uniformly: the least that a cache can help."""
+    """Edges between nodes drawn uniformly: a cache helps them less than any others."""
     draw = np.random.default_rng(0)
     keys = draw.integers(nodes, size=edges) << 32 | draw.integers(nodes, size=edges)
     keys.sort()

@@ -50,7 +50,7 @@ def gat() -> MessagePassing:
 
 
 CASES: dict[str, tuple[Callable[[int], Graph], Callable[[], MessagePassing], int, int, str, float]] = {
-    # graph of a number of nodes, layer, width, nodes of a process, balance, and the least efficiency
+    # graph of a number of nodes, layer, width, nodes of a process, balance, and the lowest efficiency
     "transformer layer of 256 over window(256)": (graphs.window(256).bind, transformer, 256, 4096, "nodes", 0.92),
     "GAT, 8 x 16, over a mesh cut by METIS": (grid, gat, 128, 90_000, "metis", 0.88),
 }

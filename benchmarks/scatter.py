@@ -170,7 +170,7 @@ def _points(name: str, count: int, clouds: int) -> Contest:
 
 
 def section(results: dict[str, Any]) -> list[str]:
-    """A line for each row, with the least times."""
+    """A line for each row, with the minimum times."""
     lines = [
         f"Measured by `{results['command']}` on one thread. Times are the processor's, the minimum of interleaved "
         f"rounds. Each result was compared before it was timed. {units.MEANING}"

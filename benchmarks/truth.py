@@ -139,7 +139,7 @@ class Whole:
 
 
 class Agreement:
-    """Where no specification is at hand: every entry must agree with the one that was asked first."""
+    """Where there is no specification: every entry must agree with the one that was asked first."""
 
     description = "the entries against each other"
 

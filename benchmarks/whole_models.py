@@ -27,7 +27,7 @@ BARS = {
     "slow, AVX2": {512: (1.12, 1.08), 2048: (1.25, 1.2)},
     "quick": dict.fromkeys((512, 2048), (NOT_SLOWER, NOT_SLOWER)),
 }
-"""How many times faster, forward and in a step, up to so many tokens, by how quick torch's own products are."""
+"""How many times faster, forward and in a step, up to this many tokens, by how quick torch's own products are."""
 
 
 def torch_products() -> str:

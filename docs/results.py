@@ -1,7 +1,7 @@
 """Updates docs/results.md: writes its tables from benchmarks/results/examples/*.json, which the scripts in examples/
 record.
 
-A table stands between `<!-- records: TASK; TASK -->` and `<!-- end -->`: the records whose task begins with one of
+A table is between `<!-- records: TASK; TASK -->` and `<!-- end -->`: the records whose task begins with one of
 these, and the commands that made them.
 
 python docs/results.py
@@ -86,7 +86,7 @@ def updated(text: str) -> str:
     """The page with the tables of all records.
 
     Raises:
-        ValueError: if a record stands in no table, or in two.
+        ValueError: if a record is in no table, or in two.
     """
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))]
     shown: list[str] = []

@@ -74,7 +74,7 @@ def trained(steps: int, rate: float) -> Network:
 
 
 def accuracy(kind: str | None, edges: int, steps: int, rate: float) -> float:
-    """The accuracy on new texts with so many edges of a query, chosen by `kind`; None: all tokens before."""
+    """The accuracy on new texts with this many edges of a query, chosen by `kind`; None: all tokens before."""
     model = trained(steps, rate)
     if kind is not None:
         restricted = Network(*KINDS[kind](edges), KEYS)

@@ -78,7 +78,7 @@ def masked_softmax() -> Numbers:
 
 @torch.no_grad()
 def color_refinement() -> Numbers:
-    """Message passing sums tell no graphs apart that color refinement does not (Xu et al. 2019): two triangles and a
+    """Message passing sums distinguish no graphs that color refinement does not (Xu et al. 2019): two triangles and a
     hexagon. The largest difference of GIN's sums over nodes, and of random-walk encodings."""
     triangles = graphs.from_edges([[0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3]]).undirected()
     hexagon = graphs.from_edges([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]]).undirected()

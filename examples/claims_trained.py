@@ -53,7 +53,7 @@ class Score(KeyValue):
 
 
 def scores(steps: int) -> Numbers:
-    """Attention needs a score that tells who asks from who answers: h^T h is the same in both directions, h^T W h
+    """Attention needs a score that distinguishes the query from the key: h^T h is the same in both directions, h^T W h
     (Luong et al. 2015) and additive attention (Bahdanau et al. 2015) are not. The share of right answers when each of
     16 nodes asks for the symbol of another by its name, one layer of one head; and milliseconds of a step."""
     kinds: dict[str, Callable[[], Attention]] = {

@@ -4,7 +4,7 @@ Every node holds one of four symbols, and must say the symbols of all nodes. Fou
 layers of the same network: only the graph and the depth change. A node can learn the symbol of another one only if
 there are as many layers as edges between them, so the accuracy should be
 
-    reach + (1 - reach) / 4        reach: the share of pairs that so many layers connect, `graph.reach(layers)`
+    reach + (1 - reach) / 4        reach: the share of pairs that this many layers connect, `graph.reach(layers)`
 
 and it should come to 100% when the number of layers is the diameter, `graph.diameter()`. The figure has what was
 trained as points on the lines that the graph predicts.

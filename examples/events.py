@@ -1,6 +1,6 @@
 """Link prediction over time: TGAT and TGN (Xu et al. 2020; Rossi et al. 2020) against models without time.
 
-Generated data by default: the claim is about a law, that a memory of past events tells what comes next, and the best
+Generated data by default: the claim is about a law, that a memory of past events predicts what comes next, and the best
 score that the law allows is known. The rule: 100 users and 60 items, which belong to 6 groups of 10. A user is in one
 group at a time. At each of 6,000 events, a user drawn at random leaves the group for any with probability 0.1, then
 chooses an item of the group. An event has features: the center of the item's group, 8 standard normal numbers, plus as

@@ -1,4 +1,4 @@
-"""One GPT on long documents over five graphs: loss against time and memory, the picture that tells which to choose.
+"""One GPT on long documents over five graphs: loss against time and memory, the picture that shows which to choose.
 
 A byte model of 2 layers reads 4,096 to 32,768 bytes of Python's manual at a time (Shakespeare with `--text`). At each
 length, all graphs start with the same weights, see the same crops and train for the same number of steps. It records

@@ -41,7 +41,7 @@ def rows(context: int, symbols: Characters) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(model: LlamaForCausalLM, batches: list[tuple[Tensor, Tensor]], name: str) -> tuple[list[float], float]:
-    """The loss of each step, and the least time of a step in seconds."""
+    """The loss of each step, and the minimum time of a step in seconds."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses, seconds = [], []
     for tokens, positions in track(batches, name):

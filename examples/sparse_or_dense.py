@@ -37,7 +37,7 @@ from mpnn.scores import Dot
 NAME = "sparse_or_dense"
 HEADS, WIDTH, BLOCK = 4, 32, 64
 DENSITIES = [2.0**-k for k in range(9)]
-HOPELESS = 5.0  # times the least estimate: not run, because it would take most of the time
+HOPELESS = 5.0  # times the lowest estimate: not run, because it would take most of the time
 
 
 def window(nodes: int, density: float) -> Graph:
@@ -114,7 +114,7 @@ def break_even(points: list[dict[str, Any]]) -> float | None:
 
 
 def loss(point: dict[str, Any]) -> float:
-    """The time of the plan's choice over the least, less one."""
+    """The time of the plan's choice divided by the lowest, minus one."""
     return point["ms"][point["plan"]] / min(point["ms"].values()) - 1
 
 

@@ -232,8 +232,8 @@ def draw_alignment(model: Seq2Seq | Transformer, data: Data, title: str, path: P
 
 def main() -> None:
     options = parser(__doc__, 3, MODELS)
-    options.add_argument("--limit", type=int, help="use only so many pairs of each part, for a test")
-    options.add_argument("--longest", type=int, help="translate into at most so many tokens, for a test")
+    options.add_argument("--limit", type=int, help="use only this many pairs of each part, for a test")
+    options.add_argument("--longest", type=int, help="translate into at most this many tokens, for a test")
     options = options.parse_args()
     data = Data.read(options.limit, options.longest or LONGEST)
     settings = {"limit": options.limit} | ({"longest": options.longest} if options.longest else {})

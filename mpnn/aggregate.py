@@ -7,7 +7,7 @@ An aggregator is any object with a method `reduce(messages, index) -> out`, or a
   messages `ptr[i]:ptr[i+1]`), `index.num_dst` and `index.degree` [N];
 - `out`: [N, batch..., H, D]. Destinations without messages get zeros.
 
-The dimensions of the batch and the heads (H = 1 without attention) stand between the edges and the features. An
+The dimensions of the batch and the heads (H = 1 without attention) are between the edges and the features. An
 aggregator that works elementwise (a sum, a median) can ignore them. An aggregator that compares whole messages (by
 norm, by a score) must not compare messages of different batch entries or heads: `per_node(aggregator)` calls it with
 messages [E, D] of one batch entry and one head at a time.

@@ -37,7 +37,13 @@ WRONG = {
     r"whoever": "a noun",
     r"tops": "exceeds",
     r"doors?": "entry point",
-    r"of so many": "of this number",
+    r"(?<!, )so many(?![^.\n]{0,60}\bthat\b)(?! to\b)": "this many",
+    r"told|tells?": "distinguishes, says",
+    r"the least(?! (recently|common))": "the smallest, the minimum",
+    r"(stands?|stood) (at|between|together|apart|where|there|before)": "is, are",
+    r"(says?|said) so once|and say so": "warns, with this reason",
+    r"at hand": "available",
+    r"lets go": "releases",
 }
 """What is always wrong, and what to write. Words with a right use, such as `alone`, are left to readers."""
 

@@ -162,7 +162,7 @@ class StateSpace(Recurrent):
     Args:
         dim, heads, bias, mapped: as in `Recurrent`; a mapped node is its x, B, C and the logits of dt.
         head_dim: width of a head. Default: dim / heads. state: width of B and C, which heads of a group share.
-        groups: of heads. limits: the least and the largest dt.
+        groups: of heads. limits: the smallest and the largest dt.
     """
 
     def __init__(

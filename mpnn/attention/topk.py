@@ -236,7 +236,7 @@ def _check(attention: DotProduct, x: Tensor, graph: Graph, edge_attr: Tensor | N
 
 
 def rows_at_a_time(dst: Tensor, numbers: int) -> Iterator[slice]:
-    """Rows of [..., N, d] at a time, if each takes so many numbers."""
+    """Rows of [..., N, d] at a time, if each takes this many numbers."""
     step = max(1, _AT_ONCE // max(dst.shape[:-2].numel() * numbers, 1))
     for first in range(0, dst.shape[-2], step):
         yield slice(first, min(first + step, dst.shape[-2]))

@@ -122,7 +122,7 @@ def _learn(operator: Any) -> _Known:
     try:
         witness = _read(operator)
     except Unwatchable as error:
-        return _Known(None, f"{error}, so that a call could not tell when it is outdated")
+        return _Known(None, f"{error}, so that a call could not know when it is outdated")
     try:
         form, maps, norms = _form(operator)
     except _Refused as reason:

@@ -398,7 +398,7 @@ def _count_attention(round: Round) -> dict[str, float]:
 
 
 def _one_way(round: Round, nodes: int, least: int) -> dict[str, float]:
-    """The counts of a pass that copies keys where at least so many heads share one."""
+    """The counts of a pass that copies keys where at least this many heads share one."""
     graph = round.graph
     batch = round.batch.numel()
     kind = SCORES[type(round.score)].price

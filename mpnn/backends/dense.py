@@ -160,7 +160,7 @@ def refusal(round: Round) -> str | None:
     if facts.masked and facts.pairs > _MAX_PAIRS:
         return f"a mask of {graph.num_dst:,} x {graph.num_src:,} pairs is too large"
     if graph.is_explicit and graph.num_edges != graph.runs.num_edges:
-        return "the graph has repeated edges, which a matrix of pairs cannot tell apart"
+        return "the graph has repeated edges, which a matrix of pairs cannot distinguish"
     written = max(facts.pairs, graph.num_dst * facts.classes) * facts.heads
     if (facts.materialized or facts.biased) and written > _MAX_SCORES:
         return f"it would materialize {written:,} logits"

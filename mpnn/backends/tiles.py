@@ -331,7 +331,7 @@ def _bytes_on_cpu(round: Round) -> float:
 
 
 class _Bound(NamedTuple):
-    """What all rounds of one form over a graph have in common.
+    """The parts that all rounds of one form over a graph have in common.
 
     Attributes:
         form: the round without its tensors and its graph.

@@ -23,7 +23,7 @@ Prices = dict[str, dict[str, float]]
 
 
 def path(threads: int) -> Path:
-    """The file for this machine and so many threads."""
+    """The file for this machine and this many threads."""
     named = json.dumps(machine(threads), sort_keys=True).encode() + _shipped_text().encode()
     return cache_dir() / f"prices-{hashlib.sha256(named).hexdigest()[:16]}.json"
 

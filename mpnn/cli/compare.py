@@ -54,7 +54,7 @@ LEGEND = {
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
     "estimated": "message passing in a step, as the plan expects it before anything runs",
     "a step": "forward, backward and update, measured",
-    "equal time": "error when each graph had trained as long as the one with the least training time",
+    "equal time": "error when each graph had trained as long as the one with the shortest training",
     "equal steps": "error when each graph had made as many steps as the one with the fewest",
     "end": "error at the end of its training; graphs with * dropped out and trained for less time",
 }
@@ -96,7 +96,7 @@ def compare(
         int,
         typer.Option(
             metavar="TRIALS",
-            help="Let Optuna choose the numbers in ranges such as window(8..64), in so many short trainings and a "
+            help="Let Optuna choose the numbers in ranges such as window(8..64), in this many short trainings and a "
             "quarter of --budget, instead of trying them doubled.",
             min=0,
         ),
@@ -402,7 +402,7 @@ class _EnoughTime(Exception):
 def _train(
     contest: _Contest, work: Path, check: Callable[[], None], graph: str, rate: float, seed: int, seconds: float
 ) -> Curve:
-    """Trains until the steps have taken so many seconds in all; continues from the checkpoint of an earlier call."""
+    """Trains until the steps have taken this many seconds in all; continues from the checkpoint of an earlier call."""
     run = contest.make(graph, seed)
     torch.manual_seed(seed)
     optimizer = run.optimizer(rate)
@@ -476,11 +476,11 @@ def _rows(comparison: Comparison, candidates: Sequence[_Candidate]) -> list[tupl
 
 
 def _cautions(comparison: Comparison, contest: _Contest, options: Options) -> list[str]:
-    """Yields what the verdict does not tell, and the option that helps."""
+    """Yields what the verdict leaves open, and the option that helps."""
     cautions = []
     best = comparison.last[0]
     if caution := comparison.too_short():
-        cautions.append(f"{caution} A longer --budget tells more.")
+        cautions.append(f"{caution} A longer --budget says more.")
     if caution := comparison.alike():
         longer = f" A longer --context than {options.context} may set them apart." if options.task == "text" else ""
         cautions.append(caution + longer)

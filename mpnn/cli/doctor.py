@@ -75,7 +75,7 @@ def doctor() -> None:
 
 
 def _row(name: str, value: str) -> None:
-    """Prints a name and a value at once, so that nobody waits in front of an empty screen."""
+    """Prints a name and a value at once, so that the screen is never empty while it works."""
     console.print(f"{name:<{_NAMES}}  {value}", soft_wrap=True, markup=False)
 
 

@@ -138,7 +138,7 @@ def has_loops(model: str | None) -> bool:
 
 
 class GraphRun(Run):
-    """A graph network with a readout, trained on batches of graphs. The weights with the least validation loss are
+    """A graph network with a readout, trained on batches of graphs. The weights with the lowest validation loss are
     kept. `graph` is the largest of the graphs."""
 
     def __init__(

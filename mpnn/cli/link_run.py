@@ -37,7 +37,7 @@ class LinkSettings:
     """A model of links and its training; the defaults take half a minute for MovieLens 100k on two cores.
 
     model: "lightgcn", "rgcn" or "embeddings"; None: rgcn for relations, else lightgcn.
-    decoder: "inner", "distmult" or "complex"; None: complex for directed links, which it tells from their reverses,
+    decoder: "inner", "distmult" or "complex"; None: complex for directed links, since it distinguishes both directions,
         distmult for relations between two sets, else inner.
     fanouts: in-neighbors that each layer receives from in a step, such as "15,10"; None: all.
     """
@@ -96,7 +96,7 @@ def _encoder(tables: LinkTables, settings: LinkSettings) -> Model | None:
         return None
     if name == "lightgcn":
         if relations:
-            raise ValueError(f"lightgcn does not tell {relations} relations apart; choose --model rgcn or embeddings")
+            raise ValueError(f"lightgcn does not distinguish {relations} relations; choose --model rgcn or embeddings")
         return LightGCN(settings.layers or 3)
     if name != "rgcn":
         raise ValueError(unknown("model of links", name, MODELS))
@@ -111,7 +111,7 @@ def _decoder(tables: LinkTables, settings: LinkSettings) -> Inner | DistMult | C
     if name not in DECODERS:
         raise ValueError(unknown("decoder", name, DECODERS))
     if name == "inner" and relations:
-        raise ValueError(f"inner does not tell {relations} relations apart; choose --decoder distmult or complex")
+        raise ValueError(f"inner does not distinguish {relations} relations; choose --decoder distmult or complex")
     if name == "inner":
         return Inner()
     return (DistMult if name == "distmult" else ComplEx)(settings.dim, max(relations, 1))

@@ -144,7 +144,7 @@ def _open(file: Path) -> Any:
 
 
 def _array(file: Path) -> _Input:
-    """The array of a .npy file, [channels, H, W] or [H, W]. The page shows its values from the least to the largest."""
+    """The array of a .npy file, [channels, H, W] or [H, W]. The page shows values from the smallest to the largest."""
     values = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.float32))
     values = values[None] if values.dim() == 2 else values
     if values.dim() != 3 or not values.numel():

@@ -69,7 +69,7 @@ def own_graph(model: Any) -> dict[str, Any]:
 
 
 def named_graph(model: Any, expression: str, tokens: int) -> dict[str, Any]:
-    """The arguments of `mpnn.hf.use` for an expression over so many tokens.
+    """The arguments of `mpnn.hf.use` for an expression over this many tokens.
 
     Raises:
         ValueError: if a token of a decoder attends to a later one. Commands have no `causal=False`.

@@ -25,7 +25,7 @@ class Column:
         kind: "number", "truth" (0 and 1), "date" (days since 1970) or "category".
         values: those of a category that rows for training have, in the order of their columns of ones and zeros.
         untrained: the values of a category that other rows had then. They have no column.
-        fill: what stands in place of a missing value, a number for each feature; none if a value must be there.
+        fill: the value for a missing one, a number for each feature; none if a value must be there.
         mean, std: the number that is subtracted, and the number that the rest is divided by.
         has_indicator: whether a last feature is 1 where the value is missing, and 0 elsewhere.
     """

@@ -181,7 +181,7 @@ def with_absent_destinations(split: LinkSplit, *, grouped: bool, seed: int = 0) 
     """The split with absent pairs that keep the source and the type of the held-out link at their place: only the
     destination is another one, drawn from all that the source has no link of this type with.
 
-    Uniform absent pairs tell something else, too: in a split in time, whether a user was ever active.
+    Uniform absent pairs show something else, too: in a split in time, whether a user was ever active.
 
     Args:
         split: of directed links, or of two sets of nodes.

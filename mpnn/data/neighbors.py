@@ -245,7 +245,7 @@ class Whole:
         )
 
     def carried(self, block: Graph, nodes: Tensor, degrees: Tensor, edges: Tensor) -> Graph:
-        """The block with the data of its sources `nodes`, and of its edges, which stand at `edges` in the rows."""
+        """The block with the data of its sources `nodes`, and of its edges, which are at `edges` in the rows."""
         data = {}
         if self.edge_ids is not None and self.data:
             edges = torch.from_numpy(self.edge_ids)[edges]

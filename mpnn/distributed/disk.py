@@ -244,7 +244,7 @@ def _chunks(graph: CompressedGraph, nodes: Ints) -> Iterator[Ints]:
 
 
 def _places(graph: CompressedGraph, rows: Ints) -> tuple[Ints | slice, Ints]:
-    """Where the edges of these rows stand in the columns, one row after the other, and their numbers."""
+    """Where the edges of these rows are in the columns, one row after the other, and their numbers."""
     start, stop = graph.offsets[rows], graph.offsets[rows + 1]
     degree = stop - start
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:

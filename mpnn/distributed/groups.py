@@ -46,8 +46,8 @@ def all_to_all(x: Tensor, arriving: list[int], leaving: list[int], group: dist.P
 
 
 class _Trip:
-    """Rows on their way between processes: so many arrive from each, and leave for each. Numbers travel as bytes, which
-    every transport takes."""
+    """Rows on their way between processes: this many arrive from each, and leave for each. Numbers travel as bytes,
+    which every transport takes."""
 
     def __init__(self, arriving: list[int], leaving: list[int], group: dist.ProcessGroup) -> None:
         self.arriving = arriving
@@ -81,7 +81,7 @@ def all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def ask(numbers: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
-    """Sends each process so many of the numbers, one process after the other. Returns those that others send to this
+    """Sends each process this many of the numbers, one process after the other. Returns those that others send to this
     one, and how many each sends."""
     arriving = all_gather(torch.tensor(sizes), group)[:, dist.get_rank(group)].tolist()
     return all_to_all(numbers, arriving, sizes, group), arriving

@@ -267,8 +267,8 @@ class HaloExchange(Transport):
 
 
 def lists(part: Part, owners: Owners, group: dist.ProcessGroup) -> tuple[Tensor, list[Tensor]]:
-    """Which sources of a part arrive, in the order of their owners, and which own rows travel to each rank: processes
-    tell each other which sources they need."""
+    """Returns the sources of a part that arrive, in the order of their owners, and the own rows that travel to each
+    rank: processes exchange lists of the sources that they need."""
     device = part.graph.device
     remote = torch.ones(len(part.sources), dtype=torch.bool, device=device)
     remote[part.own] = False

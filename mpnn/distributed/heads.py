@@ -25,7 +25,7 @@ from mpnn.scores import BUILT_IN
 
 
 def refusal(layer: Layer, ranks: int) -> str | None:
-    """Why the heads of a layer cannot be divided over so many ranks, or None if they can."""
+    """Why the heads of a layer cannot be divided over this many ranks, or None if they can."""
     attention = layer.attention
     if (reason := not_by_node(attention)) is not None:
         return reason

@@ -155,7 +155,7 @@ class _Sharding:
         return given if same else None
 
     def _owners(self, num_dst: int, num_src: int, layer: Layer | None = None) -> tuple[Owners, Owners]:
-        """The owners of destinations and of sources, of which this process has so many."""
+        """The owners of destinations and of sources, of which this process has this many."""
         if self._given_owners is None:
             every = agreement.gather(agreement.features(layer), self._group, (num_dst, num_src))
             dst, src = (Owners.of_sizes(sizes) for sizes in zip(*every, strict=True))

@@ -8,8 +8,8 @@ A backend's estimate is the sum of its counts times their prices p. Prices minim
 where g is one of two groups of operations of a backend, those once per call and all others: machines differ mostly by
 a factor for each group. m_q is the mean of e_qb over the backends of a round: plans compare backends, and a busy
 machine slows all backends of a round alike, so errors that they share weigh less, by c = `SHARED`. Backends that are
-much slower than the fastest weigh less too: w_qb is the least time of the round over the backend's, but at least
-`MIN_WEIGHT`. A robust loss (soft L1) stands in place of the squares, so that single disturbed times matter little.
+much slower than the fastest weigh less too: w_qb is the minimum time of the round over the backend's, but at least
+`MIN_WEIGHT`. A robust loss (soft L1) replaces the squares, so that single disturbed times matter little.
 """
 
 from collections.abc import Sequence

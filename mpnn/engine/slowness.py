@@ -1,5 +1,5 @@
-"""No silent slowness: where the plan has nothing but plain torch on edge lists for a large round, it says so once, and
-what would make it fast. `explain` says it always."""
+"""No silent slowness: where the plan has nothing but plain torch on edge lists for a large round, it warns once, and
+says what would make it fast. `explain` always says it."""
 
 import warnings
 from collections.abc import Hashable
@@ -16,7 +16,7 @@ _RATIO = 8.0
 _SECONDS = 0.005
 """Shorter rounds are not worth a warning."""
 _ATTENDING = 3.0
-"""Weights take about so many times the time of a sum over the same edges in `csr`."""
+"""Weights take about this many times as long as a sum over the same edges in `csr`."""
 
 _ADVICE = {
     "own score": "give the score a `lower()` that returns a Dot, an AdditiveScore or an AdditiveV2Score",
@@ -54,7 +54,7 @@ _said: set[Hashable] = set()
 
 def warn(round: Round, choice: Choice) -> None:
     """Warns of a slow choice, once for each kind of score, aggregator and normalizer."""
-    # The estimate is at hand, while the sentence prices a second round.
+    # The estimate is known, while the message prices a second round.
     if choice.estimate is None or choice.estimate.seconds < _SECONDS:
         return
     kind = type(round.score), type(round.reduce), round.normalize

@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
 Steps = dict[Hashable, tuple[Step, ...]]
 _OF_LISTS: dict[Hashable, Steps] = {}
-"""The steps of rounds over lists of edges, by what tells these apart."""
+"""The steps of rounds over lists of edges, by what distinguishes these."""
 
 
 def run(round: Round, backend: str = "auto") -> Result:
@@ -74,7 +74,7 @@ def find(round: Round, backend: str) -> Run | None:
     value = round.value
     if not isinstance(value, Tensor) or type(backend) is not str or is_special(value):
         return None
-    # Of what tells most forms apart: so a look-up compares few.
+    # Of what distinguishes most forms: so a look-up compares few.
     of_value = value.shape[-1], value.dtype, value.requires_grad
     padding = batches.STATE.padding is None
     key = backend, type(round.score), type(round.reduce), of_value, torch.is_grad_enabled(), padding
@@ -181,7 +181,7 @@ def steps_of(graph: BoundGraph) -> tuple[Steps, ...]:
 
 
 def _is_list(graph: Any) -> bool:
-    """Whether nothing but the numbers of nodes and edges tells this graph from others to a plan: it is a list of edges
+    """Whether only the numbers of nodes and edges distinguish this graph from others for a plan: it is a list of edges
     on a CPU, without types, positions or numbers of nodes of its own."""
     if graph.stack or not graph.is_explicit:
         return False

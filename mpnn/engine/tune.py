@@ -30,7 +30,7 @@ from mpnn.update import maps
 SECONDS = 1.0
 FREEDOM = 1.0
 """How far a price follows a single time; see `calibration.fit`."""
-_SLOW = 4.0  # backends expected to take so many times the least are not timed
+_SLOW = 4.0  # backends expected to take this many times the fastest are not timed
 
 
 def tune(seconds: float | None = None) -> Prices:
@@ -85,7 +85,7 @@ def probes() -> Iterator[Round]:
         *(graphs.window(2).bind(800), graphs.window(24).bind(300), graphs.documents([30] * 8).bind(240)),
     ]
     for grad in (False, True):
-        # Different heads and widths over the same edges tell the price of an edge from that of a number.
+        # Different heads and widths over the same edges separate the price of an edge from that of a number.
         for graph in lists:
             for heads, width in ((2, 16), (8, 16)):
                 yield _request(graph, AdditiveScore, heads, width, grad)

@@ -28,7 +28,7 @@ Interval = tuple[Tensor, Tensor]
 """The least and the greatest number of each block, [blocks] or [1], of the type of the node."""
 
 _aten = torch.ops.aten
-_WIDE = 1 << 62  # beyond this, float64 may not tell whether integers overflow
+_WIDE = 1 << 62  # beyond this, float64 may not show whether integers overflow
 _MOST_OF_TABLE = 1 << 22  # entries of a table of booleans that are counted
 
 

@@ -2,7 +2,7 @@
 
 Blocks of pairs are decided by bounds (`bounds.py`). Those that are not are divided, until they are small, or until
 dividing them decides little; then the condition is computed for their pairs. So a causal mask of packed documents over
-N nodes takes time by N, and a condition whose bounds tell nothing is computed in blocks that fit the cache.
+N nodes takes time by N, and a condition whose bounds decide nothing is computed in blocks that fit the cache.
 """
 
 from collections.abc import Callable, Iterator

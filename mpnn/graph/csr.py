@@ -87,7 +87,7 @@ class CSR:
 
 
 def sorted_by(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> CSR:
-    """Sorts the edges row[e], col[e] by row. The sort is stable. Raises MemoryError if so many rows do not fit."""
+    """Sorts the edges row[e], col[e] by row. The sort is stable. Raises MemoryError if this many rows do not fit."""
     capacity.require(16 * num_rows, f"the edges of {num_rows:,} nodes by node", "number the nodes from 0 without gaps")
     return CSR(*sort_edges(row, col, num_rows, num_cols))
 

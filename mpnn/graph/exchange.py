@@ -11,7 +11,7 @@ Terms = tuple[Tensor, Tensor, Tensor]
 
 
 class AttendCall(NamedTuple):
-    """The sizes and options of a call of `ops.attend`, which stands where an operator has its attention."""
+    """The sizes and options of a call of `ops.attend`, which takes the place of the attention of an operator."""
 
     heads: int
     kv_heads: int

@@ -32,7 +32,7 @@ Lengths = Sequence[int | None]
 
 
 def guard(x: Tensor, sizes: Lengths | None = None, strides: Lengths | None = None) -> Callable[[Tensor], bool]:
-    """Returns the function that tells whether another tensor, in the modes that are on then, is as x is now.
+    """Returns the function that says whether another tensor, in the modes that are on then, is as x is now.
 
     Args:
         sizes, strides: those that the other tensor must have; default: those of x.
@@ -47,8 +47,8 @@ def guard(x: Tensor, sizes: Lengths | None = None, strides: Lengths | None = Non
 
 
 def of_all(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """Returns the function that tells whether as many other tensors, its arguments, are each as one of these is now."""
-    if TensorGuards is None or len(set(map(id, tensors))) < len(tensors):  # torch's tells the same tensor twice apart
+    """Returns the function that says whether as many other tensors, its arguments, are each as one of these is now."""
+    if TensorGuards is None or len(set(map(id, tensors))) < len(tensors):  # torch's refuses the same tensor twice
         checks = list(map(guard, tensors))
         return lambda *others: all(check(x) for check, x in zip(checks, others, strict=True))
     sizes = [list(x.shape) for x in tensors]

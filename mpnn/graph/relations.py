@@ -36,7 +36,7 @@ class Relation(ABC):
 
     def stamp(self) -> Hashable | None:
         """Of a rule that compares by identity: what the types depend on that may change. Graphs keep types as long as
-        it stays the same. None: it cannot be told, and the rule is asked in each round."""
+        it stays the same. None: this is unknown, and the rule is called in each round."""
         return None
 
 

@@ -70,7 +70,7 @@ def use(sharding: Sharding | None) -> Iterator[None]:
 
 
 def bind(graph: Topology | Graph, num_dst: int, num_src: int) -> Graph:
-    """The graph of a call with so many destinations and sources: bound, and this process's part while sharded."""
+    """The graph of a call with this many destinations and sources: bound, and this process's part while sharded."""
     whole = getattr(graph, "exchange", LOCAL) is LOCAL
     if whole and (sharding := active()) is not None:
         return sharding.part(graph, num_dst, num_src)

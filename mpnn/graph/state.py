@@ -53,7 +53,7 @@ def _damage(state: Any) -> str | None:
 def _tests(
     state: dict[str, Any], num_dst: int, num_src: int, device: torch.device
 ) -> Iterator[tuple[str, str, Callable[[Any], bool]]]:
-    """The name of each field, what it must be, and a function that tells whether a value is that."""
+    """The name of each field, what it must be, and a function that says whether a value is that."""
     sizes = (num_dst, num_src)
     edges = state["_edges"]
 

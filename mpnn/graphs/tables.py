@@ -49,8 +49,8 @@ def read_table(
     edges, of a graph in GraphML, GEXF, GML, DOT or JSON.
 
     Args:
-        of_edges: whether rows are edges. Empty lines may stand between them, a header may stand alone, and an array is
-            [2, E] or [E, 2].
+        of_edges: whether rows are edges. Empty lines may be between them, a header may be the only line, and an array
+            is [2, E] or [E, 2].
         notes: whether text after a blank and `#` is a comment.
         header: whether the first row of text is a header. Default: what the rows say.
         encoding: of text, such as latin-1. Default: UTF-8.

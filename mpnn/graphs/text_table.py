@@ -26,7 +26,7 @@ from mpnn.graphs.table import DECIMAL_COMMA, ID, MISSING, NUMBER, Table, filled,
 _BYTES = 1 << 24  # of text that are read at once
 _SAMPLE = 1000  # rows that decide separator and header
 _SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas", " ": "blanks"}
-_ONE_COLUMN = "\x1f"  # stands in no text
+_ONE_COLUMN = "\x1f"  # occurs in no text
 _IS_NUMBER, _IS_DECIMAL_COMMA = re.compile(NUMBER).fullmatch, re.compile(DECIMAL_COMMA).fullmatch
 _PACKED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _IS_COMMENT = re.compile(r"\s*[#%]").match
@@ -130,7 +130,7 @@ def _pieces(
 
 def _whole_rows(path: Path, text: str, begun: int) -> tuple[NDArray[np.int64], list[str], str]:
     """The number of the first line of each row, and the rows: a line each, or several where a cell in quotes holds line
-    breaks. Also the text of a last row whose quotes are open. `begun` lines stand before the text."""
+    breaks. Also the text of a last row whose quotes are open. `begun` lines precede the text."""
     if "\0" in text:
         number = begun + 1 + text[: text.index("\0")].count("\n")
         raise ValueError(f"line {number} of {path} has a zero byte: the file is not text")
@@ -327,7 +327,7 @@ def _with_bare_quotes(text: str, separator: str) -> str:
     """Text whose quotes are next to separators: without the blanks around them, which pyarrow takes for text.
 
     Raises:
-        ValueError: a quote stands elsewhere.
+        ValueError: a quote is elsewhere.
     """
     blank = "[ \t]*" if separator not in " \t" else "[ ]*" if separator == "\t" else ""
     mark = re.escape(separator)

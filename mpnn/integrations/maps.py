@@ -60,7 +60,7 @@ def use(model: nn.Module) -> list[Callable[[], None]]:
     """
     if not maps.is_useful():
         return []
-    # A shallow copy of a map has the `forward` of its original, which a direct call, `map.forward(x)`, does not tell.
+    # A shallow copy of a map has the `forward` of its original, which a direct call, `map.forward(x)`, does not show.
     called = {map for module in model.modules() if _calls_forward(module) for map in _parts(module)}
     taken = [module for module in model.modules() if module not in called and _can_take(module)]
     return [put(module, "forward", Forward(module)) for module in taken]

@@ -197,7 +197,7 @@ def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Te
     """Returns the number of the cell of a regular grid that each point of `pos` [N, F] is in, int64 [N].
 
     Args:
-        size: [F], of a cell. start, end: [F], the ends of the grid. Default: the least and the largest positions.
+        size: [F], of a cell. start, end: [F], the ends of the grid. Default: the smallest and the largest positions.
     """
     pos = pos.view(len(pos), -1)
     if size.numel() != pos.shape[1]:
@@ -368,7 +368,7 @@ def _flowing(edges: Tensor, flow: str) -> Tensor:
 
 
 def _first(row: Ints, column: Ints, most: int) -> tuple[Ints, Ints]:
-    """The first edges of each row, at most so many; rows are ascending."""
+    """The first edges of each row, at most this many; rows are ascending."""
     is_first = _place(row) < most
     return row[is_first], column[is_first]
 
@@ -380,7 +380,7 @@ def _place(row: Ints) -> Ints:
 
 
 def _nearest(points: np.ndarray, queries: np.ndarray, row: Ints, column: Ints, most: int) -> tuple[Ints, Ints]:
-    """The nearest of the points of each query, at most so many, in the same order."""
+    """The nearest of the points of each query, at most this many, in the same order."""
     crowded = np.flatnonzero(np.bincount(row)[row] > most) if len(row) else row
     distance = np.square(points[column[crowded]] - queries[row[crowded]]).sum(1)
     crowded = crowded[np.lexsort((distance, row[crowded]))]

@@ -30,11 +30,11 @@ class Curve:
     errors: Sequence[float]
 
     def after_seconds(self, seconds: float) -> float:
-        """The lowest error in so many seconds, with straight lines between validations."""
+        """The lowest error in this many seconds, with straight lines between validations."""
         return self._lowest(self.seconds, seconds)
 
     def after_steps(self, steps: float) -> float:
-        """The lowest error in so many steps."""
+        """The lowest error in this many steps."""
         return self._lowest(self.steps, steps)
 
     def _lowest(self, at: Sequence[float], end: float) -> float:
@@ -62,7 +62,7 @@ class Result:
     dropped_after: float | None = None
 
     def errors(self, *, seconds: float | None = None, steps: float | None = None) -> list[float]:
-        """The error of each seed after so many seconds or steps; at the end if neither is given."""
+        """The error of each seed after this many seconds or steps; at the end if neither is given."""
         curves = self.curves.values()
         if seconds is not None:
             return [curve.after_seconds(seconds) for curve in curves]
@@ -165,7 +165,7 @@ class Comparison:
         if not math.isfinite(ahead) or half - end <= ahead:
             return ""
         return (
-            f"This training is too short to tell: {best.graph} improved by {half - end:.3g}{self.unit} in the second "
+            f"This training is too short to decide: {best.graph} improved by {half - end:.3g}{self.unit} in the second "
             f"half of it, and is ahead by {ahead:.3g}{self.unit}."
         )
 
@@ -182,14 +182,14 @@ class Comparison:
         half = half_interval(paired_gaps(best, worst))
         if gap == half == 0:
             return (
-                f"{said}: they are equal with every seed, which says that the test is too small or too short to tell."
+                f"{said}: they are equal with every seed, which says that the test is too small or too short to decide."
             )
         if math.isinf(half):
             return f"{said}; one seed cannot say whether they differ."
         said += f" (95% interval from the best to the worst: {gap - half:.3g} to {gap + half:.3g}{self.unit})"
         if max(half - gap, gap + half) < _ALIKE * least:
             return f"{said}: here the graph hardly matters, and its time decides."
-        return f"{said}; more seeds would tell whether they differ."
+        return f"{said}; more seeds would show whether they differ."
 
 
 def half_interval(gaps: Sequence[float]) -> float:

@@ -67,8 +67,8 @@ def fit_language_model(
 
 @torch.no_grad()
 def language_model_loss(model: Any, tokens: Tensor, batch: int = 12, crops: int = _VALIDATION_CROPS) -> float:
-    """The loss in nats per token over at most so many crops, spread evenly over `tokens` int64 [length]: the same ones
-    in every call."""
+    """The loss in nats per token over at most this many crops, spread evenly over `tokens` int64 [length]: the same
+    ones in every call."""
     _require_longer_than_context(tokens, model)
     model.eval()
     device = next(model.parameters()).device

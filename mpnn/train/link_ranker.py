@@ -247,7 +247,7 @@ def ranking_loss(model: Any, z: Tensor, asked: Queries, known: KnownAnswers, sam
 
 
 def _neighbors(model: Any, graph: Graph, fanouts: Sequence[int], x: Tensor | None) -> LinkNeighbors:
-    """What samples around links for the encoder of a model."""
+    """Returns the sampler around links for the encoder of a model."""
     if model.encoder is None:
         raise ValueError("fanouts are numbers of in-neighbors that send messages, and this model passes none")
     if len(fanouts) != (count := layers_of(model.encoder)):

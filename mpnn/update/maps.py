@@ -61,7 +61,7 @@ def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool =
     if weight.dim() != 2 or not weight.numel():
         return None
     depth, width = weight.shape if transposed else weight.shape[::-1]
-    # This tells most calls in a fraction of a microsecond, so that decoding is as fast as with torch alone.
+    # This decides most calls in a fraction of a microsecond, so that decoding is as fast as with torch alone.
     rows = least_rows(depth, width, torch.get_num_threads(), weight.requires_grad)
     if x.numel() < depth * rows or batches.STATE.padding is not None:
         return None
@@ -161,7 +161,7 @@ def forget() -> None:
 
 
 def described(layers: Iterable[nn.Module], rows: int) -> str:
-    """Which product computes the maps of these layers for so many rows: a line of `mpnn.explain`."""
+    """Which product computes the maps of these layers for this many rows: a line of `mpnn.explain`."""
     maps = [layer for layer in layers if isinstance(layer, nn.Linear)]
     quick = [
         m for m in maps if type(m) is Linear and rows >= _rows_from(m) and _is_plain(m.weight[:1], m.weight, m.bias)

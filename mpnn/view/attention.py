@@ -100,7 +100,7 @@ class Recording:
         }
 
     def _affordable(self, most: int, heads: int) -> int:
-        """How many sources of each node fit into the budget if all layers have so many heads, at most `most`."""
+        """How many sources of each node fit into the budget if all layers have this many heads, at most `most`."""
         each = self.layers * heads * max(self.size, 1) * (3 if self.size <= _SMALL_INDEX else 5)
         return max(1, min(most, self._budget // each))
 

@@ -126,10 +126,10 @@ def test_options_that_do_not_fit_are_refused(loans: str) -> None:
     kinds = [f"{'ab'[k % 2]}{k},{k % 3},{'ab'[k % 2]}{k + 2}" for k in range(60)]
     Path("kinds.csv").write_text("head,kind,tail\n" + "\n".join(kinds))
     typed = "train --task links --edges kinds.csv --relation kind --out runs/x"
-    assert "lightgcn does not tell 3 relations apart; choose --model rgcn or embeddings" in refusal(
+    assert "lightgcn does not distinguish 3 relations; choose --model rgcn or embeddings" in refusal(
         f"{typed} --model lightgcn"
     )
-    assert "inner does not tell 3 relations apart; choose --decoder distmult or complex" in refusal(
+    assert "inner does not distinguish 3 relations; choose --decoder distmult or complex" in refusal(
         f"{typed} --decoder inner"
     )
     assert not Path("runs/x").exists()

@@ -303,7 +303,7 @@ def test_a_recomputation_that_gets_a_copy_is_refused() -> None:
 
     layer.forward = recomputed
     loss = made(IDS[:1], use_cache=False, **packing()).logits.sum()
-    with pytest.raises(ValueError, match="cannot tell how the texts of its pass were packed"):
+    with pytest.raises(ValueError, match="cannot know how the texts of its pass were packed"):
         loss.backward()
     assert division.current() is None
 

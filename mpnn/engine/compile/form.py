@@ -119,7 +119,7 @@ class _Flat:
         self.per_edge = False
 
     def add(self, holder: Any, prefix: str, apart: tuple[str, ...]) -> None:
-        """Adds all fields of a round or score but those that stand apart."""
+        """Adds all fields of a round or score but those that are kept separately."""
         for field in _fields(type(holder)):
             name = prefix + field
             data = getattr(holder, field)

@@ -51,7 +51,7 @@ def graph_from_tensor(token: Tensor, num_dst: int = 0, num_src: int = 0) -> Topo
         RuntimeError: if the token is the number of a graph that was freed.
         UnpicklingError, ValueError: if the bytes hold anything else than a graph or topology.
     """
-    # The dimensions tell three kinds of tokens apart: a number, edges [2, E], and bytes.
+    # The dimensions distinguish three kinds of tokens: a number, edges [2, E], and bytes.
     if token.dim() == 0:
         return resolve(token)
     if token.dim() == 2:

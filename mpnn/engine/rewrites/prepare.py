@@ -27,7 +27,7 @@ class Preparation(NamedTuple):
 def lower_score(round: Round, backend: str = "auto") -> Round:
     """The round with the built-in score that its own score lowers to; the specification runs the score as it is.
 
-    This comes before choices are looked up, because the form of an own score does not tell what it lowers to.
+    This comes before choices are looked up, because the form of an own score does not say what it lowers to.
     """
     if round.score is None or type(round.score) in BUILT_IN or backend == "edge_list":
         return round

@@ -120,7 +120,7 @@ def crossed(i: Ints, num_src: int, topology: Topology, first: int, keys: int, ro
 
 
 def bound(topology: Topology, tokens: int, causal: bool = False) -> Runs:
-    """The runs of a user's topology over so many tokens."""
+    """The runs of a user's topology over this many tokens."""
     runs = topology.bind(tokens).runs
     if not _is_stable(topology, min(1 << max(tokens - 1, 1).bit_length(), _LONGEST)):
         raise ValueError(

@@ -560,7 +560,7 @@ def _has_indexer(module: nn.Module) -> bool:
 
 
 def _check_slots(module: nn.Module, mask: Mask, positions: Tensor | None) -> None:
-    """Raises ValueError unless each token stands at the slot of its position, as blocks begin at slots."""
+    """Raises ValueError unless each token is at the slot of its position, as blocks begin at slots."""
     slots = mask.placed.first_query + torch.arange(mask.sizes.queries)
     real = torch.ones(1, mask.sizes.keys, dtype=torch.bool) if mask.padding is None else mask.padding.cpu()
     moved = torch.zeros_like(slots) if positions is None else positions.cpu() - slots

@@ -427,7 +427,7 @@ class _Inputs:
         packing = known.packing if known is not None and known.is_alive else _of_layer_around(layer)
         if packing is _AMBIGUOUS:
             raise ValueError(
-                f"{type(layer).__name__} is computed again for its gradient, and cannot tell how the texts of its pass "
+                f"{type(layer).__name__} is computed again for its gradient, and cannot know how the texts of its pass "
                 "were packed: its input was copied, or is that of passes with other texts; train without "
                 "checkpointing, or pass the texts as a batch, padded"
             )

@@ -27,7 +27,7 @@ torch.library.define(
 
 
 def reason(mask: Any, options: dict[str, Any], is_cross: bool, needs_graph: bool) -> str | None:
-    """Why the graph of this layer depends on more than a program can tell, or None if it does not."""
+    """Why the graph of this layer depends on more than a program knows, or None if it does not."""
     is_mask = isinstance(mask, Mask)
     is_band = is_mask and isinstance(mask.function, tuple) and mask.texts is None
     needing = [name for name in _MATERIALIZED if options.get(name) is not None and options[name] is not False]

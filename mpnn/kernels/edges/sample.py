@@ -19,7 +19,7 @@ _WORD = (1 << 64) - 1
 class Sample(NamedTuple):
     """`nodes` int32 [n]: the targets, then the other nodes in the order in which they were found. Edges are sorted by
     target and by their order in the graph: `ptr` [targets + 1]; `source` and `destination` [E] are indices into
-    `nodes`; `position` [E] is where each edge stands in the graph's columns. All int64."""
+    `nodes`; `position` [E] is the place of each edge in the graph's columns. All int64."""
 
     nodes: NDArray[np.int32]
     ptr: Ints

@@ -467,7 +467,7 @@ def _shared(spec: Spec, inputs: Tensors, least: int) -> bool:
 
 
 def shares_keys(heads: int, key_heads: int, edges: int, nodes: int, least: int) -> bool:
-    """Whether at least so many heads share keys and values, and rows are long enough for the kernels' `shared` way."""
+    """Whether at least this many heads share keys and values, and rows are long enough for the `shared` kernels."""
     return key_heads * least <= heads and edges >= _LONG * nodes
 
 

@@ -399,7 +399,7 @@ _OF_PAIRS = "table", "bias", "dst_bias", "src_bias"
 
 
 def present(*of_pairs: Tensor | None) -> dict[str, Tensor]:
-    """Those of table, bias, dst_bias and src_bias that there are, by name."""
+    """Returns table, bias, dst_bias and src_bias by name, without those that are None."""
     return {name: x for name, x in zip(_OF_PAIRS, of_pairs, strict=True) if x is not None}
 
 
@@ -410,7 +410,7 @@ def _features(x: Tensor) -> _Features:
 
 
 def _dense(shape: Sequence[int]) -> _Features:
-    """Those of contiguous features."""
+    """Returns the strides of contiguous features."""
     *_, nodes, heads, width = shape
     return _Features(None, nodes * heads * width, width, heads * width)
 

@@ -23,7 +23,7 @@ class Mamba2Config:
 
     vocabulary: number of tokens. dim: width of the model. expand: width of a layer over that of the model. head_dim:
     width of a head. state: width of B and C. groups: of heads that share them. kernel: nodes of the short convolution.
-    step_limits: the least and the largest dt. context: maximum sequence length. eps: added to mean squares by norms.
+    step_limits: the smallest and the largest dt. context: maximum sequence length. eps: added to mean squares by norms.
     tied: whether the output layer shares its weight with the token embedding.
     """
 

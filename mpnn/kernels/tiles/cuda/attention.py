@@ -26,7 +26,7 @@ from mpnn.kernels.tiles.cuda import backward as tile_backward, forward as tile_f
 from mpnn.kernels.tiles.cuda.config import Config, Launch
 from mpnn.kernels.tiles.cuda.schedule import OFFSETS, Schedule, TileGraph, TileGraphs
 
-_MIN_WIDTH = 16  # of a head, the least operand of a tensor core
+_MIN_WIDTH = 16  # of a head, the smallest operand of a tensor core
 _WORDS = 1024  # of each kind that one program computes
 _ROWS = 32  # whose deltas one program computes
 _STEP = 16  # rows of a divided row of tiles that one program joins

@@ -226,15 +226,15 @@ class TileGraph:
         return self._once("words", lambda: _to_device([self.tiles.words], self.device)[0])
 
     def by_row(self, copies: int) -> Schedule:
-        """For so many heads times batch entries, of queries."""
+        """For this many heads times batch entries, of queries."""
         return self._visits(copies, 1, self.tiles.row, self.tiles.column, -(-self.runs.num_dst // self.rows))
 
     def by_column(self, copies: int, heads: int = 1) -> Schedule:
-        """For so many heads times batch entries, of keys; for each of them, tiles are visited `heads` times."""
+        """For this many heads times batch entries, of keys; for each of them, tiles are visited `heads` times."""
         return self._visits(copies, heads, self.tiles.column, self.tiles.row, -(-self.runs.num_src // self.columns))
 
     def by_diagonal(self, copies: int) -> "Diagonals":
-        """For so many heads."""
+        """For this many heads."""
         limit = _limit(len(self.tiles.row), 1, copies, 1)
         return self._once(("by diagonal", limit), lambda: Diagonals.of(self, limit))
 

@@ -30,9 +30,9 @@ from mpnn.kernels.recurrent.cuda.chunks import gradients, outputs, states, withi
 from mpnn.kernels.recurrent.cuda.chunks.tiles import chunks_of, count_chunks, rows
 
 _ARGUMENTS = 6  # of a recurrence that are tensors
-_WIDTH_OF_64 = 64  # the least width of heads with chunks of 64 nodes
+_WIDTH_OF_64 = 64  # the smallest width of heads with chunks of 64 nodes
 _SHARED_MEMORY = 163 << 10  # of a program on an A100
-_LEAST = 16  # the least side of a product
+_LEAST = 16  # the smallest side of a product
 _GATES = 16  # heads of a program of `gates`
 
 
