@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 
 def apply_of(kind: type[torch.autograd.Function], tensors: Iterable[Tensor]) -> Callable[..., Any]:
-    """Returns `kind.apply` for tensors like these, as a guard tells. Unless a transform of torch.func wraps one of
+    """Returns `kind.apply` for tensors like these, as a guard says. Unless a transform of torch.func wraps one of
     them, or has wrapped it, no call looks for wrappers, which takes as long as a step's look-up."""
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     if torch._C._are_functorch_transforms_active() or any(map(is_wrapped, tensors)):
