@@ -181,9 +181,9 @@ def gather(features: Tensor | NDArray[Any], nodes: Tensor) -> Tensor:
     return torch.from_numpy(rows)
 
 
-def compressed(graph: Graph) -> CompressedGraph:
+def compressed(graph: Graph, *, edge_ids: bool = False) -> CompressedGraph:
     """Returns the edges of a graph in memory in compressed rows: 4 bytes an edge, and 8 for `edge_ids` where edges have
-    data of their own. Repeated edges are kept; attributes are not.
+    data of their own, or if they are asked for. Repeated edges are kept; attributes are not.
 
     Raises:
         ValueError: there are 2^31 sources or more.
@@ -191,16 +191,16 @@ def compressed(graph: Graph) -> CompressedGraph:
     csr = graph.csr
     row, col = csr.row.cpu().numpy(), csr.col.cpu().numpy()
     keys = row.astype(np.int64) << 32 | col
-    edge_ids = None
-    if graph.edge_attr is None and not graph.has_edge_types:
-        keys.sort()
-    else:
+    ids = None
+    if edge_ids or graph.edge_attr is not None or graph.has_edge_types:
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
-        edge_ids = order if csr.edge_id is None else csr.edge_id.cpu().numpy()[order]
+        ids = order if csr.edge_id is None else csr.edge_id.cpu().numpy()[order]
+    else:
+        keys.sort()
     columns = (keys & 0xFFFFFFFF).astype(np.int32)
-    sums = sums_of_weights(graph.edge_attr, edge_ids)
-    return CompressedGraph(csr.ptr.cpu().numpy(), columns, graph.num_src, edge_ids, sums)
+    sums = sums_of_weights(graph.edge_attr, ids)
+    return CompressedGraph(csr.ptr.cpu().numpy(), columns, graph.num_src, ids, sums)
 
 
 def search_rows(

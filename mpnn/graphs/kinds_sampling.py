@@ -82,8 +82,9 @@ def sample(
 
     def draw(relation: EdgeKind, step: int, fanout: int, nodes: Ints, when: Ints) -> tuple[Ints, Ints, Ints]:
         rows = _rows(graph, relation)
-        first, stop = rows.rows(torch.from_numpy(nodes), None if moments is None else moments[when])
-        if latest and fanout > 0 and isinstance(rows, TemporalGraph):
+        has_times = isinstance(rows, TemporalGraph)
+        first, stop = rows.rows(torch.from_numpy(nodes), moments[when] if has_times and moments is not None else None)
+        if latest and fanout > 0 and has_times:
             first = np.maximum(first, stop - fanout)
         drawn = key + (step * len(graph) + numbers[relation]) * _STRIDE
         edges = sample_neighbors(first, stop, rows.columns, rows.num_src, nodes, fanout, drawn)
@@ -159,23 +160,10 @@ def _rows(graph: HeteroGraph, relation: EdgeKind) -> CompressedGraph:
     if relation not in graph.rows:
         one = graph[relation].to("cpu")
         time = graph.times.get(relation[0])
-        graph.rows[relation] = _timeless(one) if time is None else TemporalGraph(one, time.cpu()[one.ends[0]])
+        graph.rows[relation] = (
+            compressed(one, edge_ids=True) if time is None else TemporalGraph(one, time.cpu()[one.ends[0]])
+        )
     return graph.rows[relation]
-
-
-def _timeless(graph: Graph) -> "_Timeless":
-    rows = compressed(graph)
-    if (edge_ids := rows.edge_ids) is None:
-        src, dst = graph.edge_index.numpy()
-        edge_ids = np.lexsort((src, dst))
-    return _Timeless(rows.offsets, rows.columns, rows.num_src, edge_ids, rows.sums)
-
-
-class _Timeless(CompressedGraph):
-    """Rows whose edges always exist."""
-
-    def rows(self, nodes: Tensor, before: Tensor | None = None) -> tuple[Ints, Ints]:
-        return super().rows(nodes)
 
 
 def _result(
