@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mpnn.graph import capacity
-from mpnn.graph.arguments import INTEGERS, check_form as check_numbers
+from mpnn.graph.arguments import INTEGERS, check_form
 from mpnn.graph.modes import outside_modes
 from mpnn.kernels.edges import rows_of, sort_edges
 
@@ -111,7 +111,7 @@ def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tens
         raise ValueError(f"num_dst and num_src must be at least 0; got {num_dst} and {num_src}")
     if edges is None:
         return
-    check_form(edges)
+    check_edge_index(edges)
     check_ends(edges, num_dst, num_src)
     for name, x in data.items():
         if x is not None and (x.dim() == 0 or len(x) != edges.shape[1]):
@@ -119,12 +119,12 @@ def check(edges: Tensor | None, num_dst: int, num_src: int, data: dict[str, Tens
         if x is not None and x.device != edges.device:
             raise ValueError(f"{name} is on {x.device} and the edges on {edges.device}; move one")
     if (edge_type := data["edge_type"]) is not None:
-        check_numbers("edge_type must be integers [E]", edge_type, INTEGERS, (None,), TypeError)
+        check_form("edge_type must be integers [E]", edge_type, INTEGERS, (None,), TypeError)
         if len(bad := (edge_type < 0).nonzero()):
             raise ValueError(f"edge {int(bad[0])} has edge_type {int(edge_type[bad[0]])}; edge types count from 0")
 
 
-def check_form(edges: Tensor) -> None:
+def check_edge_index(edges: Tensor) -> None:
     """Raises ValueError or TypeError unless the edges are integers [2, E]."""
     if edges.dim() != 2 or edges.shape[0] != 2:
         hint = "; pass edge_index.T" if edges.dim() == 2 and edges.shape[1] == 2 else ""

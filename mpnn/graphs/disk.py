@@ -259,9 +259,7 @@ def _check_ends(chunk: Ints, ends: Ints, role: str, n: int, is_limit: bool, done
     if not len(ends) or (ends.min() >= 0 and ends.max() < n):
         return
     e = int(np.flatnonzero((ends < 0) | (ends >= n))[0])
-    limit = "indices must be below 2^31 - 1" if is_limit and ends[e] >= 0 else f"there are {n} {role}s, counted from 0"
-    if is_limit and ends[e] < 0:
-        limit = "indices must not be negative"
+    limit = "indices must be from 0 to 2^31 - 2" if is_limit else f"there are {n} {role}s, counted from 0"
     raise IndexError(f"edge {done + e} ({chunk[0, e]} -> {chunk[1, e]}) has {role} {ends[e]}, but {limit}")
 
 

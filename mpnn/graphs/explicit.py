@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import at_least
-from mpnn.graph.csr import check_form
+from mpnn.graph.csr import check_edge_index
 from mpnn.graph.modes import outside_modes
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.relations import GridOffset, Offset
@@ -58,7 +58,7 @@ def from_edges(
     edge_index = _tensor("edge_index", edge_index)
     if edge_index.numel() == 0:
         edge_index = edge_index.long()  # torch makes an empty list a float tensor
-    check_form(edge_index)
+    check_edge_index(edge_index)
     edge_index = _own(edge_index)
     if num_nodes is not None and (num_src is not None or num_dst is not None):
         raise ValueError("pass num_nodes for one set of nodes, or num_src and num_dst for two sets, not both")
@@ -84,7 +84,7 @@ def _of_a_program(edges: Tensor, num_nodes: Any, num_src: Any, num_dst: Any, att
             "in a program that is exported, from_edges needs num_nodes, or num_src and num_dst (such as x.shape[-2]), "
             "and takes no edge_type"
         )
-    check_form(edges)
+    check_edge_index(edges)
     graph: Graph = FUNCTIONS["listed"](edges.long(), num_dst, num_src, attr)
     return graph
 
