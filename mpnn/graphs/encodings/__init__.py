@@ -9,6 +9,7 @@ from mpnn.graphs.encodings.features import (
     TimeEncoding as TimeEncoding,
     degrees as degrees,
     random_features as random_features,
+    weisfeiler_lehman as weisfeiler_lehman,
 )
 from mpnn.graphs.encodings.laplacian import laplacian as laplacian
 from mpnn.graphs.encodings.walks import (
@@ -17,4 +18,3 @@ from mpnn.graphs.encodings.walks import (
     random_walk as random_walk,
     shortest_paths as shortest_paths,
 )
-from mpnn.graphs.encodings.weisfeiler_lehman import weisfeiler_lehman as weisfeiler_lehman
