@@ -114,6 +114,9 @@ def test_the_least_time_of_each_function_is_kept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tune.time, "perf_counter", lambda: now)
     works = [{name: partial(work, name)} for name in durations]
     assert tune.least(works, 0.0) == [{"first": 1.0}, {"second": 5.0}]
+    durations = {"first": [1.0] * 9, "second": [2.0] * 9}
+    tune.least(works, 10.0)
+    assert list(map(len, durations.values())) == [5, 5], "turns end after the first that ends too late"
 
 
 def test_plans_use_the_prices_in_the_file(cache: Path) -> None:
