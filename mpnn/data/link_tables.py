@@ -463,16 +463,19 @@ def _times_of_parts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The times of the links of each part."""
     size = int(links.max()) + 1
-    relations = 1 if types is None else int(types.max()) + 1
+    types = torch.zeros_like(links[0]) if types is None else types
+    relations = int(types.max()) + 1
 
-    def key(pairs: Tensor, of: Tensor | None) -> Tensor:
-        return (pairs[0] * size + pairs[1]) * relations + (0 if of is None else of)
+    def key(pairs: Tensor, of: Tensor) -> Tensor:
+        return (pairs[0] * size + pairs[1]) * relations + of
 
     known, order = key(links, types).sort()
-    train, val, test = (
-        times[order[torch.searchsorted(known, key(getattr(split, part), getattr(split, f"{part}_type")))]]
-        for part in PARTS
+    keys = (
+        key(split.train, split.types("train")),
+        key(split.val, split.types("val")),
+        key(split.test, split.types("test")),
     )
+    train, val, test = (times[order[torch.searchsorted(known, of_part)]] for of_part in keys)
     return train, val, test
 
 

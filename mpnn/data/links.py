@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +55,11 @@ class LinkSplit:
     test_type: Tensor | None = None
     stayed: Mapping[EdgeKind, float] = field(default_factory=dict)
     one_set: bool = True
+
+    def types(self, part: Literal["train", "val", "test"]) -> Tensor:
+        """Returns the type of each link of a part, int64 [L]: 0 without edge types."""
+        types = {"train": self.train_type, "val": self.val_type, "test": self.test_type}[part]
+        return torch.zeros_like(getattr(self, part)[0]) if types is None else types
 
     def draw_absent(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Returns pairs without a link in the training graph, int64 [2, count], oriented as the links, for a training
@@ -195,9 +200,7 @@ def with_absent_destinations(split: LinkSplit, *, grouped: bool, seed: int = 0) 
     generator = torch.Generator().manual_seed(as_integer("seed", seed))
     num_src, num_dst = split.graph.num_src, split.graph.num_dst
     pairs = torch.cat([split.train, split.val, split.test], 1)
-    types = torch.zeros_like(pairs[0])
-    if split.train_type is not None and split.val_type is not None and split.test_type is not None:
-        types = torch.cat([split.train_type, split.val_type, split.test_type])
+    types = torch.cat([split.types("train"), split.types("val"), split.types("test")])
     relations = int(types.max()) + 1
     linked = _triple(pairs, types, relations, num_dst).sort().values
     either = split.train[:, :0]

@@ -1,7 +1,7 @@
 """Training of `mpnn.models.LinkRanker`, and the measures of link prediction and of ranking."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ class LinkTraining:
         device = model.own.device
         self.x = None if x is None else x.to(device)
         self.seed = seed
-        self._parts = {name: _on(device, links, name) for name in ("train", "val", "test")}
+        self._parts = {name: (getattr(links, name).to(device), links.types(name).to(device)) for name in get_args(Part)}
         self._absent = {"val": links.val_absent.to(device), "test": links.test_absent.to(device)}
         pairs, relation = self.part("train")
         self.count = pairs.shape[1]
@@ -341,10 +341,3 @@ def _as_arrays(links: Tensor, absent: Tensor) -> tuple[Any, Any]:
     """Scores and whether each is that of a link, for scikit-learn."""
     is_link = torch.cat([torch.ones(len(links)), torch.zeros(len(absent))])
     return torch.cat([links, absent]).detach().double().cpu().numpy(), is_link.numpy()
-
-
-def _on(device: torch.device, links: LinkSplit, part: Part) -> tuple[Tensor, Tensor]:
-    """The links of a part and their types, 0 without types, on a device."""
-    pairs: Tensor = getattr(links, part).to(device)
-    types: Tensor | None = getattr(links, f"{part}_type")
-    return pairs, torch.zeros_like(pairs[0]) if types is None else types.to(device)
