@@ -416,8 +416,9 @@ def _dense(shape: Sequence[int]) -> _Features:
 
 
 def _slots(reach: int, size: int) -> int:
-    """The number of tiles of the other side to keep, of `size` bytes each: the range of one tile, within MAX_KEPT."""
-    return min(reach, max(MAX_KEPT // size, 1))
+    """The number of tiles of the other side to keep, of `size` bytes each: the range of one tile, within MAX_KEPT.
+    Features without a width have a size of 0."""
+    return min(reach, max(MAX_KEPT // max(size, 1), 1))
 
 
 def _run(name: str, p: _Parameters, parts: int, query: Tensor, *others: Tensor) -> None:
