@@ -22,12 +22,12 @@ from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers, per_edge, t
 from mpnn.graph.modes import is_transformed
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cuda.schedule import unavailable
-from mpnn.kernels.derivatives import is_recorded
+from mpnn.kernels.derivatives import is_recorded, launch
 from mpnn.kernels.function import apply_of
 from mpnn.kernels.rows import attention as row_attention, combine, reduce as row_reduce
 from mpnn.kernels.rows.attention import LANES, SHARED_BACKWARD, SHARED_FORWARD, EdgeTypes, Spec, Tensors, shares_keys
 from mpnn.kernels.rows.combine import Associative
-from mpnn.kernels.rows.reduce import LinearReduce, RowReduce, RowSum
+from mpnn.kernels.rows.reduce import LinearReduce, Reduction, RowSum
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.round import Result, Round, reads
@@ -38,7 +38,6 @@ NAME = "csr"
 ANY_EDGES = True
 _OUT_OF_CACHE = 40e6  # bytes of features beyond which almost all reads miss the cache
 _BEYOND_CACHE = 1 << 24  # the same for attention
-_TOGETHER = 1024  # most components of all heads that run on a GPU as one head if there are no weights
 
 
 def serves(round: Round) -> tuple[frozenset[str], dict[str, str]]:
@@ -201,14 +200,15 @@ def reduced(graph: Graph, aggregator: Any, value: Tensor, weight: Tensor | None,
         out = LinearReduce.apply(flat, weight, rows, columns, kind)
     else:
         differentiable = partial(_aggregate_again, graph, shape[:-3], shape[-2:], aggregator)
-        out = RowReduce.apply(flat, weight, rows, columns, kind, differentiable)
+        options = Reduction(rows, lambda: columns, kind, flat.dtype, flat.dtype)
+        out = launch(row_reduce.KERNEL, options, differentiable, flat, weight)
     return out.view(*shape[:-3], graph.num_dst, *shape[-2:])
 
 
 def _aggregate_again(
     graph: Graph, batch: torch.Size, shape: torch.Size, aggregator: Any, value: Tensor, weight: Tensor | None
 ) -> Tensor:
-    """`RowReduce` by differentiable operations."""
+    """Reductions by differentiable operations."""
     of_value = value.shape
     value = value.view(*batch, graph.num_src, *shape)
     bias = () if weight is None else (weight.expand(batch.numel(), *weight.shape[1:]).view(*batch, *weight.shape[1:]),)
@@ -248,24 +248,24 @@ def _bytes_of_aggregation_on_gpu(round: Round) -> float:
 
 
 def _aggregate_on_gpu(round: Round) -> Result:
-    graph = round.graph
-    value = round.value
-    batch = round.batch.numel()
-    heads = round.heads
-    weight = total([_numbers(b, round) for b in round.bias])
-    weight = None if weight is None else _each_edge(weight, heads, round)
-    value = _repeat(value, heads)
-    numbers = value.shape[-2:].numel()
-    shape = (1, numbers) if weight is None and numbers <= _TOGETHER else (heads, value.shape[-1])
-    features = value.reshape(batch, graph.num_src, *shape)
-
     from mpnn.kernels.rows.cuda import reduce as on_gpu  # imports Triton
 
+    graph = round.graph
+    value = round.value
+    weight = total([_numbers(b, round) for b in round.bias])
+    if weight is not None:
+        value = _repeat(value, round.heads)
+        weight = _each_edge(weight, round.heads, round)
     walks = edge_orders.rows_on_gpu(graph), edge_orders.columns_on_gpu(graph)
-    kind = KINDS[type(round.reduce)]
-    differentiable = partial(_aggregate_again, graph, torch.Size([batch]), torch.Size(shape), round.reduce)
-    out: Tensor = on_gpu.RowReduce.apply(features, weight, *walks, kind, round.result_dtype, differentiable)
-    return Result(out.view(*round.batch, graph.num_dst, *value.shape[-2:]).to(round.result_dtype))
+    options = Reduction(*walks, KINDS[type(round.reduce)], value.dtype, round.result_dtype)
+    differentiable = partial(_aggregate_again_on_gpu, reference.form(round))
+    out: Tensor = launch(on_gpu.KERNEL, options, differentiable, value, weight)
+    return Result(out.to(round.result_dtype))
+
+
+def _aggregate_again_on_gpu(form: Round, value: Tensor, weight: Tensor | None) -> Tensor:
+    bias = () if weight is None else (weight.reshape(*value.shape[:-3], *weight.shape[1:]),)
+    return reference.run(reference.filled(form, {}, value=value, bias=bias)).out
 
 
 _AGGREGATION = FLOATS | AGGREGATES | on_edges("bias") | {
@@ -591,24 +591,19 @@ def _attend_on_gpu(round: Round) -> Result:
     from mpnn.kernels.rows.cuda import attention as on_gpu  # imports Triton
 
     graph = round.graph
-    batch = round.batch
     heads = round.heads
     own = _operands_of(round)
-    kind = SCORES[type(round.score)].number
-    value = _entries(round.value, round)
-    query = own.query
+    value = round.value
     key = own.key
-    if kind == ADDITIVE:
-        query, key = query[..., None], key[..., None]  # type: ignore[index]
-    query, key = (None if x is None else _entries(x, round) for x in (query, key))
-    if key is not None and key.shape[2] != value.shape[2]:  # the kernel groups both or neither
-        key, value = _repeat(key, heads), _repeat(value, heads)
+    of_heads = -1 if isinstance(round.score, AdditiveScore) else -2
+    if key is not None and key.shape[of_heads] != value.shape[-2]:  # the kernel groups both or neither
+        key, value = _repeat(key, heads, of_heads), _repeat(value, heads)
     edge_key, key_types = _edge_keys(own.edge, round)
     edge_value, value_types = _vectors(round.edge_value, round)
     bias = total([_numbers(b, round) for b in round.bias])
     score = on_gpu.Score(
         heads,
-        kind,
+        SCORES[type(round.score)].number,
         _normalizer(round),
         own.scale,
         own.softcap,
@@ -617,11 +612,9 @@ def _attend_on_gpu(round: Round) -> Result:
         round.dropout if round.weighted else 0.0,
         *(round.head_ids or (0, heads)),
     )
-    rows = edge_orders.rows_on_gpu(graph)
-    columns = edge_orders.columns_on_gpu(graph)
     spec = on_gpu.Spec(
-        rows,
-        columns,
+        edge_orders.rows_on_gpu(graph),
+        edge_orders.columns_on_gpu(graph),
         score,
         round.result_dtype,
         round.seed.to(value.device) if score.dropout and round.seed is not None else None,
@@ -629,33 +622,23 @@ def _attend_on_gpu(round: Round) -> Result:
         key_types,
         value_types,
     )
-    tensors = on_gpu.Tensors(
-        value,
-        query,
-        key,
-        own.vector,
-        edge_key,
-        edge_value,
-        None if bias is None else _each_edge(bias, heads, round),
-    )
-    lse: Any  # None without a softmax, and then nothing below reads it
+    on_edges = edge_key, edge_value, None if bias is None else _each_edge(bias, heads, round)
+    tensors = on_gpu.Tensors(value, own.query, key, own.vector, *on_edges)
     form = reference.form(round).with_fields(seed=spec.seed, keep_accumulate_dtype=True)
     types = {name: x.ids for name, x in (("edge_key", key_types), ("edge_value", value_types)) if x is not None}
     out, weights, lse = on_gpu.attend(spec, tensors, partial(_named_on_gpu, form, types))
-    out = out.view(*batch, *out.shape[1:])
-    weights = None if weights is None else weights.view(*batch, *weights.shape[1:]).to(out.dtype)
+    weights = None if weights is None else weights.to(out.dtype)
     if not round.return_lse or lse is None:
         return Result(out, weights)
-    return Result(out, weights, lse.masked_fill(lse == torch.inf, -torch.inf).view(out.shape[:-1]))
+    return Result(out, weights, lse.masked_fill(lse == torch.inf, -torch.inf))
 
 
 def _named_on_gpu(form: Round, types: dict[str, Tensor], *tensors: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    value, query, key, vector, edge_key, edge_value, bias = tensors
-    of = {"value": value, "vector": vector, "edge_value": edge_value, "bias": bias}
-    if isinstance(form.score, AdditiveScore):
-        of |= {"query": query.squeeze(-1), "key": key.squeeze(-1), "edge_term": edge_key}
-    else:
-        of |= {"query": query, "key": key, "edge_key": edge_key}
+    value, query, key, vector, *of_edges = tensors
+    batch = value.shape[:-3]
+    edge_key, edge_value, bias = (x if x is None else x.reshape(*batch, *x.shape[1:]) for x in of_edges)
+    of = {"value": value, "query": query, "key": key, "vector": vector, "edge_value": edge_value, "bias": bias}
+    of["edge_term" if isinstance(form.score, AdditiveScore) else "edge_key"] = edge_key
     return _attend_again(form, types, list(of), *of.values())
 
 
@@ -681,14 +664,9 @@ def _vectors(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
     return _each_edge(data.table, round.heads, round, trailing=2), types
 
 
-def _entries(x: Tensor, round: Round) -> Tensor:
-    """Features of nodes as [B, N, H, D]."""
-    return x.reshape(round.batch.numel(), *x.shape[-3:])
-
-
-def _repeat(x: Tensor, heads: int) -> Tensor:
+def _repeat(x: Tensor, heads: int, dim: int = -2) -> Tensor:
     """Repeats each shared head of x [..., H_kv, D] to [..., heads, D]."""
-    return x if x.shape[-2] == heads else x.repeat_interleave(heads // x.shape[-2], -2)
+    return x if x.shape[dim] == heads else x.repeat_interleave(heads // x.shape[dim], dim)
 
 
 def _each_edge(x: Tensor, heads: int, round: Round, trailing: int = 1) -> Tensor:
@@ -704,12 +682,11 @@ def _numbers(data: PerEdge, round: Round) -> Tensor:
     """The numbers of each edge, [..., E, H] in the caller's order. Tables are expanded."""
     if isinstance(data, Tensor):
         return data.to(round.accumulate_dtype)
-    from mpnn.kernels.rows.cuda.reduce import Gather  # imports Triton
+    from mpnn.kernels.rows.cuda.reduce import gather  # imports Triton
 
     graph = round.graph
     table = data.table.to(round.accumulate_dtype)
-    out: Tensor = Gather.apply(table, edge_orders.types_on_gpu(data, graph), edge_orders.by_type_on_gpu(data, graph))
-    return out
+    return gather(table, edge_orders.types_on_gpu(data, graph), edge_orders.by_type_on_gpu(data, graph))
 
 
 _ATTENTION = (

@@ -495,8 +495,10 @@ def _run_on_gpu(round: Round) -> Result:
     if score.scale <= 0:  # kernels take the maximum of products before they are scaled
         query = -query if score.scale < 0 else query * 0.0
     kernels: Any = import_module("mpnn.kernels.tiles.cuda.attention")  # imports Triton
+    numbers = score.softcap, round.dropout, round.seed
+    equal = partial(_reference, reference.form(round), round.graph, numbers, abs(score.scale) or 1.0)
     tensors = query, *_as_many_heads(round, key, value), _table(round), _per_edge(round), *_of_nodes(round)
-    return _completed(round, *kernels.TileAttention.apply(*tensors, _options(round, kernels)))
+    return _completed(round, *kernels.attend(_options(round, kernels), equal, *tensors))
 
 
 def _config(round: Round) -> Config:
@@ -521,10 +523,7 @@ def _options(round: Round, kernels: Any) -> Any:
             round.seed.to(round.value.device), round.dropout, first_stream, streams, graph.node_ids
         )
     graphs = graph.cached("tiles on CUDA", lambda: kernels.TileGraphs(graph.runs, graph.device))
-    scale = abs(score.scale) or 1.0
-    numbers = score.softcap, round.dropout, round.seed
-    equal = partial(_reference, reference.form(round), graph, numbers, scale)
-    return kernels.Options(scale, score.softcap, dropout, graphs, _config(round), equal)
+    return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, graphs, _config(round))
 
 
 _SERVES = FLOATS | on_edges("bias") | {

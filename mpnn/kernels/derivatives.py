@@ -79,17 +79,20 @@ class Fused(torch.autograd.Function):
 
 
 class Kernel(NamedTuple):
-    """The loops of a family on one kind of device, as functions of tensors.
+    """The loops of a family on one kind of device, as functions of tensors. `needs` says which tensors need gradients.
 
     Attributes:
-        forward: (options, keeps, *tensors) -> the results, and the tensors that `gradients` reads next to the inputs,
-            None for those that are not wanted. `keeps`: whether there will be gradients.
-        gradients: (options, tensors, saved, *upstream) -> the gradient of each tensor, None where there is none. One
-            of the results, at least, has a gradient.
+        forward: (options, needs, *tensors) -> the results, and the tensors that `gradients` reads next to the inputs,
+            None for those that are not wanted.
+        gradients: (options, needs, tensors, saved, *upstream) -> the gradient of each tensor, None where there is none.
+            One of the results, at least, has a gradient.
+        reads_first: (options, needs) -> whether `gradients` reads the first tensor. If not, it is None there, and its
+            memory is not kept.
     """
 
     forward: Callable[..., tuple[Any, tuple[Tensor | None, ...]]]
     gradients: Callable[..., Sequence[Tensor | None]]
+    reads_first: Callable[[Any, Sequence[bool]], bool] = lambda options, needs: True
 
 
 def launch(kernel: Kernel, options: Any, reference: Callable[..., Any], *tensors: Tensor | None) -> Any:
@@ -103,21 +106,27 @@ class _Launch(Fused):
 
     @staticmethod
     def forward(ctx: Any, loops: Kernel, options: Any, reference: Any, *tensors: Tensor | None) -> Any:
-        results, saved = loops.forward(options, any(ctx.needs_input_grad), *tensors)
+        needs = ctx.needs_input_grad[3:]
+        results, saved = loops.forward(options, needs, *tensors)
         ctx.loops = loops
         ctx.options = options
         ctx.reference = reference
-        ctx.save_for_backward(*tensors, *saved)
+        first, *others = tensors
+        if first is not None and not loops.reads_first(options, needs):
+            ctx.form = first.shape, first.dtype
+            first = None
+        ctx.save_for_backward(first, *others, *saved)
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     def gradients(ctx: Any, *upstream: Tensor | None) -> Sequence[Tensor | None]:
-        count = len(ctx.needs_input_grad) - _Launch.TENSORS.start
+        needs = ctx.needs_input_grad[3:]
+        count = len(needs)
         saved = ctx.saved_tensors
         if all(x is None for x in upstream):
             return [None] * count
-        return ctx.loops.gradients(ctx.options, saved[:count], saved[count:], *upstream)
+        return ctx.loops.gradients(ctx.options, needs, saved[:count], saved[count:], *upstream)
 
 
 def is_recorded() -> bool:

@@ -29,7 +29,7 @@ def short_convolution(x: Tensor, weight: Tensor, documents: Sequence[int] | None
     return y
 
 
-def _forward(inside: Tensor | None, keeps: bool, x: Tensor, weight: Tensor) -> tuple[Tensor, tuple[()]]:
+def _forward(inside: Tensor | None, needs: Sequence[bool], x: Tensor, weight: Tensor) -> tuple[Tensor, tuple[()]]:
     y = x * weight[0]
     for o, mask in _shifts(x, weight, inside):
         # The product is added in place: one pass over x and y for each weight, and no new tensor.
@@ -37,7 +37,9 @@ def _forward(inside: Tensor | None, keeps: bool, x: Tensor, weight: Tensor) -> t
     return y, ()
 
 
-def _gradients(inside: Tensor | None, tensors: Any, saved: Any, dy: Tensor) -> list[Tensor | None]:
+def _gradients(
+    inside: Tensor | None, needs: Sequence[bool], tensors: Any, saved: Any, dy: Tensor
+) -> list[Tensor | None]:
     x, weight = tensors
     dx = dy * weight[0]
     dw = torch.empty_like(weight)

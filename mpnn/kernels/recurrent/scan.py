@@ -368,13 +368,18 @@ _Options = tuple[float, int, tuple[int, ...]]
 """The scale, the number of heads of the result, and the ends of documents."""
 
 
-def _forward(options: _Options, keeps: bool, *tensors: Any) -> tuple[tuple[Tensor, Tensor], tuple[()]]:
+def _forward(options: _Options, needs: Sequence[bool], *tensors: Any) -> tuple[tuple[Tensor, Tensor], tuple[()]]:
     query, key, value, log_gate, beta, state = tensors
     return _run(query, key, value, log_gate, beta, state, *options), ()
 
 
 def _gradients(
-    options: _Options, tensors: Sequence[Any], saved: Any, d_out: Tensor | None, d_last: Tensor | None
+    options: _Options,
+    needs: Sequence[bool],
+    tensors: Sequence[Any],
+    saved: Any,
+    d_out: Tensor | None,
+    d_last: Tensor | None,
 ) -> list[Tensor | None]:
     query, key, value, log_gate, beta, state = tensors
     p, _held = _parameters(query, key, value, log_gate, beta, state, *options)

@@ -150,14 +150,14 @@ def _padded(x: Tensor, columns: int, rows: int = 0) -> Tensor:
     return F.pad(x, (0, columns, 0, rows)) if columns or rows else x
 
 
-def _forward(starts: Any, keeps: bool, *tensors: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[()]]:
+def _forward(starts: Any, needs: Sequence[bool], *tensors: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[()]]:
     """Of x, dt [batch, N, channels], A [S, channels], B, C [batch, N, S], state [batch, S, channels], in whole
     blocks."""
     return _scan([tensor.contiguous().resolve_neg() for tensor in tensors], starts), ()
 
 
 def _gradients(
-    starts: Any, tensors: Sequence[Any], saved: Any, d_y: Tensor | None, d_last: Tensor | None
+    starts: Any, needs: Sequence[bool], tensors: Sequence[Any], saved: Any, d_y: Tensor | None, d_last: Tensor | None
 ) -> list[Tensor | None]:
     tensors = x, _, A, B, _, state = [tensor.contiguous().resolve_neg() for tensor in tensors]
     p = _parameters(tensors, starts)

@@ -52,7 +52,9 @@ def edge_map(f: RowFunction, residual: bool, dst: Tensor, src: Tensor, *tensors:
 _EdgeOptions = tuple[RowFunction, bool, Tensor, Tensor]
 
 
-def _forward_of_edges(options: _EdgeOptions, keeps: bool, *tensors: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[()]]:
+def _forward_of_edges(
+    options: _EdgeOptions, needs: Sequence[bool], *tensors: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[()]]:
     f, residual, dst, src = options
     edge, weight, of_dst, of_src, *parameters = tensors
     width = edge.shape[-1] if residual else f(edge.new_empty(0, len(weight)), *parameters).shape[-1]
@@ -69,10 +71,14 @@ def _forward_of_edges(options: _EdgeOptions, keeps: bool, *tensors: Tensor) -> t
 
 
 def _gradients_of_edges(
-    options: _EdgeOptions, tensors: Sequence[Tensor], saved: Any, d_new: Tensor | None, d_sums: Tensor | None
+    options: _EdgeOptions,
+    needs: Sequence[bool],
+    tensors: Sequence[Tensor],
+    saved: Any,
+    d_new: Tensor | None,
+    d_sums: Tensor | None,
 ) -> list[Tensor | None]:
     f, residual, dst, src = options
-    needs = [x.requires_grad for x in tensors]
     edge, weight, of_dst, of_src, *parameters = (x.detach() for x in tensors)
     parameters = _leaves(parameters, needs[4:])
     d_edge = empty(edge, *edge.shape) if needs[0] else None
@@ -107,15 +113,16 @@ def row_map(f: RowFunction, *tensors: Tensor) -> Tensor:
     return launch(_ROW_MAP, f, f, *tensors)
 
 
-def _forward_of_rows(f: RowFunction, keeps: bool, x: Tensor, *parameters: Tensor) -> tuple[Tensor, tuple[()]]:
+def _forward_of_rows(f: RowFunction, needs: Sequence[bool], x: Tensor, *parameters: Tensor) -> tuple[Tensor, tuple[()]]:
     out = empty(x, len(x), f(x[:0], *parameters).shape[-1])
     for rows, new in _rows(x, out):
         new.copy_(f(rows, *parameters))
     return out, ()
 
 
-def _gradients_of_rows(f: RowFunction, tensors: Sequence[Tensor], saved: Any, d_out: Tensor) -> list[Tensor | None]:
-    needs = [x.requires_grad for x in tensors]
+def _gradients_of_rows(
+    f: RowFunction, needs: Sequence[bool], tensors: Sequence[Tensor], saved: Any, d_out: Tensor
+) -> list[Tensor | None]:
     x = tensors[0].detach()
     parameters = _leaves(tensors[1:], needs[1:])
     d_x = empty(x, *x.shape) if needs[0] else None

@@ -4,14 +4,14 @@ loops are in `mpnn/kernels/cpu/row_reduce.cpp`, those with a user's own `combine
 from collections.abc import Callable, Hashable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.cpu.library import address, addresses, fields
-from mpnn.kernels.derivatives import Fused, are_batches, are_differentiated
+from mpnn.kernels.derivatives import Fused, Kernel, are_batches, are_differentiated
 from mpnn.kernels.function import Function
 from mpnn.kernels.memory import LARGE, empty, plain, zeros
 from mpnn.kernels.rows import combine
@@ -52,56 +52,57 @@ def chunks_of(rows: Rows, width: int) -> Chunks:
     return rows.chunks(width, _MAX_PARTS, _MIN_COMPONENTS)
 
 
-class RowReduce(Fused):
-    """`RowReduce.apply(value, weight, rows, columns, kind, reference)` -> out [B, N_dst, H * D].
+class Reduction(NamedTuple):
+    """A reduction that is not linear, on some device: all but its tensors.
 
-    value [B, N_src, H * D], float32, float64 or, without an `Associative`, bfloat16, contiguous; weight [B or 1, E, H],
-    contiguous, in the caller's edge order, or None for ones; `rows` are the edges by destination, `columns` those by
-    source. `kind` is one of KINDS that is not linear, or an `Associative`. bfloat16 is summed in float32, which is the
-    dtype of weights next to it. `reference`: an equal function of value and weight, see `Fused`.
+    Attributes:
+        rows: the edges by destination. columns: returns the edges by source.
+        kind: "max", "min" or "var"; on a CPU also an `Associative`, on a GPU also "sum" and "mean".
+        dtype: of the value. result_dtype: of the results.
     """
 
-    TENSORS = slice(0, 2)
+    rows: Any
+    columns: Callable[[], Any]
+    kind: Any
+    dtype: torch.dtype
+    result_dtype: torch.dtype
 
-    @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx,
-        value: Tensor,
-        weight: Tensor | None,
-        rows: Rows,
-        columns: Rows,
-        kind: str | Associative,
-        reference: Callable[..., Tensor] | None = None,
-    ) -> Tensor:
-        ctx.rows = rows
-        ctx.columns = columns
-        ctx.kind = kind
-        ctx.reference = reference
-        mean = _mean(value, weight, rows, kind)
-        out, count = _fold(value, weight, rows, kind, mean, counted=True)
-        ctx.save_for_backward(value, weight, *(mean or (out, count)))
-        return out if out.dtype is value.dtype else out.to(value.dtype)
 
-    @staticmethod
-    def gradients(ctx, d_out: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[no-untyped-def]
-        value, weight, compared, count = ctx.saved_tensors
-        dtype = value.dtype
-        offset = None
-        if ctx.kind == "var":
-            offset = count
-            count = ctx.rows.degree.to(_wide(d_out.dtype)) / 2
-        if count is not None:
-            d_out = _elementwise(torch.div, d_out, count)
-        with_weight = weight is not None and ctx.needs_input_grad[1]
-        value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
-        d_value, d_weight = _fold_backward(d_out, compared, offset, value, weight, ctx.columns, ctx.kind, with_weight)
-        return d_value.to(dtype), d_weight
+def _forward(
+    options: Reduction, needs: Sequence[bool], value: Tensor, weight: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """out [B, N_dst, H * D] of value [B, N_src, H * D], float32, float64 or, without an `Associative`, bfloat16,
+    contiguous, and of weight [B or 1, E, H], contiguous, in the caller's edge order, or None for ones. bfloat16 is
+    reduced in float32, which is the dtype of weights next to it."""
+    mean = _mean(value, weight, options.rows, options.kind)
+    out, count = _fold(value, weight, options.rows, options.kind, mean, counted=True)
+    return out.to(options.result_dtype), mean or (out, count)
+
+
+def _gradients(
+    options: Reduction, needs: Sequence[bool], tensors: Sequence[Any], saved: Any, d_out: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    value, weight = tensors
+    compared, count = saved
+    offset = None
+    if options.kind == "var":
+        offset = count
+        count = options.rows.degree.to(_wide(d_out.dtype)) / 2
+    if count is not None:
+        d_out = _elementwise(torch.div, d_out, count)
+    value, d_out = (x.to(_wide(x.dtype)) for x in (value, plain(d_out)))
+    columns = options.columns()
+    d_value, d_weight = _fold_backward(d_out, compared, offset, value, weight, columns, options.kind, needs[1])
+    return d_value.to(options.dtype), d_weight
+
+
+KERNEL = Kernel(_forward, _gradients)
 
 
 class LinearReduce(Function, Fused):
-    """`LinearReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H * D]: `RowReduce` of sums and means,
-    which are linear in the value and in the weight. Their derivatives are sums to any order, which kernels compute.
-    `columns` is None if there is no backward pass."""
+    """`LinearReduce.apply(value, weight, rows, columns, kind)` -> out [B, N_dst, H * D]: sums and means, which are
+    linear in the value and in the weight. Their derivatives are sums to any order, which kernels compute. `columns` is
+    None if there is no backward pass. Tensors are those of `_forward`."""
 
     TENSORS = slice(0, 2)
 
@@ -218,7 +219,7 @@ class Adjoint(Function, Fused):
 
 
 def reduced(value: Tensor, weight: Tensor | None, rows: Rows, kind: str | Associative) -> Tensor:
-    """`RowReduce` where nothing is recorded for derivatives; a value of any strides."""
+    """Reductions and sums where nothing is recorded for derivatives; a value of any strides."""
     out = _fold(value, weight, rows, kind, _mean(value, weight, rows, kind))[0]
     return out if out.dtype is value.dtype else out.to(value.dtype)
 
@@ -285,8 +286,8 @@ class EdgeList:
 
 class RowSum(Fused):
     """`RowSum.apply(x, weight, rows, edge_list, kind, transposed)`: `row_sum`, with derivatives by x of any order.
-    The weight is fixed. `rows(transposed)` are the edges by destination, or by source. `RowReduce` does more, and takes
-    longer over a molecule."""
+    The weight is fixed. `rows(transposed)` are the edges by destination, or by source. `LinearReduce` does more, and
+    takes longer over a molecule."""
 
     TENSORS = slice(0, 1)
 
@@ -366,7 +367,7 @@ def _again(value: Tensor, weight: Tensor | None, rows: Rows, kind: str, shape: t
 
 
 def _sum_by_torch(rows: Rows, mean: bool, value: Tensor, weight: Tensor | None) -> Tensor:
-    """`RowReduce` of sums and means by torch's operations, for batches of gradients, which kernels do not read."""
+    """`LinearReduce` by torch's operations, for batches of gradients, which kernels do not read."""
     row, col, edge = rows.ends
     messages = value.to(_wide(value.dtype)).index_select(1, col)
     if weight is not None:

@@ -175,7 +175,9 @@ _Options = tuple[float, int, tuple[int, ...]]
 """The scale, the number of heads of the result, and the ends of documents."""
 
 
-def _run(options: _Options, keeps: bool, *given: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor]]:
+def _run(
+    options: _Options, needs: Sequence[bool], *given: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor]]:
     """The arguments and results of `scan.recurrence`, and for the backward pass the e that beta multiplies and the last
     state."""
     query, key, value, log_gate, beta, state = _readable(given)
@@ -183,14 +185,19 @@ def _run(options: _Options, keeps: bool, *given: Any) -> tuple[tuple[Tensor, Ten
     batch, nodes, _, width = query.shape
     out = query.new_empty(batch, nodes, heads, value.shape[-1], dtype=real(query.dtype)[0])
     last = out.new_empty(batch, heads, width, value.shape[-1])
-    e = torch.empty_like(out) if beta is not None and keeps else None
+    e = torch.empty_like(out) if beta is not None and any(needs) else None
     features = (rows(x, heads) for x in (query, key, value))
     _launch(forward, options, last, nodes, log_gate, (*features, log_gate, beta, state, out, last, e))
     return (out, last), (e, last)
 
 
 def _gradients(
-    options: _Options, given: Sequence[Any], saved: Any, d_out: Tensor | None, d_last: Tensor | None
+    options: _Options,
+    needs: Sequence[bool],
+    given: Sequence[Any],
+    saved: Any,
+    d_out: Tensor | None,
+    d_last: Tensor | None,
 ) -> list[Tensor | None]:
     scale, heads, ends = options
     e, last = saved

@@ -5,6 +5,7 @@ and dtype, and nothing waits for the device.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import TUNING, Sorted, Tile, power_of_two, tile
 from mpnn.kernels.cuda.tensors import Strides, index_type, on_device, real, strides, with_contiguous_rows
-from mpnn.kernels.derivatives import Fused
+from mpnn.kernels.derivatives import Kernel, launch
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.rows import spec as row_spec
 from mpnn.kernels.rows.cuda import backward, forward, reduce as row_reduce
@@ -27,10 +28,11 @@ _NAMES = {CONSTANT: "additive", DOT: "dot", ADDITIVE: "additive", ACTIVATED: "ac
 class Tensors(NamedTuple):
     """The tensors of a call; absent ones are None.
 
-    value [B, N_src, H_kv, DV]. Unless the score is `CONSTANT`, query [B, N_dst, H, D] and key [B, N_src, H_kv, D]. In
-    an `ADDITIVE` score D is 1, and H_kv is H as in an `ACTIVATED` score, which has a vector [H, D]. For each edge in
-    the caller's order: edge_key [B, E, H, D], or [B, E, H] in an `ADDITIVE` score; edge_value [B, E, H, DV]; and bias
-    [B, E, H]. Their strides may be 0. Vectors edge_key and edge_value may be tables [B, edge types, H, width] instead.
+    value [..., N_src, H_kv, DV]. Unless the score is `CONSTANT`, query [..., N_dst, H, D] and key [..., N_src, H_kv,
+    D]. In an `ADDITIVE` score they are [..., N, H], and H_kv is H as in an `ACTIVATED` score, which has a vector
+    [H, D]. For each edge in the caller's order, with all entries of the batch in one dimension B: edge_key [B, E, H,
+    D], or [B, E, H] in an `ADDITIVE` score; edge_value [B, E, H, DV]; and bias [B, E, H]. Their strides may be 0.
+    Vectors edge_key and edge_value may be tables [B, edge types, H, width] instead.
     """
 
     value: Tensor
@@ -96,46 +98,51 @@ class Spec(NamedTuple):
 def attend(
     spec: Spec, inputs: Tensors, reference: Callable[..., tuple[Tensor | None, ...]] | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """out [B, N_dst, H, DV]; weights before dropout [B, E, H] in the caller's order if they are asked for; and of a
-    softmax the log-sum-exp of logits [B, N_dst, H], float32 or float64, inf for rows without edges. `reference`:
+    """out [..., N_dst, H, DV]; weights before dropout [..., E, H] in the caller's order if they are asked for; and of a
+    softmax the log-sum-exp of logits [..., N_dst, H], float32 or float64, inf for rows without edges. `reference`:
     an equal function of the tensors, see `Fused`.
     """
-    return _RowAttention.apply(spec, reference, *inputs)
+    layouts = [None if x is None else layout(x) for x in (*inputs, *_ids(spec), spec.seed)]
+    key = spec.score, spec.dtype, spec.return_weights, *layouts
+    results: tuple[Tensor, Tensor | None, Tensor | None] = launch(_KERNEL, (spec, key), reference, *inputs)
+    return results
 
 
-class _RowAttention(Fused):
-    TENSORS = slice(2, None)
+_Options = tuple[Spec, Hashable]
+"""The second is all that kernels of the forward pass depend on, but addresses; see `mpnn.kernels.cuda.launch`."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, spec: Spec, reference: Any, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        inputs = _contiguous(Tensors(*tensors))
-        key_ids, value_ids = _ids(spec)
-        layouts = [None if x is None else layout(x) for x in (*inputs, key_ids, value_ids, spec.seed)]
-        key = spec.score, spec.dtype, spec.return_weights, *layouts
-        with on_device(inputs.value):
-            out, weights, lse = _forward(spec, inputs, key)
-        ctx.spec = spec
-        ctx.key = key
-        ctx.reference = reference
-        ctx.save_for_backward(*tensors, out, weights, lse)
-        ctx.set_materialize_grads(False)
-        return out, weights, lse
 
-    @staticmethod
-    def gradients(ctx: Any, d_out: Tensor | None, d_weights: Tensor | None, d_lse: Tensor | None) -> Any:
-        *tensors, out, weights, lse = ctx.saved_tensors
-        if d_out is None and d_weights is None and d_lse is None:
-            return [None] * len(tensors)
-        d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous()
-        with on_device(out):
-            delta = None
-            if d_weights is not None or d_lse is not None:
-                delta = _deltas(ctx.spec, out, d_out, weights, d_weights, d_lse)
-            upstream = _Upstream(out, lse, delta, d_out, d_weights)
-            inputs = _contiguous(Tensors(*tensors))
-            return _backward(ctx.spec, inputs, upstream, ctx.needs_input_grad[2:], ctx.key)
+def _run(options: _Options, needs: Sequence[bool], *tensors: Any) -> tuple[Any, tuple[Tensor | None, ...]]:
+    value = tensors[0]
+    batch = value.shape[:-3]
+    with on_device(value):
+        saved = _forward(options[0], _readable(tensors), options[1])
+    return tuple(None if x is None else x.view(*batch, *x.shape[1:]) for x in saved), saved
+
+
+def _gradients(
+    options: _Options,
+    needs: Sequence[bool],
+    tensors: Sequence[Any],
+    saved: Any,
+    d_out: Tensor | None,
+    d_weights: Tensor | None,
+    d_lse: Tensor | None,
+) -> list[Tensor | None]:
+    spec, key = options
+    out, weights, lse = saved
+    d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous().view(out.shape)
+    d_weights = None if d_weights is None else d_weights.reshape(weights.shape)
+    d_lse = None if d_lse is None else d_lse.reshape(lse.shape)
+    with on_device(out):
+        delta = None
+        if d_weights is not None or d_lse is not None:
+            delta = _deltas(spec, out, d_out, weights, d_weights, d_lse)
+        found = _backward(spec, _readable(tensors), _Upstream(out, lse, delta, d_out, d_weights), needs, key)
+    return [None if x is None else x.reshape(of.shape) for x, of in zip(found, tensors, strict=True)]
+
+
+_KERNEL = Kernel(_run, _gradients)
 
 
 class _Upstream(NamedTuple):
@@ -149,16 +156,22 @@ class _Upstream(NamedTuple):
     d_weights: Tensor | None
 
 
-def _contiguous(inputs: Tensors) -> Tensors:
-    """Features, of nodes or on edges, with a contiguous last dimension, and a contiguous vector."""
-    value, query, key, vector, edge_key, edge_value, bias = inputs
-    features = value, query, key, edge_key, edge_value
-    if all(x is None or x.dim() != 4 or x.stride(3) == 1 for x in features) and vector is None:
-        return inputs
-    value, query, key, edge_key, edge_value = (
-        x if x is None or x.dim() != 4 else with_contiguous_rows(x) for x in features
+def _readable(tensors: Sequence[Any]) -> Tensors:
+    """The tensors as kernels read them: features of nodes as [B, N, H, D], those of an `ADDITIVE` score with D = 1, all
+    with a contiguous last dimension, and a contiguous vector."""
+    value, query, key, vector, edge_key, edge_value, bias = tensors
+    batch = prod(value.shape[:-3])
+    dims = value.dim()
+    value, query, key = (
+        x if x is None else x.reshape(batch, *x.shape[dims - 3 : dims - 1], x.shape[-1] if x.dim() == dims else 1)
+        for x in (value, query, key)
     )
-    return Tensors(value, query, key, vector if vector is None else vector.contiguous(), edge_key, edge_value, bias)
+    value, query, key, edge_value = (
+        x if x is None else with_contiguous_rows(x) for x in (value, query, key, edge_value)
+    )
+    if edge_key is not None and edge_key.dim() == 4:
+        edge_key = with_contiguous_rows(edge_key)
+    return Tensors(value, query, key, None if vector is None else vector.contiguous(), edge_key, edge_value, bias)
 
 
 def _forward(spec: Spec, inputs: Tensors, key: Hashable) -> tuple[Tensor, Tensor | None, Tensor | None]:

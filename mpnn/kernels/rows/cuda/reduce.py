@@ -1,11 +1,12 @@
 """Aggregation along the rows of a sparse graph as a differentiable function of tensors, by Triton's kernels.
 
-The counterpart of `mpnn.kernels.rows.reduce`.
+The counterpart of `mpnn.kernels.rows.reduce`, with the same options.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from torch import Tensor
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import TUNING, Edges, Sorted, Tile, tile
 from mpnn.kernels.cuda.tensors import index_type, on_device, real, strides, with_contiguous_rows
-from mpnn.kernels.derivatives import Fused
+from mpnn.kernels.derivatives import Kernel, launch
 from mpnn.kernels.rows.cuda import aggregate as reduce
+from mpnn.kernels.rows.reduce import Reduction
 
 _REDUCTIONS = {
     "sum": reduce.SUM,
@@ -25,97 +27,102 @@ _REDUCTIONS = {
     "centered mean": reduce.CENTERED,
 }
 _KINDS = {name: reduction.value for name, reduction in _REDUCTIONS.items()}
+_TOGETHER = 1024  # most components of all heads that run as one head if there are no weights
 _DIVIDED = ("mean", "var", "centered mean")  # by the number of edges
 
 
-class RowReduce(Fused):
-    """`RowReduce.apply(value, weight, rows, columns, kind, dtype, reference)` -> out [B, N_dst, H, D] of `dtype`;
-    float32 or float64 for weighted extremes of 16-bit values, which must equal a message.
-
-    value [B, N_src, H, D]; weight [B, E, H] in the caller's edge order, whose strides may be 0, or None for ones;
-    `rows`: the edges by destination; `columns`: returns the edges by source; `kind`: "sum", "mean", "max", "min" or
-    "var". `reference`: an equal function of value and weight, see `Fused`.
-    """
-
-    TENSORS = slice(0, 2)
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        value: Tensor,
-        weight: Tensor | None,
-        rows: Sorted,
-        columns: Callable[[], Sorted],
-        kind: str,
-        dtype: torch.dtype,
-        reference: Callable[..., Tensor] | None = None,
-    ) -> Tensor:
-        given = value
-        center = offset = None
-        value = with_contiguous_rows(value)
-        extreme = kind in ("max", "min")
-        with on_device(value):
-            if kind == "var":
-                center, offset = _centered_mean(value, weight, rows)
-            counted = extreme and any(ctx.needs_input_grad)
-            dtype = real(value.dtype)[0] if extreme and weight is not None else dtype
-            out, equal = segment_reduce(value, weight, rows, rows.edges, kind, center, offset, counted, dtype)
-            if center is not None and weight is not None:
-                # A product is not rounded before the mean is subtracted from it, so equal messages differ by as much.
-                out.masked_fill_(out <= (center * (torch.finfo(center.dtype).eps / 2)).square(), 0.0)
-        ctx.rows = rows
-        ctx.columns = columns
-        ctx.kind = kind
-        ctx.form = value.shape, value.dtype
-        ctx.reference = reference
-        if not extreme and kind != "var" and not ctx.needs_input_grad[1]:
-            given = None  # the backward pass does not read it
-        ctx.save_for_backward(given, weight, out if extreme else center, offset, equal)
-        return out
-
-    @staticmethod
-    def gradients(ctx: Any, d_out: Tensor) -> Any:
-        value, weight, compared, offset, equal = ctx.saved_tensors
-        value = None if value is None else with_contiguous_rows(value)
-        columns = ctx.columns()
-        kind = ctx.kind
-        needed = ctx.needs_input_grad
-        if kind in ("mean", "var"):
-            d_out = d_out * ctx.rows.inverse_degree(real(d_out.dtype)[0]) * (1 if kind == "mean" else 2)
-        elif equal is not None:
-            d_out = d_out / equal.clamp(min=1)
-        d_out = d_out.contiguous()
-        with on_device(d_out):
-            if kind in ("sum", "mean") and not needed[1]:
-                d_value, _ = segment_reduce(d_out, weight, columns, columns.edges, "sum", dtype=ctx.form[1])
-                return d_value, None
-            d_value, d_weight = _segment_reduce_backward(d_out, compared, offset, value, weight, columns, kind, needed)
-        return d_value, d_weight
+def _forward(
+    options: Reduction, needs: Sequence[bool], value: Tensor, weight: Tensor | None
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """out [..., N_dst, H, D] of value [..., N_src, H, D] and weight [B, E, H] in the caller's edge order, whose strides
+    may be 0, or None for ones. Weighted extremes are float32 or float64, because they must equal a message."""
+    kind = options.kind
+    rows = options.rows
+    features = _features(value, weight)
+    extreme = kind in ("max", "min")
+    center = offset = None
+    with on_device(value):
+        if kind == "var":
+            center, offset = _centered_mean(features, weight, rows)
+        dtype = real(value.dtype)[0] if extreme and weight is not None else options.result_dtype
+        counted = extreme and any(needs)
+        out, equal = segment_reduce(features, weight, rows, rows.edges, kind, center, offset, counted, dtype)
+        if center is not None and weight is not None:
+            # A product is not rounded before the mean is subtracted from it, so equal messages differ by as much.
+            out.masked_fill_(out <= (center * (torch.finfo(center.dtype).eps / 2)).square(), 0.0)
+    result = out.view(*value.shape[:-3], rows.num_rows, *value.shape[-2:])
+    return result, (out if extreme else center, offset, equal)
 
 
-class Gather(Fused):
-    """`Gather.apply(table, ids, by_id)` -> `table[ids]` [E, H], of table [classes, H], float32 or float64.
+def _gradients(
+    options: Reduction, needs: Sequence[bool], tensors: Sequence[Any], saved: Any, d_out: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    value, weight = tensors
+    compared, offset, equal = saved
+    kind = options.kind
+    columns = options.columns()
+    shape = *d_out.shape[:-3], columns.num_rows, *d_out.shape[-2:]
+    d_out = _features(d_out, weight)
+    if kind in ("mean", "var"):
+        d_out = d_out * options.rows.inverse_degree(real(d_out.dtype)[0]) * (1 if kind == "mean" else 2)
+    elif equal is not None:
+        d_out = d_out / equal.clamp(min=1)
+    d_out = d_out.contiguous()
+    with on_device(d_out):
+        if _reads_value(options, needs):
+            given = d_out, compared, offset, _features(value, weight), weight
+            d_value, d_weight = _segment_reduce_backward(*given, columns, kind, needs)
+        else:
+            d_value, _ = segment_reduce(d_out, weight, columns, columns.edges, "sum", dtype=options.dtype)
+            d_weight = None
+    return None if d_value is None else d_value.view(shape), d_weight
 
-    Its backward pass sums in a fixed order, unlike torch's. `by_id` returns the edges sorted by id, whose columns are
-    numbers of edges.
-    """
 
-    TENSORS = slice(0, 1)
+def _features(x: Tensor, weight: Tensor | None) -> Tensor:
+    """Features [..., N, H, D] as kernels read them, [B, N, H, D]. Without weights, few heads are one."""
+    *batch, nodes, heads, width = x.shape
+    if weight is None and heads * width <= _TOGETHER:
+        heads, width = 1, heads * width
+    return with_contiguous_rows(x.reshape(prod(batch), nodes, heads, width))
 
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, ids: Tensor, by_id: Callable[[], Sorted]) -> Tensor:
-        ctx.by_id = by_id
-        ctx.form = table.shape, table.dtype
-        ctx.reference = partial(torch.index_select, dim=0, index=ids)
-        ctx.save_for_backward(None)
-        return table.index_select(0, ids)
 
-    @staticmethod
-    def gradients(ctx: Any, d_out: Tensor) -> Any:
-        by_id = ctx.by_id()
-        with on_device(d_out):
-            sums, _ = segment_reduce(with_contiguous_rows(d_out)[None, :, None], None, by_id, by_id.edges, "sum")
-        return (sums[0, :, 0],)
+def _reads_value(options: Reduction, needs: Sequence[bool]) -> bool:
+    """Whether gradients depend on the value."""
+    return options.kind not in ("sum", "mean") or needs[1]
+
+
+KERNEL = Kernel(_forward, _gradients, _reads_value)
+
+
+class _Lookup(NamedTuple):
+    """The rows of a table that edges read, `ids` [E], and a function that returns the edges sorted by them, whose
+    columns are numbers of edges."""
+
+    ids: Tensor
+    by_id: Callable[[], Sorted]
+
+
+def gather(table: Tensor, ids: Tensor, by_id: Callable[[], Sorted]) -> Tensor:
+    """`table[ids]` [E, H] of table [classes, H], float32 or float64. Its backward pass sums in a fixed order, unlike
+    torch's."""
+    out: Tensor = launch(_GATHER, _Lookup(ids, by_id), partial(torch.index_select, dim=0, index=ids), table)
+    return out
+
+
+def _gathered(options: _Lookup, needs: Sequence[bool], table: Tensor) -> tuple[Tensor, tuple[()]]:
+    return table.index_select(0, options.ids), ()
+
+
+def _gradient_of_table(
+    options: _Lookup, needs: Sequence[bool], tensors: Sequence[Any], saved: Any, d_out: Tensor
+) -> list[Tensor]:
+    by_id = options.by_id()
+    with on_device(d_out):
+        sums, _ = segment_reduce(with_contiguous_rows(d_out)[None, :, None], None, by_id, by_id.edges, "sum")
+    return [sums[0, :, 0]]
+
+
+_GATHER = Kernel(_gathered, _gradient_of_table, lambda options, needs: False)
 
 
 def segment_reduce(
@@ -177,7 +184,7 @@ def _segment_reduce_backward(
     weight: Tensor | None,
     columns: Sorted,
     kind: str,
-    needed: tuple[bool, ...],
+    needed: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of the value and of the weight, as far as they are needed."""
     batch, _, heads, width = value.shape
@@ -199,7 +206,7 @@ def _segment_reduce_backward(
         return Arguments(columns.programs(shape, batch), (*at, *numbers), constants, shape.warps)
 
     given = value, weight, d_out, compared, offset
-    key = kind, needed[:2], *[None if x is None else layout(x) for x in given]
+    key = kind, tuple(needed), *[None if x is None else layout(x) for x in given]
     tensors = (
         columns.units, columns.edges.col, columns.edges.edge, value, weight, d_out, compared, offset, d_value, d_weight,
         part,

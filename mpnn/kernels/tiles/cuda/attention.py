@@ -16,11 +16,12 @@ import torch
 import triton
 from torch import Tensor
 
+from mpnn.kernels import derivatives
 from mpnn.kernels.cuda.dropout import fill_words
 from mpnn.kernels.cuda.launch import Arguments, layout
 from mpnn.kernels.cuda.schedule import power_of_two
 from mpnn.kernels.cuda.tensors import on_device, with_contiguous_rows
-from mpnn.kernels.derivatives import Fused
+from mpnn.kernels.derivatives import Kernel
 from mpnn.kernels.dropout_threshold import threshold
 from mpnn.kernels.tiles.cuda import backward as tile_backward, forward as tile_forward
 from mpnn.kernels.tiles.cuda.config import Config, Launch
@@ -46,14 +47,13 @@ class Dropout(NamedTuple):
 
 
 class Options(NamedTuple):
-    """`scale` is positive, `softcap` None for none. `reference`: an equal function of the tensors, see `Fused`."""
+    """`scale` is positive, `softcap` None for none."""
 
     scale: float
     softcap: float | None
     dropout: Dropout | None
     graphs: TileGraphs
     config: Config
-    reference: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     def graph(self, launch: Launch) -> TileGraph:
         """The graph with the tiles of a launch."""
@@ -61,7 +61,7 @@ class Options(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """The tensors of a call; see `TileAttention`."""
+    """The tensors of a call; see `attend`."""
 
     query: Tensor
     key: Tensor
@@ -80,43 +80,53 @@ class _Words(NamedTuple):
     streams: Tensor | None = None
 
 
-class TileAttention(Fused):
-    """`TileAttention.apply(query, key, value, table, bias, dst_bias, src_bias, options)`
+def attend(
+    options: Options, reference: Callable[..., tuple[Tensor, Tensor]], *tensors: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
 
-    Returns out [B, N_dst, H, DV] and the log-sum-exp of the logits, lse [B, H, N_dst], +inf for a row without edges.
-
-    query [B, N_dst, H, D], key [B, N_src, H_kv, D], value [B, N_src, H_kv, DV]; all float32, bfloat16 or float16.
-    Added to the logits after `softcap`, each float32 or None: table [H, N_dst + N_src - 1] by i - j + N_src - 1; bias
-    [B or 1, H or 1, E] in the order of rows; dst_bias [B, H, N_dst] and src_bias [B, H, N_src], both or neither.
+    Args:
+        reference: an equal function of the tensors, see `Fused`.
+        tensors: query [B, N_dst, H, D], key [B, N_src, H_kv, D], value [B, N_src, H_kv, DV]; all float32, bfloat16 or
+            float16. Added to the logits after `softcap`, each float32 or None: table [H, N_dst + N_src - 1] by
+            i - j + N_src - 1; bias [B or 1, H or 1, E] in the order of rows; dst_bias [B, H, N_dst] and src_bias [B, H,
+            N_src], both or neither.
     """
+    results: tuple[Tensor, Tensor] = derivatives.launch(_KERNEL, (options, _key(options, tensors)), reference, *tensors)
+    return results
 
-    TENSORS = slice(0, 7)
 
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        *tensors, options = arguments
-        inputs = _readable(tensors)
-        key = _key(inputs, options)
-        with on_device(inputs.query):
-            words = _words(inputs, options.dropout, options.graphs, key)
-            out, lse, norm = _forward(inputs, options, words, key)
-        ctx.save_for_backward(*tensors, out, norm)
-        ctx.options = options
-        ctx.reference = options.reference
-        ctx.words = words
-        ctx.key = key
-        ctx.set_materialize_grads(False)
-        return out, lse
+def _run(
+    call: tuple[Options, Hashable], needs: Sequence[bool], *tensors: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, ...]]:
+    options, key = call
+    inputs = _readable(tensors)
+    with on_device(inputs.query):
+        words = _words(inputs, options, key)
+        out, lse, norm = _forward(_Call(inputs, options, words, key, _features(options.graphs, inputs)))
+    return (out, lse), (out, norm, *words)
 
-    @staticmethod
-    def gradients(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
-        *tensors, out, norm = ctx.saved_tensors
-        inputs = _readable(tensors)
-        d_out = torch.zeros_like(out) if d_out is None else with_contiguous_rows(d_out)
-        d_lse = _contiguous(d_lse)
-        key = ctx.key, layout(d_out), d_lse if d_lse is None else layout(d_lse), ctx.needs_input_grad
-        with on_device(out):
-            return _backward(inputs, out, norm, d_out, d_lse, ctx.options, ctx.words, ctx.needs_input_grad, key)
+
+def _gradients(
+    call: tuple[Options, Hashable],
+    needs: Sequence[bool],
+    tensors: Sequence[Any],
+    saved: Any,
+    d_out: Tensor | None,
+    d_lse: Tensor | None,
+) -> list[Tensor | None]:
+    options, key = call
+    out, norm, *words = saved
+    inputs = _readable(tensors)
+    d_out = torch.zeros_like(out) if d_out is None else with_contiguous_rows(d_out)
+    d_lse = _contiguous(d_lse)
+    key = key, layout(d_out), d_lse if d_lse is None else layout(d_lse), tuple(needs)
+    with on_device(out):
+        features = _features(options.graphs, inputs, d_out)
+        return _backward(_Call(inputs, options, _Words(*words), key, features), out, norm, d_out, d_lse, needs)
+
+
+_KERNEL = Kernel(_run, _gradients)
 
 
 def _readable(tensors: Sequence[Any]) -> _Inputs:
@@ -127,20 +137,24 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def _key(inputs: _Inputs, options: Options) -> Hashable:
+def _key(options: Options, tensors: Sequence[Tensor | None]) -> Hashable:
     """All that the kernels of a forward pass depend on, but addresses; see `mpnn.kernels.cuda.launch`."""
     dropout = options.dropout
     of_dropout = None
     if dropout is not None:
         of_dropout = dropout.p, *dropout[2:4], dropout.ids and tuple(map(layout, dropout.ids))
-    return options.scale, options.softcap, of_dropout, options.config, *(x if x is None else layout(x) for x in inputs)
+    return options.scale, options.softcap, of_dropout, options.config, *(x if x is None else layout(x) for x in tensors)
+
+
+_Arguments = Callable[[], tuple[int, tuple[Any, ...], dict[str, Any]]]
+"""Returns the number of programs, the numbers and the constants of a launch."""
 
 
 def _start(
     graphs: TileGraphs, key: Hashable, kernel: Any, tensors: Sequence[Tensor | None], launch: Launch,
-    arguments: Callable[[], tuple[int, tuple[Any, ...], dict[str, Any]]],
+    arguments: _Arguments,
 ) -> None:  # fmt: skip
-    """Starts a kernel; `arguments` returns the number of programs, the numbers and the constants."""
+    """Starts a kernel."""
 
     def prepare() -> Arguments:
         programs, numbers, constants = arguments()
@@ -149,7 +163,8 @@ def _start(
     graphs.launches.start(key, kernel, tensors, prepare)
 
 
-def _words(inputs: _Inputs, dropout: Dropout | None, graphs: TileGraphs, key: Hashable) -> _Words:
+def _words(inputs: _Inputs, options: Options, key: Hashable) -> _Words:
+    dropout = options.dropout
     if dropout is None:
         return _Words()
     batch, num_dst, heads, _ = inputs.query.shape
@@ -157,82 +172,10 @@ def _words(inputs: _Inputs, dropout: Dropout | None, graphs: TileGraphs, key: Ha
     sizes = [triton.cdiv(count, 4) * 4 for count in counts]  # so that addresses are multiples of 16 bytes
     words = _Words(*inputs.query.new_empty(sum(sizes), dtype=torch.int32).split(sizes))
     tensors = dropout.seed, *(dropout.ids or (None, None)), *words
-    _start(graphs, key, fill_words, tensors, _SMALL, lambda: (
+    _start(options.graphs, key, fill_words, tensors, _SMALL, lambda: (
         triton.cdiv(max(sizes), _WORDS), (*counts, heads, *dropout[2:4]), {"SIZE": _WORDS}
     ))  # fmt: skip
     return words
-
-
-def _forward(inputs: _Inputs, options: Options, words: _Words, key: Hashable) -> tuple[Tensor, Tensor, Tensor]:
-    """out, lse and norm."""
-    query = inputs.query
-    value = inputs.value
-    launch = options.config.forward
-    graph = options.graph(launch)
-    batch, num_dst, heads, _ = query.shape
-    copies = batch * heads
-    width = value.shape[-1]
-    out = query.new_empty(batch, num_dst, heads, width)
-    lse, norm = (query.new_empty(batch, heads, num_dst, dtype=torch.float32) for _ in range(2))
-    if not copies * num_dst:
-        return out, lse, norm
-    visits = graph.by_row(copies)
-    shape = visits.slots, copies, graph.rows
-    part, part_norm = lse.new_empty(*shape, _room(width)), lse.new_empty(shape)
-    features = _features(options.graphs, inputs)
-    tensors = (
-        *features.tensors, out, lse, norm, part, part_norm,
-        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, words, graph),
-    )  # fmt: skip
-    _start(options.graphs, key, tile_forward.attend, tensors, launch, lambda: (
-        len(visits.units) * copies,
-        (*_numbers(options), copies, heads, num_dst, value.shape[1], *features.strides, *_bias_strides(inputs.bias)),
-        _constants(inputs, launch),
-    ))  # fmt: skip
-    if visits.slots:
-        joined = part, part_norm, out, lse, norm, visits.divided
-        _start(options.graphs, key, tile_forward.join, joined, _SMALL, lambda: (
-            len(visits.divided) * copies * (graph.rows // _STEP),
-            (copies, heads, num_dst),
-            {"D": width, "WIDTH": _room(width), "ROWS": graph.rows, "STEP": _STEP},
-        ))  # fmt: skip
-    return out, lse, norm
-
-
-def _backward(
-    inputs: _Inputs, out: Tensor, norm: Tensor, d_out: Tensor, d_lse: Tensor | None, options: Options, words: _Words,
-    needed: Any, key: Hashable,
-) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of the inputs, None where they are not needed."""
-    query = inputs.query
-    value = inputs.value
-    grads = _Inputs(
-        *(x.new_empty(x.shape) if x is not None and need else None for x, need in zip(inputs, needed, strict=False))
-    )
-    # dst_bias moves all logits of a row, so that only lse depends on it.
-    if grads.dst_bias is not None:
-        grads = grads._replace(dst_bias=torch.zeros_like(grads.dst_bias) if d_lse is None else d_lse)
-    if not query.numel() * value.numel():
-        return [None if x is None else x.zero_() for x in grads]
-    batch, num_dst, heads, _ = query.shape
-    copies = batch * heads
-    width = value.shape[-1]
-    stats = norm.new_empty(*norm.shape, 2)
-    _start(options.graphs, key, tile_backward.deltas, (out, d_out, norm, d_lse, stats), _SMALL, lambda: (
-        triton.cdiv(num_dst, _ROWS) * copies,
-        (copies, heads, num_dst, *d_out.stride()[:3]),
-        {"D": width, "WIDTH": _room(width), "ROWS": _ROWS},
-    ))  # fmt: skip
-    features = _features(options.graphs, inputs, d_out)
-    call = _Call(inputs, options, features, stats, words, key)
-    if grads.query is not None or grads.bias is not None:
-        d_bias = _by_query(call, grads)
-        grads = grads._replace(bias=d_bias)
-    if grads.key is not None or grads.value is not None or grads.src_bias is not None:
-        _by_key(call, grads)
-    if grads.table is not None:
-        _by_offset(call, grads.table)
-    return list(grads)
 
 
 class _Features(NamedTuple):
@@ -244,14 +187,13 @@ class _Features(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """The operands of all kernels of a backward pass."""
+    """The operands of all kernels of a pass."""
 
     inputs: _Inputs
     options: Options
-    features: _Features
-    stats: Tensor
     words: _Words
     key: Hashable
+    features: _Features
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -259,89 +201,144 @@ class _Call(NamedTuple):
         _, num_dst, heads, _ = self.inputs.query.shape
         return heads, num_dst, self.inputs.value.shape[1]
 
-    def numbers(self, copies: int) -> tuple[Any, ...]:
-        """The numbers of all kernels from `threshold` to `bias_h`."""
-        return *_numbers(self.options), copies, *self.sizes, *self.features.strides, *_bias_strides(self.inputs.bias)
+    def start(self, kernel: Any, tensors: Sequence[Tensor | None], arguments: _Arguments, *more: Hashable) -> None:
+        """Starts a kernel that reads each number once. `more`: what it depends on besides the key of the call."""
+        _start(self.options.graphs, (self.key, *more), kernel, tensors, _SMALL, arguments)
+
+    def visit(
+        self, kernel: Any, launch: Launch, visits: Schedule, results: Sequence[Tensor | None], along: Sequence[Tensor],
+        copies: int, programs: int, *more: int,
+    ) -> None:  # fmt: skip
+        """Starts a kernel that visits tiles, with so many programs for each unit. `along`: the places of tiles that it
+        reads. `more`: its last numbers."""
+        inputs = self.inputs
+        graph = self.options.graph(launch)
+        tensors = (
+            *self.features.tensors, *results, visits.units, *along, visits.pattern, visits.number,
+            *_read(inputs, self.words, graph),
+        )  # fmt: skip
+        _start(self.options.graphs, self.key, kernel, tensors, launch, lambda: (
+            len(visits.units) * programs,
+            (*_numbers(self.options), copies, *self.sizes, *self.features.strides, *_bias_strides(inputs.bias), *more),
+            _constants(inputs, launch),
+        ))  # fmt: skip
 
 
-def _by_query(call: _Call, grads: _Inputs) -> Tensor | None:
-    """Writes the gradient of queries; returns that of biases per edge."""
+def _forward(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+    """out, lse and norm."""
+    query = call.inputs.query
+    launch = call.options.config.forward
+    graph = call.options.graph(launch)
+    batch, num_dst, heads, _ = query.shape
+    copies = batch * heads
+    width = call.inputs.value.shape[-1]
+    out = query.new_empty(batch, num_dst, heads, width)
+    lse, norm = (query.new_empty(batch, heads, num_dst, dtype=torch.float32) for _ in range(2))
+    if not copies * num_dst:
+        return out, lse, norm
+    visits = graph.by_row(copies)
+    shape = visits.slots, copies, graph.rows
+    part, part_norm = lse.new_empty(*shape, _room(width)), lse.new_empty(shape)
+    results = out, lse, norm, part, part_norm
+    call.visit(tile_forward.attend, launch, visits, results, (visits.column,), copies, copies)
+    if visits.slots:
+        call.start(tile_forward.join, (part, part_norm, out, lse, norm, visits.divided), lambda: (
+            len(visits.divided) * copies * (graph.rows // _STEP),
+            (copies, heads, num_dst),
+            {"D": width, "WIDTH": _room(width), "ROWS": graph.rows, "STEP": _STEP},
+        ))  # fmt: skip
+    return out, lse, norm
+
+
+def _backward(
+    call: _Call, out: Tensor, norm: Tensor, d_out: Tensor, d_lse: Tensor | None, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of the inputs, None where they are not needed."""
     inputs = call.inputs
+    grads = _Inputs(
+        *(x.new_empty(x.shape) if x is not None and need else None for x, need in zip(inputs, needs, strict=True))
+    )
+    # dst_bias moves all logits of a row, so that only lse depends on it.
+    if grads.dst_bias is not None:
+        grads = grads._replace(dst_bias=torch.zeros_like(grads.dst_bias) if d_lse is None else d_lse)
+    if not inputs.query.numel() * inputs.value.numel():
+        return [None if x is None else x.zero_() for x in grads]
+    batch, num_dst, heads, _ = inputs.query.shape
+    copies = batch * heads
+    width = inputs.value.shape[-1]
+    stats = norm.new_empty(*norm.shape, 2)
+    call.start(tile_backward.deltas, (out, d_out, norm, d_lse, stats), lambda: (
+        triton.cdiv(num_dst, _ROWS) * copies,
+        (copies, heads, num_dst, *d_out.stride()[:3]),
+        {"D": width, "WIDTH": _room(width), "ROWS": _ROWS},
+    ))  # fmt: skip
+    if grads.query is not None or grads.bias is not None:
+        grads = grads._replace(bias=_by_query(call, stats, grads))
+    if grads.key is not None or grads.value is not None or grads.src_bias is not None:
+        _by_key(call, stats, grads)
+    if grads.table is not None:
+        _by_offset(call, stats, grads.table)
+    return list(grads)
+
+
+def _by_query(call: _Call, stats: Tensor, grads: _Inputs) -> Tensor | None:
+    """Writes the gradient of queries; returns that of biases per edge."""
+    query = call.inputs.query
     launch = call.options.config.by_query
     graph = call.options.graph(launch)
-    batch, _, heads, width = inputs.query.shape
+    batch, _, heads, width = query.shape
     copies = batch * heads
     visits = graph.by_row(copies)
-    d_query = inputs.query.new_empty(inputs.query.shape) if grads.query is None else grads.query
+    d_query = query.new_empty(query.shape) if grads.query is None else grads.query
     d_bias = None
     edges = 0
     if grads.bias is not None:
         edges = grads.bias.shape[-1]
         d_bias = grads.bias.new_empty(batch, heads, edges)
-    part = call.stats.new_empty(visits.slots, copies, graph.rows, _room(width))
-    tensors = (
-        *call.features.tensors, call.stats, d_query, d_bias, part,
-        visits.units, visits.column, visits.pattern, visits.number, *_read(inputs, call.words, graph),
-    )  # fmt: skip
-    _start(call.options.graphs, call.key, tile_backward.by_query, tensors, launch, lambda: (
-        len(visits.units) * copies, (*call.numbers(copies), edges), _constants(inputs, launch)
-    ))  # fmt: skip
+    part = stats.new_empty(visits.slots, copies, graph.rows, _room(width))
+    results = stats, d_query, d_bias, part
+    call.visit(tile_backward.by_query, launch, visits, results, (visits.column,), copies, copies, edges)
     _add_parts(call, part, d_query, visits, graph.rows)
-    if d_bias is None or grads.bias is None:
-        return None
-    return d_bias.sum_to_size(grads.bias.shape)
+    return None if d_bias is None or grads.bias is None else d_bias.sum_to_size(grads.bias.shape)
 
 
-def _by_key(call: _Call, grads: _Inputs) -> None:
+def _by_key(call: _Call, stats: Tensor, grads: _Inputs) -> None:
     """Writes the gradients of keys, values and src_bias."""
-    inputs = call.inputs
+    key = call.inputs.key
+    value = call.inputs.value
     launch = call.options.config.by_key
     graph = call.options.graph(launch)
     heads, _, num_src = call.sizes
-    batch, _, key_heads, width = inputs.key.shape
+    batch, _, key_heads, width = key.shape
     copies = batch * key_heads
-    value_width = inputs.value.shape[-1]
+    value_width = value.shape[-1]
     visits = graph.by_column(copies, heads // key_heads)
-    d_key, d_value = (
-        x.new_empty(x.shape) if grad is None else grad
-        for x, grad in ((inputs.key, grads.key), (inputs.value, grads.value))
-    )
+    d_key = key.new_empty(key.shape) if grads.key is None else grads.key
+    d_value = value.new_empty(value.shape) if grads.value is None else grads.value
     shape = visits.slots, copies, graph.columns
-    part, part_value = call.stats.new_empty(*shape, _room(width)), call.stats.new_empty(*shape, _room(value_width))
-    part_src = None if grads.src_bias is None else call.stats.new_empty(visits.slots, batch * heads, graph.columns)
-    tensors = (
-        *call.features.tensors, call.stats, d_key, d_value, grads.src_bias, part, part_value, part_src,
-        visits.units, visits.row, visits.pattern, visits.number, *_read(inputs, call.words, graph),
-    )  # fmt: skip
-    _start(call.options.graphs, call.key, tile_backward.by_key, tensors, launch, lambda: (
-        len(visits.units) * copies, call.numbers(copies), _constants(inputs, launch)
-    ))  # fmt: skip
+    part, part_value = stats.new_empty(*shape, _room(width)), stats.new_empty(*shape, _room(value_width))
+    part_src = None if grads.src_bias is None else stats.new_empty(visits.slots, batch * heads, graph.columns)
+    results = stats, d_key, d_value, grads.src_bias, part, part_value, part_src
+    call.visit(tile_backward.by_key, launch, visits, results, (visits.row,), copies, copies)
     _add_parts(call, part, d_key, visits, graph.columns)
     _add_parts(call, part_value, d_value, visits, graph.columns)
     if grads.src_bias is not None and part_src is not None:
         _add_parts(call, part_src, grads.src_bias.view(batch * heads, num_src, 1, 1), visits, graph.columns)
 
 
-def _by_offset(call: _Call, d_table: Tensor) -> None:
+def _by_offset(call: _Call, stats: Tensor, d_table: Tensor) -> None:
     """Writes the gradient of the table."""
-    inputs = call.inputs
     launch = call.options.config.by_query
     graph = call.options.graph(launch)
     heads, num_dst, num_src = call.sizes
-    copies = len(inputs.query) * heads
-    steps = graph.columns // launch.step
+    copies = len(call.inputs.query) * heads
     diagonals = graph.by_diagonal(heads)
     visits = diagonals.schedule
-    sums = call.stats.new_empty(visits.slots, heads, graph.rows, graph.columns)
-    tensors = (
-        *call.features.tensors, call.stats, sums,
-        visits.units, visits.row, visits.column, visits.pattern, visits.number, *_read(inputs, call.words, graph),
-    )  # fmt: skip
-    _start(call.options.graphs, call.key, tile_backward.by_offset, tensors, launch, lambda: (
-        len(visits.units) * heads * steps, call.numbers(copies), _constants(inputs, launch)
-    ))  # fmt: skip
-    added = sums, diagonals.first, diagonals.ranges, d_table
-    _start(call.options.graphs, call.key, tile_backward.add_diagonals, added, _SMALL, lambda: (
+    sums = stats.new_empty(visits.slots, heads, graph.rows, graph.columns)
+    along = visits.row, visits.column
+    programs = heads * (graph.columns // launch.step)
+    call.visit(tile_backward.by_offset, launch, visits, (stats, sums), along, copies, programs)
+    call.start(tile_backward.add_diagonals, (sums, diagonals.first, diagonals.ranges, d_table), lambda: (
         len(diagonals.ranges) * heads,
         (heads, num_dst, num_src),
         {"ROWS": graph.rows, "COLUMNS": graph.columns, "OFFSETS": OFFSETS},
@@ -354,12 +351,11 @@ def _add_parts(call: _Call, part: Tensor, out: Tensor, visits: Schedule, rows: i
         return
     batch, nodes, heads, width = out.shape
     room = part.shape[-1] if part.dim() == 4 else 1
-    key = call.key, out.dtype, out.shape, part.shape
-    _start(call.options.graphs, key, tile_backward.add_parts, (part, out, visits.divided), _SMALL, lambda: (
+    call.start(tile_backward.add_parts, (part, out, visits.divided), lambda: (
         len(visits.divided) * batch * heads * (rows // _STEP),
         (batch * heads, heads, nodes),
         {"D": width, "WIDTH": room, "ROWS": rows, "STEP": _STEP},
-    ))  # fmt: skip
+    ), out.dtype, out.shape, part.shape)  # fmt: skip
 
 
 def _read(inputs: _Inputs, words: _Words, graph: TileGraph) -> tuple[Tensor | None, ...]:

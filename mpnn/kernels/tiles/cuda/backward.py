@@ -14,7 +14,7 @@
     add_parts:      rows that several units share
 
 Each number is added up in a fixed order, without atomics: the results have the same bits in each run. Called by
-`attention.TileAttention.backward`.
+`attention.attend`.
 """
 
 import triton

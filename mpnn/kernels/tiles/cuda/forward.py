@@ -9,7 +9,7 @@
                 x = q k^T; rescale the sums by the new maximum; add exp(x) v and exp(x)
         write the rows, or a part of them that `join` adds to the other parts
 
-Called by `attention.TileAttention.forward`. The online softmax is that of FlashAttention (Dao et al. 2022).
+Called by `attention.attend`. The online softmax is that of FlashAttention (Dao et al. 2022).
 """
 
 import triton
