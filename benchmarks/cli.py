@@ -67,7 +67,7 @@ SECTIONS = {
 }
 """The parts of the page that have a form of their own, by the name of their record."""
 PAGE = HERE.parent / "docs" / "record.md"
-GPU_PAGES = HERE.parent / "docs" / "gpu.md", HERE.parent / "docs" / "comparison.md"
+GPU_PAGES = [HERE.parent / name for name in ("README.md", "docs/gpu.md", "docs/comparison.md")]
 
 Only = Annotated[list[str] | None, typer.Option(help="Cases with this in their title.")]
 Small = Annotated[bool, typer.Option("--small", help="Everything tiny, to try it out.")]

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.contest import BOTH, FORWARD, Case, Contest, Entry
 from benchmarks.truth import Agreement
 from mpnn import Graph, Topology, graphs
-from mpnn.aggregate import SUM
+from mpnn.aggregate import NAMED, SUM
 from mpnn.backends import BACKENDS, Backend
 from mpnn.backends.tuned import Prices
 from mpnn.engine.plan import refusal
@@ -262,3 +262,40 @@ def of_torch(rows: Iterable[dict[str, Any]]) -> list[Sample]:
                 times["tiles"] = ours
             found.append(Sample({name: counts[name] for name in times}, times))
     return found
+
+
+# ------------------------------------------------------------------------------------------------ peers
+
+OF_TORCH = ("dense", "edge_list")
+"""Backends that run the operations of torch of which peers consist: its attention; gather, and scatter."""
+_LAYERS = {"GATConv": "GAT", "GATv2Conv": "GATv2", "TransformerConv": "dot"}
+
+
+def chosen_today(row: dict[str, Any], prices: Prices) -> str | None:
+    """The backend that the plan chooses at these prices for the round of a row; None for rows of whole models."""
+    given = _round_of(row["case"], row.get("facts", {}))
+    if given is None:
+        return None
+    able = ("dense", "tiles") if isinstance(given.score, Dot) and not given.graph.is_explicit else ("csr", "edge_list")
+    with torch.set_grad_enabled(row["direction"] == BOTH):
+        counts = {b.NAME: b.counts(given) for b in BACKENDS if b.NAME in able}
+    return min(counts, key=lambda name: sum(prices[name][what] * n for what, n in counts[name].items()))
+
+
+def _round_of(case: str, facts: dict[str, Any]) -> Round | None:
+    """The round that a row of a peer runs, with tensors that are nowhere; of edges only the number counts."""
+    dtype = torch.bfloat16 if case.endswith("bfloat16") else torch.float32
+    with FakeTensorMode():
+        if match := re.match(r"(complete|causal), N (\d+), B (\d+)(?:, (\d+) x (\d+))?", case):
+            batch, heads, width = int(match[3]), int(match[4] or 8), int(match[5] or 64)
+            graph = getattr(graphs, match[1])().bind(int(match[2]))
+            return _build_dot(batch, heads, width, 0.0, graph, "cuda:0", dtype)
+    if not (match := re.match(r"(\w+) (\d+)(?: x (\d+), a layer)?", case)) or "edges" not in facts:
+        return None
+    edges = torch.zeros(2, int(facts["edges"]), dtype=torch.int64)
+    graph = graphs.from_edges(edges, int(facts["nodes"]))
+    with FakeTensorMode():
+        if match[1] in _LAYERS:
+            return _build_explicit(_LAYERS[match[1]], int(match[2]), int(match[3]), graph, "cuda:0", dtype)
+        value = _leaf("cuda:0", dtype, graph.num_src, 1, int(match[2]))
+    return Round(graph, value, normalize="none", reduce=NAMED[match[1]]())

@@ -1,4 +1,5 @@
-"""Tables of what `python -m benchmarks gpu` measured, in docs/gpu.md and docs/comparison.md; the results have all rows.
+"""Tables of what `python -m benchmarks gpu` measured, in README.md, docs/gpu.md and
+docs/comparison.md; the results have all rows.
 
 A page says where a table belongs: `<!-- gpu: NAME -->` and `<!-- gpu end -->`; the text between them is generated.
 """
@@ -22,6 +23,8 @@ KERNELS = {"csr": "any graph", "tiles": "graphs of runs", "scan": "recurrences",
 LIMIT = 1.1  # of regret
 LOST = 1.02  # times a peer's time, above which a row is lost and not a draw
 LOSSES = 3  # of the short table
+README = ("PyG GATConv", "PyTorch Geometric", "transformers")
+"""The peers of the table in the README."""
 
 
 def fill(page: str, results: Results) -> str:
@@ -140,17 +143,31 @@ def _lost(results: Results) -> list[str]:
 def short(results: Results) -> list[str]:
     """Returns for each peer the row of its median, of those with a backward pass, and the greatest losses."""
     found = comparisons(results["rows"])
-    by_peer: dict[str, list[Comparison]] = {}
-    for one in found:
-        if one.direction != FORWARD:
-            by_peer.setdefault(one.peer, []).append(one)
-    middle = [sorted(of_peer, key=lambda c: c.ratio)[(len(of_peer) - 1) // 2] for of_peer in by_peer.values()]
+    middle = _medians(found)
     losses = [c for c in sorted(found, key=lambda c: c.ratio)[:LOSSES] if c.ratio < 1 and c not in middle]
     lines = [c.line for c in sorted([*middle, *losses], key=lambda c: -c.ratio)]
     versions = ", ".join(f"{name} {results['versions'][name]}" for name in ("torch", "triton"))
     machine = f"{results.get('gpu')}, {versions}, {results['date'][:10]}, commit {results['commit']}."
     rule = "Of each peer the row of its median, of those with a backward pass, and the greatest losses."
     return [*BESIDE, *lines, "", f"{rule} {machine}"]
+
+
+def _medians(found: Iterable[Comparison]) -> list[Comparison]:
+    """Of each peer the row of its median, of those with a backward pass."""
+    by_peer: dict[str, list[Comparison]] = {}
+    for one in found:
+        if one.direction != FORWARD:
+            by_peer.setdefault(one.peer, []).append(one)
+    return [sorted(of_peer, key=lambda c: c.ratio)[(len(of_peer) - 1) // 2] for of_peer in by_peer.values()]
+
+
+def _readme(results: Results) -> list[str]:
+    """The medians of the README's peers, then the greatest loss with a backward pass."""
+    found = comparisons(results["rows"])
+    middle = sorted((c for c in _medians(found) if c.peer in README), key=lambda c: -c.ratio)
+    lost = min((c for c in found if c.direction != FORWARD), key=lambda c: c.ratio)
+    head = f"| {results['gpu']}, commit {results['commit']} | mpnn | peer | {RATIO} |"
+    return [head, BESIDE[1], *(c.line for c in middle), lost.line]
 
 
 # ------------------------------------------------------------------------------------------------ sparse, captured
@@ -248,4 +265,5 @@ BLOCKS: dict[str, Callable[[Results], list[str]]] = {
     "never": _never,
     "plans": _plans,
     "short": short,
+    "readme": _readme,
 }

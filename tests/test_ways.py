@@ -136,4 +136,4 @@ def test_what_is_derived_is_there() -> None:
     assert "dense" in families_called(ast.parse("from mpnn.kernels.dense import varlen"))
     assert operators_of(ast.parse('torch.library.define("mpnn::run", "(Tensor x) -> Tensor")')) == {"run"}
     assert classes_of(ast.parse("class A(torch.autograd.Function): pass"), "Function") == {"A"}
-    assert "RowReduce" in functions()["kernels/rows/reduce.py"]
+    assert "LinearReduce" in functions()["kernels/rows/reduce.py"]
