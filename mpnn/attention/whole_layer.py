@@ -91,7 +91,7 @@ def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
     if isinstance(graph, Graph) and graph.num_dst == graph.num_src == x.shape[-2]:
         parts = parts_of(graph, x.shape[:-2].numel())
     if parts is None:
-        return "the graph is neither complete nor causal, within documents or as a whole"
+        return "the graph, or one of its documents, is not complete or causal"
     known = _KNOWN.get(operator)
     if known is None or not known.holds:
         known = _KNOWN[operator] = _learn(operator)

@@ -185,7 +185,7 @@ def _plan_of_operator(op: Any, features: tuple[Any, ...], call: dict[str, Any]) 
     refusal = op.refusal_of_whole_layer(*arguments.values())
     is_whole_layer = refusal is None
     described = "" if is_whole_layer else maps.described(op.modules(), arguments["x"].shape[:-1].numel())
-    layer = _WHOLE if is_whole_layer else f"round by round: {refusal}" if refusal else ""
+    layer = _WHOLE if is_whole_layer else f"step by step: {refusal}" if refusal else ""
     planned = _plan_of_round(round, getattr(op, "backend", "auto"))
     return replace(planned, maps=described, layer=layer, is_whole_layer=is_whole_layer)
 

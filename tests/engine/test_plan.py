@@ -32,7 +32,7 @@ def test_explain_prints_the_plan_and_returns_it(capsys: pytest.CaptureFixture[st
     assert lines[0] == "graph   Graph(causal(): 100 nodes, 5,050 edges), 50.50% of all pairs, 100 runs"
     assert lines[1] == "work    dot-product attention, softmax, 4 x 16, batch 2, float32 on cpu, with gradients"
     assert lines[2] == f"layer   {found.layer}"
-    assert lines[2].startswith("layer   round by round: it has no backward pass")
+    assert lines[2].startswith("layer   step by step: it has no backward pass")
     assert lines[3] == f"plan    {found.backend}"
     assert len(lines) == 4 + len(BACKENDS) - 2 + 1, "scatter and scan serve few rounds, and not this one"
     assert lines[-1].startswith("maps    ")
