@@ -93,7 +93,7 @@ class Graph(GraphData):
     # --------------------------------------------------------------------- some of the destinations, sources or nodes
 
     def rows(self: G, start: int, stop: int) -> G:
-        """The graph of destinations `start` to `stop` over the same sources. Positions are preserved.
+        """Returns the graph of destinations `start` to `stop` over the same sources. Positions are preserved.
 
         The cost depends on these rows, not on the size of the graph.
         """
@@ -116,7 +116,7 @@ class Graph(GraphData):
         )
 
     def columns(self: G, sources: Tensor) -> G:
-        """The graph over the sources `sources` only, int64 [n], ascending and distinct, and all destinations.
+        """Returns the graph over the sources `sources` only, int64 [n], ascending and distinct, and all destinations.
 
         Positions are preserved. Attention over several sets of sources is merged by `mpnn.ops.merge`.
 
@@ -137,7 +137,7 @@ class Graph(GraphData):
         return _with_ends(self, 0, sources, self.num_src, changes)
 
     def compact(self: G, keep: Tensor | None = None) -> tuple[Tensor, G]:
-        """The sources that have at least one edge, int64 ascending, and the graph over only these sources.
+        """Returns the sources that have at least one edge, int64 ascending, and the graph over only these sources.
 
         Positions are preserved. The sources `keep`, int64, stay even without an edge.
         """
@@ -160,7 +160,7 @@ class Graph(GraphData):
         return index, narrower
 
     def subgraph(self: G, keep: Tensor) -> G:
-        """The nodes that are True in `keep`, bool [num_nodes], renumbered, and the edges between them.
+        """Returns the nodes that are True in `keep`, bool [num_nodes], renumbered, and the edges between them.
 
         Positions are preserved.
         """
@@ -263,7 +263,7 @@ class Graph(GraphData):
         return keep_edges(self, torch.rand(self.num_edges, generator=generator) >= p)
 
     def reordered(self: G, method: str = "rcm") -> G:
-        """The same graph with an order in which kernels process its rows: rows with common sources become adjacent.
+        """Returns the same graph with an order in which kernels process its rows: common sources are adjacent.
 
         Nodes, edges and results keep the caller's order. This speeds up CPU aggregation on large meshes and road maps
         with randomly numbered nodes: on a road-like grid of 202,500 nodes with 2.8 edges each, a plain sum takes 0.78
