@@ -103,7 +103,7 @@ def section(results: dict[str, Any]) -> list[str]:
         "cache, or its bytes at the rate of memory, whichever is longer: "
         f"{machine['flops'] / 1e9:.0f} GFLOP/s, {machine['stream'] / 1e9:.1f} GB/s in order and "
         f"{machine['gather'] / 1e9:.1f} GB/s in rows of 512 bytes in random order, which each edge reads. Rows that "
-        f"stay in a cache are faster, so a kernel can be below 1. Above {MOST} the reason stands below the table.",
+        f"stay in a cache are faster, so a kernel can be below 1. Above {MOST} the reason is below the table.",
         "",
         "| case | direction | FMAs | bytes | roof | time | times its roof |",
         "|---|---|---|---|---|---|---|",

@@ -209,8 +209,8 @@ class _Call(NamedTuple):
         self, kernel: Any, launch: Launch, visits: Schedule, results: Sequence[Tensor | None], along: Sequence[Tensor],
         copies: int, programs: int, *more: int,
     ) -> None:  # fmt: skip
-        """Starts a kernel that visits tiles, with so many programs for each unit. `along`: the places of tiles that it
-        reads. `more`: its last numbers."""
+        """Starts a kernel that visits tiles, with this many programs for each unit. `along`: the places of tiles that
+        it reads. `more`: its last numbers."""
         inputs = self.inputs
         graph = self.options.graph(launch)
         tensors = (
