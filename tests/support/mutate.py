@@ -244,7 +244,9 @@ class Copy:
         change.apply(self.root)
         if change.path.suffix != ".py":
             variables = {**os.environ, "PYTHONPATH": str(self.root)}
-            if subprocess.run([sys.executable, "-c", _BUILD], cwd=self.root, env=variables).returncode:
+            if subprocess.run(
+                [sys.executable, "-c", _BUILD], cwd=self.root, env=variables, capture_output=True
+            ).returncode:
                 self._take_back(change)
                 return "the compiler"
         # Most changes are noticed by the closest tests, and to collect all takes seconds.
