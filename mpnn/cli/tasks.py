@@ -47,7 +47,7 @@ MEASURES = {"classes": "accuracy", "multilabel": "F1", "regression": "R2"}
 HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory")
 _LEFT_ALIGNED = ("task", "graph", "backend")
 LEGEND = {
-    "edges": "of the graph that the model runs over, with both directions of links and with self-loops",
+    "edges": "of the graph that the model runs over: both directions of links count, and self-loops where it has them",
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
     "backend": "selected by the plan; dense computes all pairs and masks those without an edge, "
     "tiles the blocks of pairs that have edges, csr the edges only",
@@ -591,7 +591,10 @@ def baseline(y: Tensor, outputs: Outputs) -> tuple[str, Tensor]:
 def train_all(runs: Sequence[Run], checkpoints: Sequence[Checkpoint], processes: int = 1) -> list[Run]:
     """Trains the runs, each with its checkpoint and a progress bar: one after the other, or in several processes."""
     with stop_between_steps() as check, console.training_bars() as bars:
-        queue = [(run, bars.add_task(f"{run.name} {run.expression}", total=run.steps, note="")) for run in runs]
+        queue = [
+            (run, bars.add_task(" ".join(dict.fromkeys((run.name, run.expression))), total=run.steps, note=""))
+            for run in runs
+        ]
         ticks = [partial(_tick, bars, bar, check) for _, bar in queue]
         if processes > 1:
             side_by_side.train(runs, checkpoints, processes, check, lambda k, step, history: ticks[k](step, history))

@@ -251,10 +251,12 @@ def _print_plans(plans: list[tuple[str, Plan]]) -> None:
     """Prints plans under the names of the layers that have them."""
     names: dict[Plan, list[str]] = {}
     for name, one in plans:
-        names.setdefault(one, []).append(name or "a round outside of layers")
+        names.setdefault(one, []).append(name)
     for one, of in names.items():
         if len(plans) > 1 or plans[0][0]:
-            print(f"{', '.join(of)}:")
+            outside = of.count("")
+            rounds = [f"{outside} round{'s' * (outside > 1)} outside of operators"] * bool(outside)
+            print(f"{', '.join([*filter(None, of), *rounds])}:")
         print(one)
 
 

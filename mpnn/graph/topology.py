@@ -279,6 +279,14 @@ class _Rule(Topology):
         """The runs that the rule returns for the rows i, clipped and merged."""
         try:
             pairs = self.rule(i, num_src, *self.args)
+        except TypeError as error:
+            if (why := _why_not_called(self.rule, (i, num_src, *self.args))) is None:
+                raise
+            name = self.rule.__name__.strip("<>")
+            raise TypeError(
+                f"a rule is called as rule(i, num_src, *args), with the array i of all destinations, the number of "
+                f"sources, and what Topology.of got after the rule, here {self.args}; {name} does not fit: {why}"
+            ) from error
         except ValueError as error:
             if "truth value of an array" not in str(error):
                 raise
@@ -404,6 +412,15 @@ class _WithRelation(_Expression):
 
 def _nested(topology: Topology) -> str:
     return f"({topology!r})" if isinstance(topology, _Algebra) else repr(topology)
+
+
+def _why_not_called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | None:
+    """Why the signature of a function does not take these arguments, or None if it does."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 def _call(rule: Callable[..., Any], args: tuple[Any, ...], skip: int) -> str:

@@ -382,6 +382,17 @@ def test_documents_have_labels() -> None:
     check_cliques((graphs.documents([3, 4]) & graphs.documents([2, 5])).bind(7))
 
 
+def test_a_rule_of_another_signature_is_refused_with_its_arguments() -> None:
+    with pytest.raises(TypeError, match=r"called as rule\(i, num_src, \*args\).*lambda does not fit: too many"):
+        Topology.of(lambda i: [(i, i + 1)]).bind(5)  # type: ignore[arg-type, misc]
+
+    def fails_itself(i: Any, num_src: int) -> Any:
+        return [(i, i + None)]
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Topology.of(fails_itself).bind(5)
+
+
 def test_a_rule_of_one_destination_is_told_that_it_gets_all() -> None:
     def of_one(i: Any, num_src: int) -> list[tuple[Any, Any]]:
         return [(0, 1 if i > 2 else 2)]
