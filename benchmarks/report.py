@@ -70,7 +70,7 @@ def _page(results: dict[str, Any]) -> list[str]:
         f"Written by `python -m benchmarks report` from what `{results.get('command', 'python -m benchmarks cpu')}` "
         "measured. Entries of a row ran interleaved in one process on the same inputs; results "
         "were checked before anything "
-        "was timed. Times are the processor's, the minimum of all rounds. {MEANING} "
+        f"was timed. Times are the processor's, the minimum of all rounds. {MEANING} "
         "Memory is what one call adds to the process at its peak, inputs not counted. The largest error "
         f"is relative to the largest number of a result or gradient. An entry whose error exceeds {TOLERANCE:.0e} is "
         "not timed; if it is ours, the whole row is skipped. What ran on a GPU is on [its own page](gpu.md).",

@@ -38,7 +38,10 @@ def of_run(folder: str, node: str | None, graphs: Sequence[str] | None) -> Page:
         raise ValueError(f"the page shows classes of the nodes of one graph, and {folder} was trained on {what}")
     nodes = run.nodes
     if nodes.outputs.problem != "classes":
-        raise ValueError(f"the page shows classes of nodes, and {folder} has {nodes.outputs.problem}")
+        raise ValueError(
+            f"the page shows classes of nodes, and {folder} has {nodes.outputs.problem}: mpnn eval prints how good its "
+            "model is, and mpnn predict writes a row for each node"
+        )
     if any(layer.attention is None for layer in model.modules() if isinstance(layer, MessagePassing)):
         raise ValueError(f"the model in {folder} has no attention; train one with --model gat, transformer or gcn")
 
