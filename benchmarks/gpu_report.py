@@ -148,7 +148,10 @@ def short(results: Results) -> list[str]:
     lines = [c.line for c in sorted([*middle, *losses], key=lambda c: -c.ratio)]
     versions = ", ".join(f"{name} {results['versions'][name]}" for name in ("torch", "triton"))
     machine = f"{results.get('gpu')}, {versions}, {results['date'][:10]}, commit {results['commit']}."
-    rule = "Of each peer the row of its median, of those with a backward pass, and the greatest losses."
+    rule = (
+        "For each peer: the row of its median among those with a backward pass (the lower of two). "
+        "Then the rows with the largest losses."
+    )
     return [*BESIDE, *lines, "", f"{rule} {machine}"]
 
 

@@ -170,7 +170,7 @@ def losses(records: Records) -> list[str]:
     lost = _losses(records, None)
     lines = [line for row, peer in lost if (line := _beside(row, peer))]
     return [
-        f"{len(lines)} cases, on {machine(records['cpu'])}.",
+        f"{len(lines)} cases with a backward pass, on {machine(records['cpu'])}.",
         "",
         f"| forward+backward | mpnn | peer | {units.RATIO} |",
         "|---|---|---|---|",
