@@ -76,7 +76,7 @@ def by_name(shapes: Shapes) -> dict[str, tuple[Request, torch.dtype]]:
 def _sequences(s: Shapes) -> Iterator[tuple[str, Request]]:
     window = s.short // 8
     band = graphs.causal() & graphs.window(4 * window)
-    for n, batch in ((s.short, 16), (s.middle, 4), (s.long, 1)):
+    for n, batch in ((s.short, 16), (s.middle, 4), (s.long, 1), (s.long, 2), (s.long, 4)):
         yield _dot("complete", graphs.complete(), n, batch, 8, 64)
         yield _dot("causal", graphs.causal(), n, batch, 8, 64)
     for name, n, topology in (

@@ -177,12 +177,13 @@ def counts(round: Round) -> dict[str, float]:
 def _counts_of_groups(facts: _Facts) -> dict[str, float]:
     groups = facts.groups or []
     kind = kind_of(facts.round.value.dtype)
+    form = _FORMS[facts.shape]
     width = facts.round.value.shape[-1]
     pairs = facts.heads * sum(group.pairs for group in groups)
     return {
         "call": 1.0,
         "size call": len(groups) - 1.0,
-        f"{kind}pair": pairs,
+        f"{kind}{form}pair": pairs,
         f"{kind}number": pairs * width,
         "clique number": float(facts.heads * width * sum(group.copied for group in groups)),
     }
@@ -313,6 +314,10 @@ _Shape = Literal["complete", "causal"]
 _DIRECT: dict[_Shape | None, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
     "complete": _complete, "causal": partial(_complete, causal=True)
 }  # fmt: skip
+
+_FORMS: dict[_Shape | None, str] = {"complete": "", "causal": "causal ", None: "packed "}
+"""How the pairs of groups are named in prices: torch's kernel takes longer for a pair of a causal graph, whose rows
+differ in length, than for one of a complete graph, and its kernel for packed groups longer still."""
 
 
 def _order(members: list[Tensor]) -> tuple[Tensor, Tensor]:

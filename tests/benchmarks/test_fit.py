@@ -1,8 +1,11 @@
 """Prices, fitted to times: known ones are found again, and every operation that requests count has one."""
 
 import json
+import re
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from capabilities import REQUESTS
@@ -104,6 +107,16 @@ def test_every_operation_on_a_gpu_has_a_price() -> None:
     assert min(price for costs in prices.values() for price in costs.values()) > 0
 
 
+OVER = {
+    ("causal & window(64), N 512, B 1, dot 8 x 64, bfloat16", BOTH): 1.16,
+    ("causal, N 8192, B 1, dot 8 x 64, bfloat16", BOTH): 1.12,
+}
+"""Choices that took more than 1.1 times as long as the fastest. In the first row, a mask of 512 nodes took longer than
+one of 2,048 nodes in another row. The second is left to torch's attention, which took less per pair at B 2, and at
+N 32,768 less than `tiles` takes here. Prices exist by which either row is right as well as all others and the test of
+lengths and batches below, but some are more than 3.5 times, or less than 1 / 3.5 of, those that fit the times."""
+
+
 def test_plans_at_the_shipped_prices_are_those_that_the_record_of_a_gpu_found_fast() -> None:
     """Counted today: the choice takes at most 1.1 times as long as the fastest, in all rounds but two, and what torch's
     own attention computes sooner is left to it."""
@@ -112,11 +125,10 @@ def test_plans_at_the_shipped_prices_are_those_that_the_record_of_a_gpu_found_fa
     shipped = tuned.shipped()["cuda"]["nanoseconds"]
     gpu_plans.count(rows)
     gpu_plans.choose(rows, shipped)
-    ratios = sorted(ratio for *_, ratio in gpu_report.regrets(rows))
-    assert len(ratios) == 180
-    assert ratios[-3] <= 1.1
-    assert ratios[-1] <= 1.16
-    assert sum(ratios) / len(ratios) < 1.005
+    regrets = {(row["case"], row["direction"]): ratio for row, *_, ratio in gpu_report.regrets(rows)}
+    assert len(regrets) == 180
+    assert {row: round(ratio, 2) for row, ratio in regrets.items() if ratio > 1.1} == OVER
+    assert sum(regrets.values()) / len(regrets) < 1.005
     lost = [sample for sample in gpu_plans.of_torch(results["rows"]) if len(sample.seconds) > 1]
     assert len(lost) == 2
     assert fit.worst(lost, shipped) == 1.0
@@ -153,6 +165,43 @@ def test_what_a_plan_chooses_on_a_gpu_is_not_slower_than_the_peer_that_it_stands
     alone = {row["group"] for row in rows if "entries" in row and row["case"] not in with_peer}
     # Attention without maps, sparse sequences, recurrences, captured calls, and plans, which compare our own backends.
     assert alone == {"host", "irregular", "structured", "recurrence", "capture", gpu_plans.GROUP}
+
+
+def times_per_pair(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[int, float]]:
+    """Seconds per pair of nodes by graph, direction and backend, and by number of nodes: bfloat16, 8 heads of 64, of
+    batches of 8,192 nodes in all."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for row in rows:
+        match = re.match(r"(complete|causal), N (\d+), B (\d+), dot 8 x 64, bfloat16$", row["case"])
+        if match and int(match[2]) * int(match[3]) == 8192:
+            nodes = int(match[2])
+            for backend in ("dense", "tiles"):
+                seconds = row["entries"][backend]["median"] / (8192 * nodes)
+                found.setdefault((match[1], row["direction"], backend), {})[nodes] = seconds
+    return found
+
+
+@pytest.mark.parametrize("graph", ["complete", "causal"])
+def test_what_torch_attends_over_sooner_is_left_to_it_for_every_length_and_batch(graph: str) -> None:
+    """Times are those of the record per pair, between recorded numbers of nodes interpolated on a logarithmic scale."""
+    prices = tuned.shipped()["cuda"]["nanoseconds"]
+    recorded = times_per_pair(json.loads(gpu.RECORD.read_text())["rows"])
+    lost: dict[str, float] = {}
+    sooner = 0
+    for direction, nodes, batch in product((FORWARD, BOTH), (512, 1024, 2048, 4096, 8192), (1, 2, 4, 16)):
+        seconds = {}
+        for backend in ("dense", "tiles"):
+            times = recorded[graph, direction, backend]
+            assert list(times) == [512, 2048, 8192]
+            seconds[backend] = np.exp(np.interp(np.log(nodes), np.log(list(times)), np.log(list(times.values()))))
+        sooner += seconds["tiles"] > 1.1 * seconds["dense"]
+        case = f"{graph}, N {nodes}, B {batch}, 8 x 64, bfloat16"
+        chosen = gpu_plans.chosen_today({"case": case, "direction": direction}, prices)
+        assert chosen in seconds
+        if seconds[chosen] > 1.1 * seconds["dense"]:
+            lost[f"{case}, {direction}"] = seconds[chosen] / seconds["dense"]
+    assert not lost
+    assert sooner >= 32
 
 
 def test_a_wrong_choice_moves_prices_until_it_is_right() -> None:
