@@ -3,13 +3,15 @@
     python tests/support/mutate.py                        twenty changes of mpnn, drawn with seed 0
     python tests/support/mutate.py --seed 1 --folders engine round kernels/rows
     python tests/support/mutate.py --cpp 4                four more of the C++ kernels, each compiled (minutes)
+    python tests/support/mutate.py --skip 3="x is 0 there" in place of the third change, one more is drawn
     python tests/support/mutate.py --list                 shows the changes and their tests, and runs nothing
 
 Each change is one of: another comparison, another operation, another number, `and` for `or`, a condition negated, a
 keyword left out. It is made in a copy of the repository, in which the default tests of the changed module run until
 one fails: those named after it, those that import it, those of its folder, and, if few modules use it, those that
 import its users. The test that fails must pass without the change. A change that no test notices is printed as such:
-it needs a test, or the code that it changed is not needed.
+it needs a test, or the code that it changed is not needed. One that no test can notice, because the results are the
+same or the line does not run on this machine, is replaced with `--skip`.
 
 Tests run in forks of one process, which has imported what is not of this repository.
 """
@@ -142,9 +144,16 @@ def changes_of_cpp(path: Path) -> list[Change]:
 
 
 def draw(files: Iterable[Path], of_file: Callable[[Path], list[Change]], count: int, seed: int) -> list[Change]:
-    """Returns `count` changes of these files: a file by its size, and a place in it."""
+    """Returns `count` changes of these files: a file by its size, and a place in it. More with the same seed begin with
+    the same changes, if the files have many."""
     pool = [change for path in files for change in of_file(path)]
     return random.Random(seed).sample(pool, min(count, len(pool)))
+
+
+def reasons(entries: Iterable[str]) -> dict[int, str]:
+    """Returns the reasons to leave changes out by the numbers of the changes, from `number=reason`."""
+    parts = (entry.partition("=") for entry in entries)
+    return {int(number): reason or "no reason is given" for number, _, reason in parts}
 
 
 def files_of(folders: list[str]) -> list[Path]:
@@ -308,10 +317,17 @@ def main() -> None:
     parser.add_argument("--cpp", type=int, default=0, help="how many changes of the C++ kernels (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="by which they are drawn (default: 0)")
     parser.add_argument("--seconds", type=int, default=300, help="after which a test has failed (default: 300)")
+    parser.add_argument(
+        "--skip", nargs="+", default=[], metavar="N=REASON", help="changes of Python to replace by the next ones drawn"
+    )
     parser.add_argument("--list", action="store_true", help="show the changes and their tests, and run nothing")
     options = parser.parse_args()
     kernels = sorted(path for path in (ROOT / "mpnn/kernels/cpu").iterdir() if path.suffix in (".cpp", ".h"))
-    drawn = draw(files_of(options.folders), changes, options.count, options.seed)
+    skipped = reasons(options.skip)
+    drawn = draw(files_of(options.folders), changes, options.count + len(skipped), options.seed)
+    for number, reason in skipped.items():
+        print(f"Left out: {number} {drawn[number - 1]}\n    {reason}")
+    drawn = [change for number, change in enumerate(drawn, 1) if number not in skipped]
     drawn += draw(kernels, changes_of_cpp, options.cpp, options.seed)
     if options.list:
         for change in drawn:
