@@ -16,6 +16,7 @@ from mpnn.cli.app import app
 from mpnn.cli.compare import expanded
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds
 from mpnn.models import GAT, GCN
+from mpnn.train.comparison import Comparison, Curve, Result
 
 RUN = CliRunner()
 compare, loop = import_module("mpnn.cli.compare"), import_module("mpnn.train.loop")
@@ -95,6 +96,18 @@ def test_an_attention_stands_beside_a_graph(tmp_path: Path) -> None:
     assert results[0]["curves"]["0"]["errors"] != results[1]["curves"]["0"]["errors"]
     codes = [f'parse("causal"), context=16, attention="{kind}")' for kind in kinds.values()]
     assert sum(code in done.output for code in codes) == 1, "that of the winner"
+
+
+@pytest.mark.parametrize(("rate", "which"), [(0.5, "smallest"), (1.0, None), (2.0, "largest")])
+def test_the_best_graph_s_rate_is_cautioned_about_at_an_end_of_those_tried(rate: float, which: str | None) -> None:
+    results = [
+        Result(name, rate_of_graph, {0: Curve([1, 10], [1.0, 10.0], [error, error])})
+        for name, error, rate_of_graph in (("a", 1.0, rate), ("b", 2.0, 1.0))
+    ]
+    contest = compare._Contest("", lambda graph, seed: None, 1.0, "", "", str)
+    cautions = compare._cautions(Comparison(results), contest, compare.Options(task="digits"))
+    said = f"The learning rate of a is the {which} that was tried; try --lr {rate:.1e}."
+    assert [caution for caution in cautions if "learning rate" in caution] == ([said] if which else [])
 
 
 def test_a_model_of_nodes_stands_beside_a_graph() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,13 @@ def test_which_functions_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(out, f(x), rtol=1e-12, atol=1e-12)
         before = [] if out.grad_fn is None else [node.name() for node, _ in out.grad_fn.next_functions if node]
         assert ("_LaunchBackward" in before) is served
+
+
+@pytest.mark.parametrize("f", [torch.relu, nn.SiLU(), nn.Identity()], ids=str)
+def test_a_function_without_parameters_runs_in_blocks(f: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_sum, "BLOCK", 10)
+    x = torch.randn(20, 5)
+    torch.testing.assert_close(rows.mapped(f, x), f(x), rtol=0, atol=0)
 
 
 def test_a_function_that_overwrites_its_input_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
