@@ -75,7 +75,7 @@ def test_which_functions_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("_LaunchBackward" in before) is served
 
 
-@pytest.mark.parametrize("f", [torch.relu, nn.SiLU(), nn.Identity()], ids=str)
+@pytest.mark.parametrize("f", [torch.relu, nn.SiLU(), nn.Identity()], ids=["relu", "SiLU", "Identity"])
 def test_a_function_without_parameters_runs_in_blocks(f: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_sum, "BLOCK", 10)
     x = torch.randn(20, 5)
