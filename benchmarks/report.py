@@ -11,6 +11,7 @@ from benchmarks import plots, roofs, series
 from benchmarks.contest import BOTH, FORWARD
 from benchmarks.truth import TOLERANCE
 from benchmarks.units import MEANING, RATIO, duration, memory
+from mpnn.backends import BACKENDS
 
 GROUPS = {
     "device": "What the device can do",
@@ -115,12 +116,17 @@ def spreads(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
     return lines
 
 
+OWN = [backend.NAME for backend in BACKENDS]
+"""Backends of mpnn, which are no peers."""
+
+
 def times_faster(rows: Sequence[dict[str, Any]], time: str = "least") -> dict[str, dict[str, list[float]]]:
     """For each peer and direction, its time / mpnn's time in each row in which it computes the same."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for name, entry in row.get("entries", {}).items():
-            if row["group"] != "overhead" and name != row["ours"] and time in entry and is_equal(row, name):
+            is_peer = row["group"] != "overhead" and name not in (row["ours"], *OWN)
+            if is_peer and time in entry and is_equal(row, name):
                 ratio = entry[time] / row["entries"][row["ours"]][time]
                 is_reference = row["group"] == "recurrence" and name == "transformers"
                 peer = "transformers' reference code of recurrences" if is_reference else name

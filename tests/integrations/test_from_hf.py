@@ -19,7 +19,7 @@ from mpnn.models import from_hf
 transformers = pytest.importorskip("transformers")
 
 CLASSES = {kind.__name__: (family, kind) for family, kind in OFFERED}
-PEER, BOUND, EXACT = "Hugging Face, every head", error_bound(2, 24), error_bound(2, 24, torch.float64)
+PEER, BOUND, EXACT = "Hugging Face, every task head", error_bound(2, 24), error_bound(2, 24, torch.float64)
 EVERY = torch.ones(BATCH, LENGTH, dtype=torch.bool)
 LEFT = torch.arange(6) >= torch.tensor([0, 3, 5])[:, None]
 GREEDY = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 1}
