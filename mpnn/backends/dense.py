@@ -177,7 +177,7 @@ def counts(round: Round) -> dict[str, float]:
 def _counts_of_groups(facts: _Facts) -> dict[str, float]:
     groups = facts.groups or []
     kind = kind_of(facts.round.value.dtype)
-    form = _FORMS[facts.shape]
+    form = _FORMS[facts.shape] if kind == kind_of(torch.bfloat16) else ""  # numbers that torch's flash kernel takes
     width = facts.round.value.shape[-1]
     pairs = facts.heads * sum(group.pairs for group in groups)
     return {
