@@ -293,7 +293,8 @@ class Copy:
                 os.chdir(self.root)
                 os.environ["PYTHONPATH"] = str(self.root)
                 sys.dont_write_bytecode = False  # or each change compiles all files
-                sys.path[:] = [str(self.root), *(x for x in sys.path if not x.startswith(str(ROOT)))]
+                others = (x for x in sys.path if x.startswith(sys.prefix) or not x.startswith(str(ROOT)))
+                sys.path[:] = [str(self.root), *others]
                 code = 3
                 try:
                     import pytest
