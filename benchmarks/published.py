@@ -150,8 +150,9 @@ def short(records: Records) -> list[str]:
         lines += [line] if line else []
     lost = _losses(records)
     lines += [line for row, peer in lost if (line := _beside(row, peer))]
-    last = f" In the last {len(lost)} rows mpnn loses most." if lost else ""
-    return [f"Equal functions. {units.MEANING}{last} {machine(record)}.", "", *lines]
+    equal = "In each row, mpnn and the peer compute the same function."
+    last = " Each table ends with the lowest ratios of all measured cases with a backward pass." if lost else ""
+    return [f"{equal} {units.MEANING}{last} The CPU of the first table: {machine(record)}.", "", *lines]
 
 
 def peers(records: Records) -> list[str]:
