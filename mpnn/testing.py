@@ -1,6 +1,7 @@
 """A check of an operator with parts of your own: an aggregator, a score, an attention, an update, a backend."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import product
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
+from mpnn import engine
 from mpnn.backends import registered
 from mpnn.engine.choice import Refused
 from mpnn.graph import Graph
@@ -18,63 +20,81 @@ from mpnn.update import Replace
 __all__ = ["check_operator"]
 
 _NODES = 9
+_SOURCES = 7  # of the graph with two sets of nodes
 _REFERENCE = "edge_list"
 _CLOSE = {torch.float64: (1e-7, 1e-9), torch.float32: (1e-3, 1e-4)}
 """How far results may differ, relatively and absolutely."""
 
+Numbers = dict[str, Tensor]
+"""The result and the gradients of an operator, by their names in messages."""
 
-def check_operator(operator: MessagePassing, width: int, edge_dim: int | None = None, *, seed: int = 0) -> list[str]:
+
+def check_operator(
+    operator: MessagePassing, width: int, edge_dim: int | None = None, *, two_sets: bool = True, seed: int = 0
+) -> list[str]:
     """Checks that an operator computes what an operator over graphs must, with random features.
 
     Use it in the test of an aggregator, a score, an attention, an update or a backend that you add.
 
+    - Nodes without in-neighbors and a graph without edges give finite results and gradients, and zeros if the operator
+      has neither an attention nor an update.
+    - The aggregator returns one row for each node and head, as wide as a message or a multiple of that.
     - Each backend that runs the operator gives the result and the gradients of `edge_list`, which defines them.
     - Another order of the edges changes nothing.
     - Two graphs side by side, and two texts in a batch, give what each gives alone.
-    - A node without in-neighbors and a graph without edges give finite results and gradients, and zeros if the operator
-      has neither an attention nor an update.
+    - Sources that are a set of their own give what they give as nodes of the graph.
     - The gradient with respect to x is that of finite differences.
 
     Args:
         operator: it is copied, and not changed. Its graph is not used.
-        width: of the features of nodes.
+        width: of the features of nodes, x [N, width].
         edge_dim: of the features of edges, if the operator takes them as `edge_attr`.
+        two_sets: False for an operator that refuses sources that are another set of nodes than its destinations.
         seed: of the features and the edges.
 
     Returns:
         The names of the backends that were compared.
 
     Raises:
-        AssertionError: one of these does not hold; the message names it.
+        AssertionError: one of these does not hold, or the operator raises an error over one of these graphs. The
+            message says which, and whether the result or which gradient is wrong.
     """
     operator = deepcopy(operator).double().eval()
     operator.backend = _REFERENCE
     random = torch.Generator().manual_seed(seed)
     # Nodes 0 and 1 have no in-neighbors, and one edge is there twice.
     edges = torch.cat([torch.tensor([[3, 4, 4], [2, 3, 3]]), _random_edges(30, 3, random)], 1)
-    graph, other, empty = (
-        _graph(some, edge_dim, random) for some in (edges, _random_edges(12, 0, random), edges[:, :0])
+    # Without these nodes, each node has an in-neighbor.
+    ring = torch.stack([torch.arange(_NODES), torch.arange(_NODES).roll(1)])
+    graph, other, empty, full = (
+        _graph(some, edge_dim, random) for some in (edges, _random_edges(12, 0, random), edges[:, :0], ring)
     )
     x, y = torch.randn(2, _NODES, width, dtype=torch.float64, generator=random)
-    is_bare = operator.attention is None and isinstance(operator.update, Replace)
-    for one, silent in ((graph, slice(0, 2)), (empty, slice(None))):
-        results = _results(operator, x, one)
-        assert all(tensor.isfinite().all() for tensor in results), f"results or gradients over {one} are not finite"
-        assert not is_bare or not results[0][silent].any(), "a node without in-neighbors does not get zeros"
+
+    _check_shape(operator, x, full)
+    _finite(operator, x, full, "a graph in which each node has an in-neighbor")
+    of_x = _finite(operator, x, graph, "a graph in which nodes 0 and 1 have no in-neighbors")
+    of_empty = _finite(operator, x, empty, "a graph without edges")
+    if operator.attention is None and isinstance(operator.update, Replace):
+        silent = torch.cat([of_x["result"][:2], of_empty["result"]])
+        assert not silent.any(), "a node without in-neighbors does not get zeros"
 
     compared = [graph, *([window(2).bind(_NODES)] if edge_dim is None else [])]
     names = (backend.NAME for backend in registered())
     backends = [name for name in names if sum(_is_run_by(operator, name, x, one) for one in compared)]
 
-    (of_x, *gradients), (of_y, *_) = _results(operator, x, graph), _results(operator, y, graph)
     order = torch.randperm(graph.num_edges, generator=random)
     shuffled = _with_attr(graph, graph.edge_attr, order)
-    _same(_results(operator, x, shuffled), [of_x, *gradients], "another order of the edges gives another result")
-    of_both = operator(torch.stack([x, y]), graph).detach()
-    _same([of_both], [torch.stack([of_x, of_y])], "two texts in a batch give another result than each alone")
-    side_by_side = operator(torch.cat([x, y]), batch([graph, other])).detach()
-    alone = torch.cat([of_x, operator(y, other).detach()])
-    _same([side_by_side], [alone], "two graphs side by side give another result than each alone")
+    _same(_numbers(operator, x, shuffled), of_x, "another order of the edges gives another result")
+    of_y = operator(y, graph)
+    of_both = operator(torch.stack([x, y]), graph)
+    expected = torch.stack([of_x["result"], of_y])
+    _same({"result": of_both}, {"result": expected}, "two texts in a batch give another result than each alone")
+    side_by_side = operator(torch.cat([x, y]), batch([graph, other]))
+    alone = torch.cat([of_x["result"], operator(y, other)])
+    _same({"result": side_by_side}, {"result": alone}, "two graphs side by side give another result than each alone")
+    if two_sets:
+        _check_two_sets(operator, x, graph)
 
     try:
         gradcheck(lambda features: operator(features, graph), x.clone().requires_grad_())
@@ -96,22 +116,70 @@ def _graph(edges: Tensor, edge_dim: int | None, random: torch.Generator) -> Grap
     return from_edges(edges, _NODES, edge_attr=attr)
 
 
-def _with_attr(graph: Graph, attr: Tensor | None, order: Tensor | slice = slice(None)) -> Graph:
-    """The graph with these features of edges, its edges in another order."""
-    return from_edges(graph.edge_index[:, order], _NODES, edge_attr=None if attr is None else attr[order])
+def _with_attr(graph: Graph, attr: Tensor | None, kept: Tensor | slice = slice(None)) -> Graph:
+    """The graph with these features of edges, and of its edges those of the numbers or the mask `kept`."""
+    return from_edges(graph.edge_index[:, kept], _NODES, edge_attr=None if attr is None else attr[kept])
 
 
-def _results(operator: MessagePassing, x: Tensor, graph: Graph, needs_gradient: bool = True) -> list[Tensor]:
-    """The output, and the gradients with respect to x and the parameters of a sum with other weights of each number."""
+@contextmanager
+def _names_errors(what: str, advice: str = "") -> Iterator[None]:
+    """Raises AssertionError for an error of any type, with a text that says what raised it."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{what} raises {type(error).__name__}: {error}{advice}") from error
+
+
+def _numbers(operator: MessagePassing, x: Tensor, graph: Graph, needs_gradient: bool = True) -> Numbers:
+    """The result, and the gradients with respect to x and the parameters of a sum with other weights of each number."""
     with torch.set_grad_enabled(needs_gradient):
         x = x.clone().requires_grad_(needs_gradient)
         out = operator(x, graph)
     if not needs_gradient:
-        return [out]
+        return {"result": out}
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    leaves = [x, *(each for each in operator.parameters() if each.requires_grad)]
-    gradients = torch.autograd.grad((out * weights).sum(), leaves, allow_unused=True, materialize_grads=True)
-    return [out.detach(), *gradients]
+    leaves = {"x": x} | {name: each for name, each in operator.named_parameters() if each.requires_grad}
+    gradients = torch.autograd.grad(
+        (out * weights).sum(), [*leaves.values()], allow_unused=True, materialize_grads=True
+    )
+    named = {f"gradient with respect to {name}": each for name, each in zip(leaves, gradients, strict=True)}
+    return {"result": out.detach()} | named
+
+
+def _finite(operator: MessagePassing, x: Tensor, graph: Graph, what: str) -> Numbers:
+    """The numbers of the operator over this graph, if they are finite."""
+    with _names_errors(f"the operator over {what}"):
+        numbers = _numbers(operator, x, graph)
+    for name, tensor in numbers.items():
+        rows = (~tensor.isfinite()).flatten(1).any(1) if tensor.dim() > 1 else ~tensor.isfinite().flatten()
+        where = ", ".join(map(str, rows.nonzero().flatten().tolist()))
+        assert not where, f"over {what}, the {name} is not finite in row {where}"
+    return numbers
+
+
+def _check_shape(operator: MessagePassing, x: Tensor, graph: Graph) -> None:
+    """Raises AssertionError if the result of the aggregator has another shape than [N, H, D], or a multiple of D."""
+    with _names_errors("the operator over a graph in which each node has an in-neighbor"):
+        round = operator.rounds(x, graph)[0]
+        shape = list(engine.run(round, _REFERENCE)[0].shape)
+    heads, width = round.heads, round.value.shape[-1]
+    factor = max(shape[-1] // width, 1)
+    assert shape == [_NODES, heads, factor * width], (
+        f"the aggregator returns a result of shape {shape} for {_NODES} nodes, {heads} heads and messages of {width} "
+        f"numbers; expected {[_NODES, heads, width]}, or a multiple of {width} numbers"
+    )
+
+
+def _check_two_sets(operator: MessagePassing, x: Tensor, graph: Graph) -> None:
+    """Compares edges from the first nodes of a graph with the same edges from sources that are a set of their own. The
+    sets have two sizes, so that a score that takes one for the other is refused."""
+    one_set = _with_attr(graph, graph.edge_attr, graph.edge_index[0] < _SOURCES)
+    two_sets = from_edges(one_set.edge_index, num_dst=_NODES, num_src=_SOURCES, edge_attr=one_set.edge_attr)
+    advice = ". If the operator is for one set of nodes only, pass two_sets=False"
+    with _names_errors(f"the operator over a graph from {_SOURCES} sources to {_NODES} destinations", advice):
+        out = operator(x, two_sets, lambda prepared: prepared[:_SOURCES])
+    law = "sources that are a set of their own give another result than as nodes of the graph"
+    _same({"result": out}, {"result": operator(x, one_set)}, law)
 
 
 def _is_run_by(operator: MessagePassing, backend: str, x: Tensor, graph: Graph) -> bool:
@@ -122,19 +190,22 @@ def _is_run_by(operator: MessagePassing, backend: str, x: Tensor, graph: Graph) 
         typed = graph if graph.edge_attr is None else _with_attr(graph, graph.edge_attr.to(dtype))
         call = x.to(dtype), typed, needs_gradient
         operator.to(dtype).backend = _REFERENCE
-        expected = _results(operator, *call)
+        expected = _numbers(operator, *call)
         operator.backend = backend
-        try:
-            found = _results(operator, *call)
-        except Refused:
-            continue
+        with _names_errors(f"backend {backend}"):
+            try:
+                found = _numbers(operator, *call)
+            except Refused:
+                continue
         is_run = True
         _same(found, expected, f"backend {backend} differs from {_REFERENCE}")
     operator.double().backend = _REFERENCE
     return is_run
 
 
-def _same(found: Sequence[Tensor], expected: Sequence[Tensor], what: str) -> None:
-    for one, other in zip(found, expected, strict=True):
+def _same(found: Numbers, expected: Numbers, law: str) -> None:
+    """Raises AssertionError with the law that is broken and the name of the numbers that differ."""
+    for name, one in found.items():
         rtol, atol = _CLOSE[one.dtype]
-        torch.testing.assert_close(one, other, rtol=rtol, atol=atol, msg=lambda why: f"{what}:\n{why}")
+        message = f"{law} ({name}, {one.dtype}):\n{{}}"
+        torch.testing.assert_close(one, expected[name], rtol=rtol, atol=atol, msg=message.format)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor
 
 from mpnn import MessagePassing
 from mpnn.aggregate import segment_sum
-from mpnn.attention import Additive, DotProduct
+from mpnn.attention import Additive, Attention, Degree, DotProduct
+from mpnn.graph import Graph
 from mpnn.graphs import from_edges
+from mpnn.round import Round
+from mpnn.scores import Role
 from mpnn.testing import check_operator
 from mpnn.update import Concat
 
@@ -60,6 +64,27 @@ class Detached:
         return segment_sum(messages.detach() * messages, index)
 
 
+class Longest:
+    """The largest of all messages, of which a graph without edges has none."""
+
+    def reduce(self, messages: Tensor, index: Any) -> Tensor:
+        return segment_sum(messages, index).clamp(max=messages.max())
+
+
+class Indexed:
+    """The first message of each node, also of a node without messages."""
+
+    def reduce(self, messages: Tensor, index: Any) -> Tensor:
+        return torch.stack([messages[index.plain == node][0] for node in range(index.num_dst)])
+
+
+class Narrow:
+    """A sum over the numbers of a message, too."""
+
+    def reduce(self, messages: Tensor, index: Any) -> Tensor:
+        return segment_sum(messages, index).sum(-1, keepdim=True)
+
+
 class PlusOne:
     def reduce(self, messages: Tensor, index: Any) -> Tensor:
         return segment_sum(messages, index) + 1
@@ -82,8 +107,11 @@ class WrongGradient:
         (Last(), "another order of the edges gives another result"),
         (OfBatch(), "two texts in a batch give another result than each alone"),
         (OfGraph(), "two graphs side by side give another result than each alone"),
-        (Unguarded(), "results or gradients over .* are not finite"),
+        (Unguarded(), "no in-neighbors, the result is not finite in row 0, 1$"),
         (Detached(), "the gradient with respect to x is not that of finite differences"),
+        (Longest(), "the operator over a graph without edges raises RuntimeError"),
+        (Indexed(), "the operator over a graph in which nodes 0 and 1 have no in-neighbors raises IndexError"),
+        (Narrow(), r"the aggregator returns a result of shape \[9, 1, 1\] .* expected \[9, 1, 8\]"),
         (PlusOne(), "a node without in-neighbors does not get zeros"),
     ],
     ids=lambda value: type(value).__name__,
@@ -95,8 +123,38 @@ def test_each_wrong_aggregator_breaks_a_law_by_name(aggregate: Any, law: str) ->
 
 def test_a_wrong_kernel_is_found() -> None:
     pytest.importorskip("numba")
-    with pytest.raises(AssertionError, match="backend csr differs from edge_list"):
+    with pytest.raises(AssertionError, match=r"backend csr differs from edge_list \(gradient with respect to x, "):
         check_operator(MessagePassing(None, WrongGradient()), 8)
+
+
+@dataclass
+class Swapped:
+    """A product of two vectors of the numbers of each head, of which each has the role of the other."""
+
+    query: Tensor
+    key: Tensor
+    roles: ClassVar = {"query": Role("src"), "key": Role("dst")}
+
+    def logits(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query * key).sum(-1)
+
+
+class WithSwappedRoles(Attention):
+    def forward(self, dst: Tensor, src: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> Round:
+        return Round(graph, src.unsqueeze(-2), Swapped(dst.unsqueeze(-2), 2 * src.unsqueeze(-2)))
+
+
+def test_swapped_roles_of_a_score_are_found() -> None:
+    over = "the operator over a graph from 7 sources to 9 destinations raises ValueError: .* has 9 nodes"
+    with pytest.raises(AssertionError, match=over):
+        check_operator(MessagePassing(None, "sum", None, WithSwappedRoles()), 8)
+
+
+def test_an_operator_may_be_for_one_set_of_nodes() -> None:
+    degree = MessagePassing(None, "sum", None, Degree(8, 8))
+    assert "csr" in check_operator(degree, 8, two_sets=False)
+    with pytest.raises(AssertionError, match=r"Degree needs one set of nodes.*pass two_sets=False"):
+        check_operator(degree, 8)
 
 
 def test_a_part_that_is_a_module_is_replaced_by_one_that_is_none() -> None:
