@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpnn import engine
 from mpnn.backends import Backend, registered
-from mpnn.engine import slowness
+from mpnn.engine import listeners, slowness
 from mpnn.engine.choice import Choice, Refused as Refused, choose as choose, refusal as refusal
 from mpnn.engine.rewrites.prepare import as_planned, lower_score
 from mpnn.graph import Graph, html
@@ -232,7 +231,7 @@ def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]
         handles.append(one.register_forward_hook(end, always_call=True))
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        with engine.listening(heard, heard_layer), torch.random.fork_rng(devices=[]):
+        with listeners.listening(heard, heard_layer), torch.random.fork_rng(devices=[]):
             function(*features, **call)
     finally:
         for handle in handles:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mpnn import backends
 from mpnn.aggregate import Max, Mean, Min, Sum, Var
-from mpnn.engine import slowness
+from mpnn.engine import listeners, slowness
 from mpnn.engine.choice import FORWARD, TRANSFORMED, Choice, choose, is_matrix
 from mpnn.engine.rewrites.prepare import PREPARATIONS, Preparation, as_planned, lower_score
 from mpnn.graph import batches
@@ -57,8 +57,34 @@ _OF_LISTS: dict[Hashable, Steps] = {}
 """The steps of rounds over lists of edges, by what distinguishes these."""
 
 
-def run(round: Round, backend: str = "auto") -> Result:
-    """`mpnn.engine.run` outside of traced programs, with results by name."""
+def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Validates, plans and runs a round.
+
+    The dtype of the features decides the arithmetic. Autocast acts on linear maps, and not on rounds.
+
+    Args:
+        backend: "auto", or the name of a backend. A named backend runs, or raises an error that states the reason.
+
+    Returns:
+        out [..., N_dst, H, D], and the other results that the round asks for: the weights [..., E, H], the lse [...,
+        N_dst, H], the state [..., H, D, D_v], or None.
+
+    Raises:
+        ValueError, TypeError: the parts of the round do not fit together, or no backend (or not the named one) serves
+            all its needs.
+    """
+    if torch.compiler.is_compiling():
+        from mpnn.engine.compile.operator import run as traced  # imports torch's compiler, which takes a second
+
+        return traced(round, backend)
+    if listeners.of_rounds:
+        listeners.notify(round, backend)
+    out, weights, lse, state = result(round, backend)
+    return out, weights if lse is None and state is None else lse if state is None else state
+
+
+def result(round: Round, backend: str = "auto") -> Result:
+    """Returns what `run` does outside of traced programs, by name."""
     if round.score is not None and type(round.score) not in BUILT_IN:
         round = lower_score(round, backend)
     # Each call of a layer passes here, so what is as it should be is tested without a call of its validation.

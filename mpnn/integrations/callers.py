@@ -14,22 +14,19 @@ from typing import Any
 
 from torch import nn
 
-_CALLS = [
+CALLS = (
     nn.Module._call_impl.__code__,
     *(code for code in nn.Module._call_impl.__code__.co_consts if isinstance(code, CodeType)),
     nn.Module._slow_forward.__code__,
-]
+)
+"""The code by which torch calls the `forward` of a module, which is `self` there."""
 
 
 def calling(module: nn.Module) -> nn.Module:
     """Returns the module whose `__call__` has called the function that calls this one; else `module`."""
     frame = sys._getframe(2)
-    code = frame.f_code
-    for known in _CALLS:
-        if code is known:
-            caller: nn.Module = frame.f_locals["self"]
-            return caller
-    return module
+    caller: nn.Module = frame.f_locals["self"] if frame.f_code in CALLS else module
+    return caller
 
 
 def put(owner: Any, name: str, value: Any) -> Callable[[], None]:

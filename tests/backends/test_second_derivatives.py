@@ -29,7 +29,7 @@ def leaf() -> torch.Tensor:
 def grads(backend: str | Callable[[Round], Result], round: Round) -> list[torch.Tensor]:
     """First derivatives of all that a round returns by all its leaves, then second ones; zeros for those without."""
     leaves = [x for x in round.tensors if x.requires_grad]
-    result = steps.run(round, backend) if isinstance(backend, str) else backend(round)
+    result = steps.result(round, backend) if isinstance(backend, str) else backend(round)
     outputs = [x for x in result if x is not None]
     loss = sum(x.nan_to_num(0.0, 0.0, 0.0).sin().sum() for x in outputs)
     first = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)

@@ -10,6 +10,7 @@ import mpnn
 import mpnn.hf
 from mpnn import MessagePassing, graphs, ops
 from mpnn.attention import DotProduct
+from mpnn.engine import listeners
 from mpnn.models import GAT, GCN, GIN, GraphPredictor
 
 GRAPH = graphs.window(2).bind(50)
@@ -89,4 +90,4 @@ def test_an_error_in_a_model_leaves_nothing_behind() -> None:
     with pytest.raises(ValueError, match="x is 5 wide"):
         mpnn.explain(model, torch.randn(50, 5), GRAPH)
     assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in model.layers)
-    assert mpnn.engine._listeners == []
+    assert listeners.of_rounds == []

@@ -194,7 +194,7 @@ def test_explain_names_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
         given = Round(graph, x, score, reduce=reduce, **options)
         shown = plan(given)
         ran.clear()
-        engine.steps.run(given)
+        engine.run(given)
         assert shown.backend == " + ".join(dict.fromkeys(ran)), str(shown)
         used |= {r.NAME for r in REWRITES if r.NAME in shown.rewrites}
     assert len(used) >= 6, used

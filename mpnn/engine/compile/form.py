@@ -306,7 +306,7 @@ def result(call: Call, graph: Graph) -> list[Tensor]:
     own = dict(zip(form.parameters, call.tensors[count:], strict=True))
 
     def run() -> Result:
-        return steps.run(round, form.backend)
+        return steps.result(round, form.backend)
 
     # Gradients belong to the tensors of the call. The module's own parameters are unknown to the program.
     results = torch.func.functional_call(_Modules(round), own, (run,)) if own else run()

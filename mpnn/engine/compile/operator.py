@@ -34,7 +34,7 @@ from mpnn.round import Round
 
 
 def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """As `mpnn.engine.steps.run`, recorded in the traced program."""
+    """As `mpnn.engine.run`, recorded in the traced program."""
     out, weights, _ = torch.ops.mpnn.run(*flatten(prepared(round, backend), backend))
     return out, weights if round.return_weights or round.return_lse or round.return_state else None
 

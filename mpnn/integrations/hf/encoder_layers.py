@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from mpnn.attention.whole_layer import parts_of, why_not_now
-from mpnn.engine import layer_listeners, unheard
+from mpnn.engine import listeners
 from mpnn.graph import guard
 from mpnn.graph.witness import Constant, Unwatchable, Witness
 from mpnn.integrations.callers import calling
@@ -243,7 +243,7 @@ class Forward(Constant):
         cos_sin = _cos_sin_of(given.get(_COS_SIN), shape, parts.head_width) if layer.has_cos_sin else None
         if texts is None or (layer.has_cos_sin and cos_sin is None):
             return None
-        for listener in layer_listeners:
+        for listener in listeners.of_layers:
             listener(self.module, x)
         cache = given.get(_CACHE)
         if cache is None:
@@ -516,7 +516,7 @@ class _Layer:
             cos_sin = angles.cos(), angles.sin()
             given[_COS_SIN] = cos_sin
         try:
-            with torch.no_grad(), packing.within(None), unheard():
+            with torch.no_grad(), packing.within(None), listeners.unheard():
                 expected = type(self._module).forward(self._module, x, **given)
         except Exception:  # a layer that needs more than these arguments
             return None

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from mpnn import Graph, graphs, ops
 from mpnn.graph.bind_cache import cached_graph
 from mpnn.graph.runs import Runs
-from mpnn.graph.sharding import active
+from mpnn.graph.sharding import ACTIVE
 from mpnn.graph.stacked import StackedGraph
 from mpnn.integrations.hf import by_torch, compat, masks, packing, ranks, traced
 from mpnn.integrations.hf.closures import IRREPLACEABLE, Sizes, parse
@@ -98,25 +98,49 @@ def attend(
     Raises:
         ValueError: if the layer does what mpnn does not support, or `torch.export` cannot save what it does.
     """
-    if is_tracing():
+    if torch.compiler.is_compiling():
+        if _why_not_traced(module, attention_mask, options) is not None:
+            return _uncompiled(module, query, key, value, attention_mask, **options)
+    elif is_tracing():
         raise ValueError(
             "torch.jit.trace would record the graph of this input for all inputs; use torch.export, or "
             "attn_implementation='sdpa'"
         )
-    reason = None
-    if torch.compiler.is_compiling():
-        reason = traced.reason(attention_mask, options, _has_cross_topology(module), _needs_graph(module, options))
+    if not options.keys() <= _KNOWN:
+        _check_keywords(module, options)
+    if query.is_meta:
+        return value.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = _as_autocast(query, key, value)
+    call = _read_call(module, query, key, value, attention_mask, options)
+    mask = _own_mask(module, options.get("is_causal"), call.sizes) if attention_mask is None else attention_mask
+    out = _without_graph(call, mask)
+    return _over_graph(call, mask) if out is None else (out, None)
+
+
+def _why_not_traced(module: nn.Module, mask: Any, options: dict[str, Any]) -> str | None:
+    """Why a layer cannot be part of the program that is traced, or None.
+
+    Raises:
+        ValueError: if the program is an exported one, which does not break.
+    """
+    topology = _setting(module, "mpnn_graph")
+    needs_graph = topology is not None or _needs_edges(options)
+    reason = traced.reason(mask, options, _is_of_cross(topology), needs_graph)
     if reason is not None and torch.compiler.is_exporting():
         raise ValueError(f"torch.export cannot save {type(module).__name__}: {reason}; export it with 'sdpa' attention")
-    run = _attend if reason is None else _uncompiled
-    return run(module, query, key, value, attention_mask, **options)
+    return reason
+
+
+_uncompiled = torch.compiler.disable(attend)
 
 
 class _Call(NamedTuple):
     """One call of an attention layer: query [B, H, queries, D], key and value [B, H_kv, keys, D], and the keywords.
 
     sizes: batch, queries and keys, of the whole sequence where it is divided over processes. bias: the position bias of
-    the pairs, [B or 1, H or 1, queries, keys]. by_offset: T5's, which is a table by offset.
+    the pairs, [B or 1, H or 1, queries, keys]. by_offset: T5's, which is a table by offset. topology: of the layer, as
+    `config.mpnn_graph` has it.
     """
 
     module: nn.Module
@@ -129,31 +153,12 @@ class _Call(NamedTuple):
     bias: Tensor | None
     by_offset: OffsetBias | None
     scale: float | None
+    topology: Any
 
     @property
     def features(self) -> list[Tensor]:
         """Query, key and value as [B, N, H, D]."""
-        return [x.transpose(1, 2) for x in (self.query, self.key, self.value)]
-
-
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None, **options: Any
-) -> tuple[Tensor, Tensor | None]:
-    _check_keywords(module, options)
-    if query.is_meta:
-        return value.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), None
-    if torch.is_autocast_enabled(query.device.type):
-        query, key, value = _as_autocast(query, key, value)
-    call = _read_call(module, query, key, value, mask, options)
-    if mask is None:
-        mask = _own_mask(module, options.get("is_causal"), call.sizes)
-    if (out := _without_graph(call, mask)) is not None:
-        return out, None
-    mask, indices, bias = _read_mask(call, mask)
-    graph, is_flat = _choose_graph(call, mask, indices)
-    biases = _biases(call, bias, graph, is_flat)
-    out, weights = _over_graph(call, graph, is_flat, biases)
-    return out, None if weights is None else _dense(weights, graph, is_flat, call.sizes)
+        return [self.query.transpose(1, 2), self.key.transpose(1, 2), self.value.transpose(1, 2)]
 
 
 def _as_autocast(*features: Tensor) -> list[Tensor]:
@@ -164,8 +169,6 @@ def _as_autocast(*features: Tensor) -> list[Tensor]:
 
 def _check_keywords(module: nn.Module, options: dict[str, Any]) -> None:
     """Raises ValueError for a keyword that may change the result and is not known here."""
-    if options.keys() <= _KNOWN:
-        return
     for name, option in options.items():
         if option is not None and name not in _KNOWN:
             what = _REFUSED.get(name, "gives its attention an option that may change the result")
@@ -184,10 +187,12 @@ def _read_call(
     by_offset = bias if isinstance(bias, OffsetBias) else None
     bias = None if bias is by_offset or has_no_bias(module) else bias
     sizes = query.shape[0], query.shape[2], key.shape[2]
-    is_divided = active() is not None
+    is_divided = bool(ACTIVE)
     if is_divided:
         sizes = query.shape[0], *_whole_lengths(module, mask, options)
-    return _Call(module, query, key, value, options, sizes, is_divided, bias, by_offset, options.get("scaling"))
+    topology = _setting(module, "mpnn_graph")
+    scale = options.get("scaling")
+    return _Call(module, query, key, value, options, sizes, is_divided, bias, by_offset, scale, topology)
 
 
 def _whole_lengths(module: nn.Module, mask: Any, options: dict[str, Any]) -> tuple[int, int]:
@@ -216,7 +221,9 @@ def _read_mask(call: _Call, mask: Mask | Tensor) -> tuple[Mask, Tensor | None, T
     texts = texts_of(mask, options, call.sizes[:2])
     if texts is not None and (why := refusal(module, chooses)):
         raise ValueError(f"{why}; pass them as a batch, padded")
-    mask, bias = _mask_and_bias(call, mask)
+    bias = call.bias
+    if not isinstance(mask, Mask):
+        mask, bias = _of_pairs(call, mask)
     return mask if texts is None else mask.within(texts), indices, bias
 
 
@@ -233,11 +240,11 @@ def _without_graph(call: _Call, mask: Any) -> Tensor | None:
     A new token makes no graph and no plan: the pairs of the mask say which keys the kernel takes. Texts without padding
     share the graph of their length.
     """
-    if call.is_divided or call.bias is not None or _needs_graph(call.module, call.options):
+    if call.is_divided or call.bias is not None or call.topology is not None or _needs_edges(call.options):
         return None
     if torch.compiler.is_compiling():
         return _in_program(call, mask)
-    if is_recorded():
+    if _RECORDER.get() is not None:
         return None
     batch, queries, keys = call.sizes
     texts = texts_of(mask, call.options, (batch, queries))
@@ -270,13 +277,13 @@ def _text_graph(is_causal: bool, queries: int, keys: int, device: torch.device) 
     return (topology & graphs.causal() if is_causal else topology).bind(queries, keys).to(device)
 
 
-def _needs_graph(module: nn.Module, options: dict[str, Any]) -> bool:
-    """Whether a layer does what torch's kernel alone does not compute, or has a topology."""
+def _needs_edges(options: dict[str, Any]) -> bool:
+    """Whether a layer does what torch's kernel for whole texts does not compute."""
     for name, option in options.items():
         is_set = name in _NEEDS_GRAPH and option is not None and option is not False
         if is_set and (name != "dropout" or option):
             return True
-    return graph_of(module) is not None
+    return False
 
 
 def _in_program(call: _Call, mask: Any) -> Tensor | None:
@@ -312,11 +319,11 @@ def _choose_graph(call: _Call, mask: Mask, indices: Tensor | None) -> tuple[Grap
         return traced.graph(mask, (text_of(module), must_be_causal(module)), batch, keys, device)
     if (blocks := options.get("block_indices")) is not None:
         _check_slots(module, mask, options.get("position_ids"))
-        return _of_blocks(module, blocks, mask, _instead(module, mask), keys), False
+        return _of_blocks(module, blocks, mask, _instead(call, mask), keys), False
     if indices is not None:
-        within = mask.graph(_instead(module, mask), batch, keys, device, flat=True)[0]
+        within = mask.graph(_instead(call, mask), batch, keys, device, flat=True)[0]
         return _of_indices(indices, keys, within), True
-    graph, is_flat = mask.graph(_instead(module, mask), batch, keys, device)
+    graph, is_flat = mask.graph(_instead(call, mask), batch, keys, device)
     if call.is_divided and is_flat:
         raise ValueError("sequences of a batch with different padding are not divided over processes")
     return graph, is_flat
@@ -332,8 +339,11 @@ def _biases(call: _Call, bias: Tensor | None, graph: Graph, is_flat: bool) -> An
     return per_edge + call.by_offset.on_edges(graph, call.query)
 
 
-def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[Tensor, Tensor | None]:
-    """Out [B, queries, H, D], and the weights of the edges if the layer returns them."""
+def _over_graph(call: _Call, mask: Mask | Tensor) -> tuple[Tensor, Tensor | None]:
+    """Out [B, queries, H, D], and the weights [B, H, queries, keys] if the layer returns them."""
+    mask, indices, bias = _read_mask(call, mask)
+    graph, is_flat = _choose_graph(call, mask, indices)
+    biases = None if bias is None and call.by_offset is None else _biases(call, bias, graph, is_flat)
     options = call.options
     features = call.features
     if is_flat:
@@ -367,7 +377,7 @@ def _over_graph(call: _Call, graph: Graph, is_flat: bool, biases: Any) -> tuple[
         visit(graph, weights if records_weights else None)
     if is_flat:
         out = out.unflatten(0, call.sizes[:2])
-    return out, weights if returns_weights else None
+    return out, _dense(weights, graph, is_flat, call.sizes) if weights is not None and returns_weights else None
 
 
 def _share_of_keys(graph: Graph, features: list[Tensor], sinks: Tensor, is_flat: bool, terms: dict[str, Any]) -> Tensor:
@@ -381,14 +391,10 @@ def _share_of_keys(graph: Graph, features: list[Tensor], sinks: Tensor, is_flat:
     return torch.sigmoid(lse - (by_query.flatten(0, 1) if is_flat else by_query).to(lse.dtype))
 
 
-_uncompiled = torch.compiler.disable(_attend)
-
-
-def _mask_and_bias(call: _Call, mask: Mask | Tensor) -> tuple[Mask, Tensor | None]:
-    """The mask, and what is added to the logits, [B or 1, H or 1, queries, keys]. A float mask is added too."""
+def _of_pairs(call: _Call, mask: Any) -> tuple[Mask, Tensor | None]:
+    """A mask that is a tensor, and what is added to the logits, [B or 1, H or 1, queries, keys]. A float mask is added
+    too."""
     bias = call.bias
-    if isinstance(mask, Mask):
-        return mask, bias
     _, queries, keys = call.sizes
     if not isinstance(mask, Tensor):
         raise ValueError(f"a mask must be one that transformers made with attn_implementation='mpnn'; got {mask!r}")
@@ -447,10 +453,11 @@ def _dense(weights: Tensor, graph: Graph, is_flat: bool, sizes: tuple[int, int, 
     return pairs.view(batch, queries, keys, -1).movedim(-1, 1)
 
 
-def _instead(module: nn.Module, mask: Mask) -> Instead | None:
+def _instead(call: _Call, mask: Mask) -> Instead | None:
     """The topology that `config.mpnn_graph` gives an attention layer, or None for the model's own mask."""
-    text = text_of(module)
-    if _has_cross_topology(module):
+    module = call.module
+    text = call.topology if call.topology is None or isinstance(call.topology, str) else text_of(module)
+    if _is_of_cross(call.topology):
         if role_of(module) == "decoder":
             _FIRST_QUERY.set(mask.placed.first_query)
         elif role_of(module) == "cross" and text is not None:
@@ -502,9 +509,9 @@ def role_of(module: nn.Module) -> str:
     return "encoder" if not is_decoder else "decoder" if is_causal else "cross"
 
 
-def _has_cross_topology(module: nn.Module) -> bool:
-    spec = graph_of(module)
-    return isinstance(spec, dict) and "cross" in spec
+def _is_of_cross(topology: Any) -> bool:
+    """Whether `config.mpnn_graph` has a topology for cross-attention."""
+    return isinstance(topology, dict) and "cross" in topology
 
 
 compat.warn_without_attention(NAME)

@@ -198,7 +198,9 @@ class Mask:
     def pairs(self, keys: int) -> Pairs | None:
         """Returns the mask in the form of torch's kernel, for a layer with `keys` keys; None if attention needs
         a graph."""
-        return None if self.texts is not None else once(self._pairs, keys, lambda: self._as_pairs(keys))
+        if keys not in self._pairs:
+            self._pairs[keys] = None if self.texts is not None else self._as_pairs(keys)
+        return self._pairs[keys]
 
     def _as_pairs(self, keys: int) -> Pairs | None:
         if self._is_on_device():
@@ -294,14 +296,9 @@ class Mask:
 
     def _topology(self, b: int, instead: Instead | None, keys: int) -> Topology:
         """Returns the topology of an entry of the batch."""
-        rule = self.rules[b]
         allowed = None if self._padding is None else self._padding[b]
-        topology = rule.topology
         first = 0 if allowed is None else max(allowed.find(1), 0)
-        if instead is not None and instead.row is not None:
-            topology = crossed(instead.topology, first, keys, instead.row)
-        elif instead is not None:
-            topology = rule.replaced(instead.topology, first, self.sizes.first_key, instead.causal)
+        topology = _replaced(self.rules[b], instead, first, self.sizes.first_key, keys)
         return topology if allowed is None else topology & sources(allowed)
 
     def graph(
@@ -313,11 +310,17 @@ class Mask:
         flat: whether it is over all nodes even if all entries have the same graph.
         """
         key = instead, batch, keys, device, flat
-        return once(self._results, key, lambda: self._graph(*key))
+        if key not in self._results:
+            self._results[key] = self._graph(*key)
+        known: tuple[Graph, bool] = self._results[key]
+        return known
 
     def _graph(
         self, instead: Instead | None, batch: int, keys: int, device: torch.device, flat: bool
     ) -> tuple[Graph, bool]:
+        band = self._band if self.texts is None and self._padding is None else None
+        if band is not None and not flat and self.batch in (1, batch) and keys <= self.sizes.keys:
+            return _of_band(band, self.placed._replace(keys=keys), instead, device), False
         topologies = [self._topology(b, instead, keys) for b in range(self.batch)]
         topologies = topologies * batch if self.batch == 1 else topologies
         if len(topologies) != batch or keys > self.sizes.keys:
@@ -382,6 +385,22 @@ class Mask:
         return None if parts is None else parts.is_causal
 
 
+def _replaced(rule: Rule, instead: Instead | None, first: int, first_key: int, keys: int) -> Topology:
+    """The topology of a rule, or the user's instead. first: the first token after the padding."""
+    if instead is None:
+        return rule.topology
+    if instead.row is not None:
+        return crossed(instead.topology, first, keys, instead.row)
+    return rule.replaced(instead.topology, first, first_key, instead.causal)
+
+
+@cached_graph
+def _of_band(band: Band, sizes: Sizes, instead: Instead | None, device: torch.device) -> Graph:
+    """The graph of a mask without padding, which calls of the same size share."""
+    topology = _replaced(banded(*band), instead, 0, sizes.first_key, sizes.keys)
+    return Graph.from_runs(window_of(topology, *sizes)).to(device)
+
+
 def _of_all_tokens(band: Band, sizes: Sizes) -> Pairs | None:
     """A mask without padding over several queries: complete or causal."""
     left, right = band
@@ -417,8 +436,9 @@ def mask(
 
     Returns a tensor of bools if the model demands one, to compute with: it allows no skip of a mask that needs none.
     """
-    is_whole = active() is None and packing.current() is None
-    build = _mask if not torch.compiler.is_compiling() else _traced if is_whole else _uncompiled
+    if not torch.compiler.is_compiling():
+        return _mask(batch_size, q_length, kv_length, q_offset, kv_offset, **options)
+    build = _traced if active() is None and packing.current() is None else _uncompiled
     return build(batch_size, q_length, kv_length, q_offset, kv_offset, **options)
 
 

@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 NAMES = "seq_idx", "cu_seq_lens_q", "cu_seqlens", "cu_seq_lens_k"
 """The keywords that say where texts begin."""
+_NAMES = frozenset(NAMES)
 
 NO_CACHE = "packed sequences have no cache here; call the model with use_cache=False"
 
@@ -187,7 +188,9 @@ def of(options: Mapping[str, Any], shape: tuple[int, int]) -> Packing | None:
     Raises:
         ValueError: if the layer has other tokens than the texts.
     """
-    packing = _PASS.packing or _said(options, shape)
+    packing = _PASS.packing
+    if packing is None and options.keys() & _NAMES:
+        packing = _said(options, shape)
     if packing is not None and packing.shape != shape:
         raise ValueError(
             f"the texts of this pass are rows of the shape {list(packing.shape)}, and this layer has tokens of the "
@@ -273,7 +276,7 @@ class Divided:
         return type(self.model).forward(self.model, *args, **options)
 
     def _may_pack(self, given: Mapping[str, Any]) -> bool:
-        if any(given.get(name) is not None for name in NAMES):
+        if given.keys() & _NAMES and any(given.get(name) is not None for name in NAMES):
             return True
         if not self.reads_positions or given.get("position_ids") is None or torch.compiler.is_exporting():
             return False

@@ -113,8 +113,10 @@ def current() -> Whole | None:
     Raises:
         ValueError: if they are, and the model has no hooks.
     """
-    whole = _CURRENT.get() if active() is not None else None
-    if whole is None and active() is not None:
+    if active() is None:
+        return None
+    whole = _CURRENT.get()
+    if whole is None:
         raise ValueError(
             "within mpnn.distributed.sharded, this model does not know the positions of its tokens: call "
             "mpnn.hf.use(model), and the model itself rather than a part of it"
