@@ -158,9 +158,14 @@ def _is_fixed(weight: Any, dtype: torch.dtype) -> bool:
     return is_tensor and weight.dim() == 2 and weight.shape[1] == 1 and not weight.requires_grad
 
 
+_EDGE_LIST = "edge list"
+
+
 def _run_sum(kind: str, sum_rows: Callable[..., Tensor], round: Round) -> Result:
     graph = round.graph
-    edge_list = graph.cached("edge_list", lambda: row_reduce.EdgeList(graph.ends, graph.num_dst, graph.num_src))
+    edge_list = graph._memo.get(_EDGE_LIST)
+    if edge_list is None:
+        edge_list = graph.cached(_EDGE_LIST, lambda: row_reduce.EdgeList(graph.ends, graph.num_dst, graph.num_src))
     weight: Any = round.bias[0].unsqueeze(0).contiguous() if round.bias else None  # type: ignore[union-attr]
     return Result(sum_rows(round.value.contiguous(), weight, partial(edge_orders.in_order, graph), edge_list, kind))
 
@@ -476,7 +481,8 @@ def _repeated(round: Round, shared: _Shared) -> row_attention.Repeated | None:
 def _attend_repeated(kernel: row_attention.Repeated, round: Round) -> Result:
     own = _operands_of(round)
     numbers = own.scale, own.softcap, own.slope
-    return Result(kernel(edge_orders.by_destination(round.graph), numbers, round.value, own.query, own.key, own.vector))
+    rows = round.graph._memo.get(edge_orders.ROWS) or edge_orders.by_destination(round.graph)
+    return Result(kernel(rows, numbers, round.value, own.query, own.key, own.vector))
 
 
 def _spec(round: Round, own: Operands, shared: _Shared, rows: Rows, types: dict[str, EdgeTypes]) -> Spec:

@@ -14,8 +14,12 @@ from mpnn.kernels.rows.attention import EdgeTypes
 from mpnn.kernels.rows.rows import Rows
 
 
+ROWS = "csr rows"
+"""The key of the edges by destination among what a graph has cached."""
+
+
 def by_destination(graph: Graph) -> Rows:
-    return graph.cached("csr rows", lambda: _rows(graph.csr))
+    return graph.cached(ROWS, lambda: _rows(graph.csr))
 
 
 def by_source(graph: Graph) -> Rows:
