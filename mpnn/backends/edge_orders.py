@@ -13,7 +13,6 @@ from mpnn.kernels.cuda.schedule import Sorted
 from mpnn.kernels.rows.attention import EdgeTypes
 from mpnn.kernels.rows.rows import Rows
 
-
 ROWS = "csr rows"
 """The key of the edges by destination among what a graph has cached."""
 

@@ -50,6 +50,8 @@ _COMPARISONS = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 _OPERATIONS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
+_WITHOUT_EFFECT = {"strict", "maxsize", "stacklevel"}
+"""Keywords on which no result depends: of `zip`, of caches and of warnings."""
 _CPP = {
     " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ",
     " || ": " && ", " + ": " - ", " - ": " + ", " * ": " + ", " / ": " * ", " % ": " / ", " += ": " -= ",
@@ -85,9 +87,10 @@ def changes(path: Path) -> list[Change]:
         starts.append(starts[-1] + len(line))
     found = []
     tree = ast.parse(source)
-    functions = [x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef) and x.name.endswith("_on_gpu")]
-    on_gpu = {x for function in functions for x in ast.walk(function)}
-    for node in (x for x in ast.walk(tree) if x not in on_gpu):
+    without = [x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef) and x.name.endswith("_on_gpu")]
+    without += [x for x in ast.walk(tree) if isinstance(x, ast.keyword) and x.arg in _WITHOUT_EFFECT]
+    left_out = {x for part in without for x in ast.walk(part)}
+    for node in (x for x in ast.walk(tree) if x not in left_out):
         for text in _variants(node):
             assert isinstance(node, ast.expr)
             first = starts[node.lineno - 1] + node.col_offset
@@ -116,7 +119,7 @@ def _variants(node: ast.AST) -> Iterator[str]:
             yield str(not value)
         case ast.Constant(int() as value):
             yield str(value + 1)
-        case ast.Call(function, arguments, [*others, ast.keyword(str())]):
+        case ast.Call(function, arguments, [*others, ast.keyword(str(name))]) if name not in _WITHOUT_EFFECT:
             yield ast.unparse(ast.Call(function, arguments, others))
 
 
