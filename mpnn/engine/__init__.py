@@ -25,6 +25,15 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+def _run_in_program(round: Any, backend: str) -> Any:
+    from mpnn.engine.compile.operator import run  # imports torch's compiler, which takes a second
+
+    return run(round, backend)
+
+
+FUNCTIONS["run in a program"] = _run_in_program
+
+
 def traced_graph(graph: Topology | Graph, num_dst: int, num_src: int, device: torch.device) -> Graph:
     """Returns a stand-in for a graph of this size in a program that `torch.compile` traces."""
     from mpnn.engine.compile.traced_graph import traced_graph

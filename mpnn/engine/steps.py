@@ -32,6 +32,7 @@ from mpnn.graph.edge_tables import EmbeddingTable, numbers
 from mpnn.graph.exchange import LOCAL
 from mpnn.graph.guard import guard, is_special
 from mpnn.graph.modes import is_forward_mode, is_transformed, outside_modes
+from mpnn.graph.registry import FUNCTIONS
 from mpnn.round import Result, Round, plain_form, table_form, validation
 from mpnn.scores import BUILT_IN, PARAMETER, LeakyReLU, Role
 
@@ -74,9 +75,8 @@ def run(round: Round, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
             all its needs.
     """
     if torch.compiler.is_compiling():
-        from mpnn.engine.compile.operator import run as traced  # imports torch's compiler, which takes a second
-
-        return traced(round, backend)
+        traced: tuple[Tensor, Tensor | None] = FUNCTIONS["run in a program"](round, backend)
+        return traced
     if listeners.of_rounds:
         listeners.notify(round, backend)
     out, weights, lse, state = result(round, backend)
