@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from mpnn.engine.listeners import listening, unheard
 from mpnn.graph import Graph
 from mpnn.graph.registry import FUNCTIONS
 from mpnn.graph.topology import Topology
 
 if TYPE_CHECKING:
     from mpnn.engine.steps import run as run
+
+__all__ = ["build_once", "listed", "listening", "run", "traced_graph", "unheard"]
 
 T = TypeVar("T")
 
