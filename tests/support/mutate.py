@@ -8,10 +8,10 @@
 
 Each change is one of: another comparison, another operation, another number, `and` for `or`, a condition negated, a
 keyword left out. It is made in a copy of the repository, in which the default tests of the changed module run until
-one fails: those named after it, those that import it, those of its folder, and, if few modules use it, those that
-import its users. The test that fails must pass without the change. A change that no test notices is printed as such:
-it needs a test, or the code that it changed is not needed. One that no test can notice, because the results are the
-same or the line does not run on this machine, is replaced with `--skip`.
+one fails: those named after it, those that import it, those of its folder, if few modules use it those that import
+its users, and for what each call goes through those of the laws. The test that fails must pass without the change. A
+change that no test notices is printed as such: it needs a test, or the code that it changed is not needed. One that no
+test can notice, because the results are the same or the line does not run on this machine, is replaced with `--skip`.
 
 Tests run in forks of one process, which has imported what is not of this repository.
 """
@@ -50,6 +50,8 @@ _COMPARISONS = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 _OPERATIONS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
+_UNDER_LAWS = {"engine", "round", "message_passing.py", "ops.py"}
+"""What each call goes through: the laws of changes between calls and of unions are tests of these."""
 _WITHOUT_EFFECT = {"strict", "maxsize", "stacklevel"}
 """Keywords on which no result depends: of `zip`, of caches and of warnings."""
 _CPP = {
@@ -185,6 +187,7 @@ def tests_of(path: Path) -> list[Path]:
         folder or (_tests_below(path.parts[1]) if len(path.parts) > 2 else []) or _tests_below("operator"),
         _tests_below(path.parts[1]),
         _importers({_module(user) for user in users}) if len(users) <= FEW_USERS else [],
+        _tests_below("laws") if path.parts[1] in _UNDER_LAWS else [],
     )
 
 
