@@ -9,6 +9,7 @@ import pytest
 import torch
 from frames import frames
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mpnn import MessagePassing, engine, graphs, ops
 from mpnn.attention import Additive, DotProduct
@@ -145,3 +146,21 @@ def test_a_tensor_that_outlives_a_transform_is_read() -> None:
     expected = gradient(x)
     assert gradient(kept[0]).equal(expected)
     assert gradient(x).equal(expected)
+
+
+@pytest.mark.parametrize(
+    "graph", [graphs.from_edges(_edges(), NODES), graphs.window(3).bind(NODES)], ids=["list", "runs"]
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_dual_numbers_after_plain_ones_keep_their_tangents(graph: Any, weighted: bool) -> None:
+    """The guard of a step does not see forward-mode derivatives."""
+    x, tangent = torch.randn(2, NODES, 2, 8).unbind()
+
+    def call(value: Tensor) -> Tensor:
+        return ops.attend(graph, x, x, value) if weighted else ops.aggregate(graph, value.flatten(1))
+
+    with torch.no_grad():
+        expected = [call(x), call(tangent)]
+        with forward_ad.dual_level():
+            found = forward_ad.unpack_dual(call(forward_ad.make_dual(x, tangent)))
+    torch.testing.assert_close([found.primal, found.tangent], expected)
