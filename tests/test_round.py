@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import graphs, ops
+from mpnn.aggregate import PNA, Index, Max, Median, Std, Sum
+from mpnn.graph import rng
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
@@ -82,3 +84,52 @@ def test_numbers_of_heads_are_needed_where_weights_are_dropped() -> None:
     assert "head_ids" in Round(graph, value, score, dropout=0.5, seed=seed, head_ids=(2, 8)).needs
     assert "head_ids" not in Round(graph, value, score, head_ids=(2, 8)).needs
     assert "head_ids" not in Round(graph, value, score, dropout=0.5, seed=seed).needs
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("by", ["score", "bias", "node bias", None])
+def test_keys_of_dropout_are_of_each_entry_and_head(dropout: float, by: str | None) -> None:
+    query, key, value = (torch.randn(3, 5, 4, 2, 3) for _ in range(3))
+    graph = graphs.complete().bind(4)
+    weights: dict[str | None, dict[str, Any]] = {
+        "score": {"score": Dot(query, key, 1.0)},
+        "bias": {"bias": (torch.zeros(16, 2),)},
+        "node bias": {"dst_bias": torch.zeros(4, 2)},
+        None: {},
+    }
+    seed = torch.tensor(7) if dropout else None
+    keys = Round(graph, value, dropout=dropout, seed=seed, **weights[by]).dropout_keys()
+    if not dropout or by is None:
+        assert keys is None
+    else:
+        assert keys is not None
+        assert keys.equal(rng.keys(torch.tensor(7), torch.arange(3 * 5 * 2)))
+
+
+class OwnReduce(Std):
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return 2 * super().reduce(messages, index)
+
+
+class OwnSum(Sum):
+    pass
+
+
+def test_needs_of_aggregators() -> None:
+    value = torch.randn(4, 1, 3)
+    graph = graphs.complete().bind(4)
+    plain = Round(graph, value, normalize="none").needs - {"sum"}
+    with_own = Sum()
+    with_own.reduce = lambda messages, index: messages  # type: ignore[method-assign]
+    expected: list[tuple[Any, set[str]]] = [
+        (Sum(), {"sum"}),
+        (Max(), {"max"}),
+        (Std(), {"aggregate of parts", "var"}),
+        (PNA(("mean", "min", Std())), {"aggregate of parts", "mean", "min", "var"}),
+        (OwnReduce(), {"own aggregate"}),
+        (OwnSum(), {"own aggregate"}),
+        (with_own, {"own aggregate"}),
+        (Median(), {"own aggregate"}),
+    ]
+    for aggregator, needs in expected:
+        assert Round(graph, value, normalize="none", reduce=aggregator).needs == plain | needs, aggregator

@@ -72,6 +72,16 @@ def test_agrees_with_the_specification(make: Callable[[Graph], Round], kernels: 
         check(kernels, make(graph), what=str(graph))
 
 
+@pytest.mark.parametrize("entries", [(2, 1), (3,), (1, 3), (1, 1), (2, 3)], ids=str)
+def test_data_of_edges_that_some_entries_of_a_batch_share(entries: tuple[int, ...], kernels: Kernels) -> None:
+    graph = scattered(4, 12)
+    given = replace(dot(graph, (2, 3)), bias=(leaf(*entries, graph.num_edges, 3),))
+    edge_value = leaf(*entries, graph.num_edges, 1, 7)
+    edge_key = leaf(*entries, graph.num_edges, 3, 5)
+    for each in (given, replace(given, edge_value=edge_value, score=replace(given.score, edge_key=edge_key))):
+        check(kernels, each)
+
+
 @pytest.mark.parametrize(("heads", "width"), [(1, 1), (2, 3), (3, 8), (4, 40), (5, 1), (1, 300)])
 def test_every_width_and_number_of_heads(heads: int, width: int, kernels: Kernels) -> None:
     check(kernels, dot(scattered(5, 20), heads=heads, width=width, shared=heads))

@@ -535,3 +535,10 @@ def test_what_an_operator_has_of_its_own_runs() -> None:
     layer._run = lambda round: (seen.append(round), MessagePassing._run(layer, round))[1]  # type: ignore[method-assign]
     layer(x)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("sources", [2**31 - 1, 2**31])
+def test_nodes_are_numbered_with_32_bits(sources: int) -> None:
+    value = torch.zeros(1).expand(sources, 1, 1)
+    refusal = csr.refusal(Round(graphs.complete().bind(1, sources), value, normalize="none"))
+    assert refusal == ("it numbers nodes with 32 bits" if sources == 2**31 else None)

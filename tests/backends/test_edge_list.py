@@ -3,10 +3,12 @@ score, bias, normalizer, aggregator and dtype, over every kind of graph, with gr
 
 import math
 
+import pytest
 import torch
 
 from mpnn import engine, graphs
 from mpnn.aggregate import Max
+from mpnn.backends import edge_list
 from mpnn.round import Round
 from mpnn.scores import Dot
 
@@ -42,3 +44,12 @@ def test_messages_are_weighted_before_they_are_reduced() -> None:
     bias = torch.tensor([2.0, 0.25, 1.0])[:, None]
     out, _ = engine.run(Round(GRAPH, VALUE, bias=(bias,), normalize="none", reduce=Max()), "edge_list")
     assert out.flatten().tolist() == [2.0 * 4, 7.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_memory_from_the_system_is_counted_from_16_mib_on(dtype: torch.dtype) -> None:
+    wide = 8 if dtype == torch.float64 else 4  # bytes of a number of an edge
+    for nodes, edges in (((2**11, 2**13 // wide), 0), ((2**11, 2**13 // wide + 1), 2**11 * (2**13 // wide + 1))):
+        value = torch.zeros(1, dtype=dtype).expand(nodes[1], 1, 1)
+        counts = edge_list.counts(Round(graphs.complete().bind(*nodes), value, normalize="none"))
+        assert counts.get("fresh number", 0) == edges * wide / 4

@@ -12,6 +12,8 @@ from mpnn.attention import Kernel
 from mpnn.backends import edge_list, scan
 from mpnn.engine.plan import choose, refusal as why_not
 from mpnn.graph import Graph
+from mpnn.graph.edge_tables import BiasTable
+from mpnn.graph.relations import Offset
 from mpnn.kernels.recurrent.scan import linear_attention
 from mpnn.round import Round
 from mpnn.scores import Dot
@@ -175,3 +177,12 @@ def test_other_graphs_and_a_large_common_part_of_variances() -> None:
     expected = ops.aggregate(graph, x.double(), "var", backend="edge_list")
     found = ops.aggregate(graph, (x + offset).double().float(), "var", backend="scan")
     torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=5e-3)  # x + offset is rounded by 5e-4
+
+
+def test_a_short_convolution_counts_each_number_of_its_radius() -> None:
+    """Of values [2, 10, 3, 4] and windows of 5 nodes."""
+    graph = (graphs.causal() & graphs.window(4)).bind(10)
+    value = torch.randn(2, 10, 3, 4)
+    given = Round(graph, value, normalize="none", bias=(BiasTable(torch.randn(5, 3), Offset(4)),))
+    assert why_not(scan, given) is None
+    assert scan.counts(given) == {"call": 1.0, "shifted number": 2 * 10 * 3 * 4 * 5}

@@ -220,7 +220,9 @@ def test_aggregators_are_read_back() -> None:
         assert argument in text
 
 
-@pytest.mark.parametrize("text", ["open('x')", "torch.nn.Module()", "nn.Linear(2, 2)", "__import__('os')", "F.a.b"])
+@pytest.mark.parametrize(
+    "text", ["open('x')", "torch.nn.Module()", "nn.Linear(2, 2)", "__import__('os')", "F.a.b", "F.a", "os.relu"]
+)
 def test_text_that_names_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="export it again"):
         restore(text)

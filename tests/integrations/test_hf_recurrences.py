@@ -23,6 +23,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as WITH_IMAGES,
 )
 from transformers.models.mamba2 import modeling_mamba2
+from transformers.models.minimax import MiniMaxConfig
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
 import mpnn.hf
 from mpnn.integrations.hf import compat, packing as division, recurrences
@@ -82,6 +84,19 @@ def test_logits_with_and_without_padding(family: str) -> None:
     assert agree(logits(made, attention_mask=PADDED)[PADDED.bool()], padded[PADDED.bool()], bar)
     handle.restore()
     assert torch.equal(logits(made), expected)
+
+
+def test_lightning_attention_with_and_without_padding() -> None:
+    config = MiniMaxConfig(hidden_size=12, num_attention_heads=3, head_dim=4, num_hidden_layers=1, block_size=4)
+    layer = MiniMaxLightningAttention(config, 0)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(2, 13, 12)
+    for mask in (None, PADDED):
+        found, state = recurrences.lightning_attention(layer, x, None, mask)
+        expected, known = layer(x, None, mask)[:2]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state, known, rtol=1e-4, atol=1e-5)
 
 
 @families

@@ -348,7 +348,7 @@ def row_sum(
 
 def _form(value: Tensor, weight: Tensor | None, kind: str) -> Hashable:
     """The form of a call for one entry: with its rows, what decides the parameters of the kernel but for addresses."""
-    return kind, value.dtype, value.numel(), value.shape[-1], None if weight is None else weight.shape
+    return kind, value.dtype, value.shape[-1], None if weight is None else weight.shape
 
 
 def _again(value: Tensor, weight: Tensor | None, rows: Rows, kind: str, shape: tuple[int, int, int]) -> Tensor | None:

@@ -85,6 +85,18 @@ def test_outputs_and_gradients_are_pygs(name: str, graph: str) -> None:
         agree(conv, ours, x, edges, *(() if attr is None else (attr,)))
 
 
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize(
+    "options", [{}, {"improved": True}, {"add_self_loops": False}, {"normalize": False}, {"bias": False}], ids=str
+)
+def test_gcn_with_and_without_weights(options: dict[str, bool], flow: str) -> None:
+    conv, ours = pair_of(lambda **o: pyg.GCNConv(IN, OUT, **o), flow=flow, **options)
+    x = torch.randn(N, IN, dtype=torch.float64, requires_grad=True)
+    for weight in (None, torch.rand(EDGES.shape[1], dtype=torch.float64).requires_grad_()):
+        for _ in range(2):
+            agree(conv, ours, x, EDGES, weight)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.sample(3)
 def test_target_to_source_is_pygs(name: str) -> None:

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpnn.kernels.cpu import library
-from mpnn.kernels.recurrent import scan, selective as module
+from mpnn.kernels.recurrent import reference, scan, selective as module
 from mpnn.kernels.recurrent.scan import ends_of, in_chunks, recurrence
 from mpnn.kernels.recurrent.selective import selective_scan
 from mpnn.kernels.recurrent.state import state_update
@@ -91,6 +91,26 @@ def test_values_and_gradients_are_those_of_the_twin(
     given = inputs(kind, heads)
     options = {"scale": 0.3, "documents": documents}
     assert worst(results(recurrence, given, **options), results(twin.recurrence, given, **options)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", HEADS[-2:], ids=str)
+@pytest.mark.parametrize("documents", DOCUMENTS, ids=str)
+def test_the_reference_of_kernels_is_the_twin(
+    kind: str, heads: tuple[int, int, int], documents: list[int] | None
+) -> None:
+    """From which derivatives of higher order are taken; 16-bit features are added up in float32 there, too."""
+    given = inputs(kind, heads, "near 1")
+    for state in (given[-1], None):
+        tensors = [*given[:-1], state]
+        ends = ends_of(documents, NODES)
+        expected = twin.recurrence(*tensors, scale=0.3, documents=documents)
+        found = reference.recurrence(0.3, 4 if kind != "plain" else max(heads), ends, *tensors)
+        assert worst(list(found), list(expected)) < 1e-12
+    short = [None if x is None else x.bfloat16() for x in given[:-1]]
+    expected = twin.recurrence(*(None if x is None else x.double() for x in short), documents=documents)
+    found = reference.recurrence(1.0, 4 if kind != "plain" else max(heads), ends, *short, None)
+    assert worst([x.double() for x in found], list(expected)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["gated", "gated delta", "features", "KDA"])

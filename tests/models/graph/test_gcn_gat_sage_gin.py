@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mpnn import Graph, data, graphs
 from mpnn.models import GAT, GCN, GGNN, GIN, PNA, GraphSAGE
+from mpnn.models.graph.gin import WithEdge
 from mpnn.train.node_classifier import fit_node_classifier
 
 NODES, WIDTH, CLASSES = 30, 10, 4
@@ -111,3 +112,13 @@ def test_reaches_the_published_accuracy_on_cora(
         history = fit_node_classifier(net, graph, papers, net.optimizer(), epochs=epochs, patience=patience)
         found.append(history.test_accuracy)
     assert mean(found) > published - 0.012
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_messages_of_gin_have_edge_attributes(width: int) -> None:
+    message = WithEdge(width, 6)
+    src, attributes = torch.randn(3, 9, 6), torch.randn(9, width)
+    expected = (src + attributes @ message.edge.weight.T + message.edge.bias).relu()
+    torch.testing.assert_close(message(src, src, attributes), expected)
+    if width == 1:
+        torch.testing.assert_close(message(src, src, attributes[:, 0]), expected)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from mpnn import MessagePassing, graphs
 from mpnn.attention import Additive
+from mpnn.graphs import encodings
 from mpnn.models import from_pyg
-from mpnn.models.graph.gps import GPSLayer
+from mpnn.models.graph.gps import GPS, GPSLayer
 from mpnn.update import MLP, Add
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -113,3 +114,20 @@ def test_a_layer_equals_pyg(conv, convert, act, norm, training: bool, edge_index
         grads = [torch.autograd.grad((out * probe).sum(), leaf)[0] for out, leaf in zip(outs, leaves, strict=True)]
         scale = 1 + grads[1].abs().max()
         torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=bound * scale)
+
+
+@pytest.mark.parametrize("walk", [0, 3])
+def test_a_random_walk_takes_a_quarter_of_the_width(walk: int, edge_index: Tensor) -> None:
+    model = GPS(5, 2, DIM, HEADS, layers=2, walk=walk).eval()
+    graph, x = graphs.from_edges(edge_index, N), torch.randn(N, 5)
+    h = model.embed(x)
+    assert h.shape[1] == (DIM - DIM // 4 if walk else DIM)
+    if walk:
+        h = torch.cat([h, model.embed_walk(encodings.random_walk(graph, walk))], -1)
+    of_all, of_each = h, h
+    for layer in model.layers:
+        of_all = layer(of_all, graph)
+        of_each = layer(of_each, graph, graphs.documents(SIZES))
+    torch.testing.assert_close(model(x, graph), model.head(of_all))
+    means = torch.stack([part.mean(0) for part in of_each.split(SIZES)])
+    torch.testing.assert_close(model(x, graph, SIZES), model.head(means))

@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import Graph, graphs
+from mpnn.graph.exchange import Exchange
 from mpnn.models.graph.magna import MAGNA, MagnaAttention
 from mpnn.models.layers.propagation import Propagation
+from mpnn.round import Round
+from mpnn.scores import Dot
 
 SYSTEM = "multi-hop attention (MAGNA)"
 N, IN, DIM, HEADS, CLASSES = 17, 5, 12, 3, 4
@@ -97,3 +100,25 @@ def test_refusals_name_what_does_not_fit(graph: Graph) -> None:
         MAGNA(IN, CLASSES, DIM, HEADS, relations=2)(torch.randn(N, IN), graph)
     with pytest.raises(ValueError, match=r"has 2 edge types; .* has none"):
         MAGNA(IN, CLASSES, DIM, HEADS, relations=2)(torch.randn(4, IN), graphs.complete())
+
+
+def test_hops_exchange_what_other_processes_have() -> None:
+    """A part whose sources come in another order: `own` are those of its destinations."""
+    own = torch.tensor([3, 0, 4, 1, 2])
+
+    class Reordered(Exchange):
+        def __call__(self, x: Tensor, dim: int = -2) -> Tensor:
+            return torch.empty_like(x).index_copy(dim, own, x)
+
+    exchange = Reordered()
+    exchange.own = own
+    edges = torch.randint(0, 5, (2, 12))
+    whole = graphs.from_edges(edges, 5)
+    part = graphs.from_edges(torch.stack([own[edges[0]], edges[1]]), 5)
+    part.exchange = exchange
+    query, key, value = torch.randn(3, 2, 5, HEADS, DIM)
+    layer = Propagation(whole, "sum", None, None, hops=3, teleport=0.25)
+    expected, _ = layer._run(Round(whole, value, Dot(query, key, 1.0)))
+    key, value = exchange(key, -3), exchange(value, -3)
+    found, _ = layer._run(Round(part, value, Dot(query, key, 1.0)))
+    torch.testing.assert_close(found, expected)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from mpnn import graphs
+from mpnn.models import ViT, ViTConfig
 from mpnn.models.layers.images import GridPositions, as_image, patchify, sinusoidal_2d, with_class_token
 
 
@@ -67,3 +69,10 @@ def test_over_longformer_rows_of_many_runs():
     assert torch.equal(graph.dense()[1:, 1:], patches.dense())
     assert graph.dense()[0].all()
     assert graph.dense()[:, 0].all()
+
+
+def test_all_norms_of_a_vision_transformer_have_its_eps():
+    config = ViTConfig(image=8, patch=4, channels=1, dim=8, heads=2, layers=1, hidden=8, eps=0.25)
+    norms = [module for module in ViT(config).modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 3
+    assert {norm.eps for norm in norms} == {0.25}

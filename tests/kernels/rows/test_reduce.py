@@ -1,0 +1,122 @@
+"""mpnn.kernels.rows.reduce: aggregation along rows and along listed edges, next to a loop over the rows."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpnn.kernels.cpu import library
+from mpnn.kernels.rows import reduce
+from mpnn.kernels.rows.rows import Rows
+
+pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="needs the compiled kernels")
+
+# Row 1 has no edges. The edges of the caller are in another order.
+PTR = torch.tensor([0, 3, 3, 8, 9, 12])
+COLUMNS = torch.tensor([1, 0, 2, 3, 3, 1, 0, 2, 3, 1, 1, 2], dtype=torch.int32)
+ORDER = torch.tensor([4, 0, 11, 2, 1, 3, 7, 10, 6, 5, 9, 8])
+SOURCES, HEADS, WIDTH = 4, 2, 3
+OF_ROW: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(0),
+    "max": lambda x: x.amax(0),
+    "min": lambda x: x.amin(0),
+    "var": lambda x: x.var(0, correction=0),
+}
+
+
+def rows() -> Rows:
+    return Rows(PTR, COLUMNS, ORDER)
+
+
+def loop(value: Tensor, weight: Tensor | None, kind: str) -> Tensor:
+    """[B, rows, H * D] of value [B, sources, H * D] and weight [1 or B, E, H]: row after row, in float64."""
+    out = []
+    for first, last in zip(PTR[:-1].tolist(), PTR[1:].tolist(), strict=True):
+        messages = value.double()[:, COLUMNS[first:last].long()]
+        if weight is not None:
+            by_head = messages.unflatten(-1, (HEADS, WIDTH))
+            messages = (weight.double()[:, ORDER[first:last], :, None] * by_head).flatten(2)
+        empty = messages.new_zeros(len(value), HEADS * WIDTH)
+        out.append(OF_ROW[kind](messages.transpose(0, 1)) if last > first else empty)
+    return torch.stack(out, 1)
+
+
+def spoiled() -> None:
+    """Leaves NaN in the memory that torch hands out next, so that numbers that nobody writes show."""
+    for size in range(1, 300):
+        torch.full((size,), torch.nan)
+
+
+@pytest.fixture(params=[1, 2, 3, 12], ids="{} chunks".format)
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The edges are divided into about so many chunks."""
+    count = int(request.param)
+    monkeypatch.setattr(reduce, "_MIN_COMPONENTS", len(COLUMNS) * HEADS * WIDTH // count)
+    monkeypatch.setattr("mpnn.kernels.rows.rows.MIN_PIECE", 2)
+    return count
+
+
+@pytest.mark.parametrize("kind", OF_ROW)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_calls_again_and_again_with_other_numbers(kind: str, dtype: torch.dtype, chunks: int) -> None:
+    """Parameters of calls of the same form are kept, except for addresses."""
+    edges = rows()
+    close = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 2**-7}[dtype]
+    for _ in range(3):
+        for batch, entries in ((1, None), (1, 1), (2, None), (2, 1), (2, 2)):
+            value = torch.randn(batch, SOURCES, HEADS * WIDTH).to(dtype)
+            wide = reduce._wide(dtype)
+            weight = None if entries is None else torch.randn(entries, len(ORDER), HEADS, dtype=wide)
+            spoiled()
+            found = reduce.reduced(value, weight, edges, kind)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found.double(), loop(value, weight, kind), rtol=close, atol=close)
+    assert chunks > 1 or dtype == torch.bfloat16 or edges.repeated or kind == "var"
+
+
+def test_calls_of_other_widths_over_the_same_rows() -> None:
+    """Also where there is no source, so that tensors of any width have no numbers."""
+    for edges, sources in ((rows(), SOURCES), (Rows(torch.zeros(4, dtype=torch.int64), COLUMNS[:0]), 0)):
+        for width in (6, 2, 9, 6):
+            value = torch.randn(1, sources, width)
+            expected = torch.zeros(edges.num_rows, sources).index_put(
+                edges.ends[:2], torch.ones(edges.num_edges), accumulate=True
+            )
+            torch.testing.assert_close(reduce.reduced(value, None, edges, "sum")[0], expected @ value[0])
+            apart = reduce.summed(value[0][:, None].clone(), None, edges, "sum")
+            torch.testing.assert_close(apart[:, 0], expected @ value[0])
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+def test_first_calls_and_those_that_follow(
+    kind: str, weighted: bool, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Edges are sorted after some calls, which changes no bit."""
+    monkeypatch.setattr(reduce, "_FIRST_CALLS", 2)
+    edges = torch.tensor([[0, 2, 2, 1, 3, 3, 0, 2], [1, 1, 0, 1, 0, 0, 2, 1]])  # of 4 sources and 3 destinations
+    listed = reduce.EdgeList(edges, 3, 4)
+    sorts: list[bool] = []
+
+    def sort(transposed: bool) -> Rows:
+        sorts.append(transposed)
+        row, column = edges if transposed else edges.flip(0)
+        order = row.argsort(stable=True)
+        ptr = torch.searchsorted(row[order], torch.arange((4 if transposed else 3) + 1))
+        return Rows(ptr, column[order].int(), order)
+
+    source, to = edges.flip(0) if transposed else edges
+    weight = torch.randn(1, 8, 1) if weighted else None
+    for call in range(5):
+        x = torch.randn(3 if transposed else 4, 1, 5)
+        messages = x[source] if weight is None else weight[0, :, None] * x[source]
+        expected = x.new_zeros(4 if transposed else 3, 1, 5).index_add(0, to, messages)
+        if kind == "mean":
+            expected = expected / to.bincount(minlength=len(expected)).clamp(min=1)[:, None, None]
+        spoiled()
+        found = reduce.row_sum(x, weight, sort, listed, kind, transposed)
+        torch.testing.assert_close(found, expected)
+        assert sorts == [transposed] * (call >= 2)
