@@ -167,7 +167,7 @@ def gradients_again(
     if not pairs or not wanted:
         found = iter([torch.zeros_like(x) for x in wanted])
     else:
-        outputs, ds = zip(*((y, d if d.dtype == y.dtype else d.to(y.dtype)) for y, d in pairs), strict=True)
+        outputs, ds = zip(*pairs, strict=True)
         # Batches have one more dimension than the zeros of an input that the outputs do not depend on.
         is_batch = are_batches(ds)
         found = iter(

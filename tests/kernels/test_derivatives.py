@@ -52,7 +52,9 @@ def test_one_output_and_batches_of_upstream_gradients() -> None:
 
         @staticmethod
         def backward(ctx, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-            return tuple(gradients_again(lambda x, other: x.square(), ctx.saved_tensors, (True, True), (d_out,)))
+            return tuple(
+                gradients_again(lambda x, other: x.double().square(), ctx.saved_tensors, (True, True), (d_out,))
+            )
 
     other = torch.randn(3, requires_grad=True)
     out = Square.apply(x, other)
