@@ -133,3 +133,8 @@ def test_needs_of_aggregators() -> None:
     ]
     for aggregator, needs in expected:
         assert Round(graph, value, normalize="none", reduce=aggregator).needs == plain | needs, aggregator
+
+
+def test_biases_of_nodes_are_keys_of_dictionaries() -> None:
+    x = torch.zeros(4, 2)
+    assert len({ops.NodeBias(x), ops.NodeBias(x)}) == 2

@@ -41,6 +41,7 @@ from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.kernels.rows import reduce as row_reduce
 from mpnn.round import Round
+from mpnn.scores import Dot
 
 AGGREGATORS = (Sum(), Mean(), Max(), Min(), Var(), Std(), PNA())
 # Sums of at most 500 float64 terms of size about 10, squared at most, and twice over: 500 * 100 * 2 * 1.1e-16 = 1e-11.
@@ -542,3 +543,66 @@ def test_nodes_are_numbered_with_32_bits(sources: int) -> None:
     value = torch.zeros(1).expand(sources, 1, 1)
     refusal = csr.refusal(Round(graphs.complete().bind(1, sources), value, normalize="none"))
     assert refusal == ("it numbers nodes with 32 bits" if sources == 2**31 else None)
+
+
+def test_what_is_counted_of_an_aggregation() -> None:
+    graph = graphs.from_edges(torch.randint(20, (2, 70)), num_dst=20, num_src=30)
+    for dtype, size in ((torch.float32, 4), (torch.float64, 8), (torch.bfloat16, 4)):
+        value = torch.randn(3, 2, 30, 4, 5).to(dtype)
+        given = Round(graph, value, normalize="none")
+        components = 70.0 * 6 * 20
+        plain = {
+            "reduced edge": 70.0 * 6,
+            "sum call": 1.0,
+            "sum number": components,
+            "node number": 50.0 * 6 * 20,
+            "far number": components * (30 * 20 * size / 40e6),
+        }
+        assert csr.counts(given) == pytest.approx(plain)
+        for columns, heads in ((1, 0), (4, 4)):
+            bias = (torch.randn(70, columns).to(dtype),)
+            weighted = {"weights call": 1.0, "weighed edge": 70.0 * 6, "weighed head": 70.0 * 6 * heads}
+            assert csr.counts(given.with_fields(bias=bias)) == pytest.approx(plain | weighted)
+    far = torch.zeros(1).expand(30, 1, 10**7)
+    assert csr.counts(Round(graph, far, normalize="none"))["far number"] == 70.0 * 10**7
+
+
+def test_which_sums_run_along_listed_edges() -> None:
+    edges = torch.randint(9, (2, 30))
+    graph = graphs.from_edges(edges, 9)
+    value, weight = torch.randn(9, 1, 4), torch.randn(30, 1)
+    given = Round(graph, value, normalize="none", bias=(weight,))
+    assert csr._is_row_sum(given)
+    for same in (
+        {"reduce": Mean()},
+        {"bias": ()},
+        {"value": value.double(), "bias": (weight.double(),)},
+        {"value": value.transpose(0, 2).contiguous().transpose(0, 2)},
+    ):
+        assert csr._is_row_sum(given.with_fields(**same))
+    others: list[dict[str, object]] = [
+        {"reduce": Max()},
+        {"graph": graphs.complete().bind(9), "bias": ()},
+        {"value": value.bfloat16()},
+        {"value": value[None]},
+        {"value": value.expand(9, 2, 4)},
+        {"value": value[..., :0]},
+        {"value": torch._neg_view(value)},
+        {"score": Dot(value, value, 1.0), "bias": ()},
+        {"keep_accumulate_dtype": True},
+        {"bias": (weight, weight)},
+        *(
+            {"bias": (x,)}
+            for x in (
+                weight.double(),
+                torch._neg_view(weight),
+                weight[None],
+                weight.expand(30, 2),
+                weight.clone().requires_grad_(),
+                torch.nn.Parameter(weight, requires_grad=False),
+                BiasTable(torch.randn(2, 1)),
+            )
+        ),
+    ]
+    for fields in others:
+        assert not csr._is_row_sum(given.with_fields(**fields)), fields

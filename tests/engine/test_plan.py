@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mpnn
-from mpnn import MessagePassing, engine, explain, graphs, ops
+from mpnn import Graph, MessagePassing, engine, explain, graphs, ops
 from mpnn.aggregate import Index, segment_sum
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
@@ -245,3 +245,28 @@ def test_what_is_slow_says_so_once_and_explain_always(capsys: pytest.CaptureFixt
     capsys.readouterr()
     small = graphs.window(1)
     assert explain(MessagePassing(small, "max", None, None), x).slow == ""
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (graphs.documents([5]).bind(5), True),
+        (graphs.documents([1, 1, 1]).bind(3), True),
+        ((graphs.documents([2, 3]) & graphs.causal()).bind(5), True),
+        (graphs.window(2).bind(6), False),
+        (graphs.complete().bind(5), False),
+        (graphs.causal().bind(5), False),
+        (graphs.identity().bind(5), False),
+        (graphs.from_edges([[0, 1, 0, 1, 2], [0, 0, 1, 1, 2]], 3), True),
+        (graphs.from_edges([[0, 1, 2], [0, 1, 2]], 3), False),
+    ],
+    ids=str,
+)
+def test_which_graphs_are_packed(graph: Graph, expected: bool) -> None:
+    assert choice._is_packed(graph) == expected
+
+
+def test_lists_of_more_than_half_of_all_pairs_may_run_as_matrices() -> None:
+    assert choice.is_matrix(64, 10, 321)
+    assert not choice.is_matrix(64, 10, 320)
+    assert not choice.is_matrix(63, 10, 600)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from mpnn import MessagePassing, engine, explain, graphs, ops
-from mpnn.aggregate import PNA, Max, Mean, Min, Std, Sum, Var, aggregator
+from mpnn.aggregate import PNA, Composed, Index, Max, Mean, Min, Std, Sum, Var, aggregator
 from mpnn.attention import DotProduct
 from mpnn.backends import BACKENDS, registered
 from mpnn.engine import choice, rewrites
 from mpnn.engine.choice import Refused, choose
 from mpnn.engine.plan import plan
 from mpnn.engine.rewrites import REWRITES, Rewrite
+from mpnn.engine.rewrites.composed_in_parts import ComposedInParts
 from mpnn.engine.rewrites.prepare import as_planned
 from mpnn.engine.rewrites.sets_in_one_row import SetsInOneRow
 from mpnn.graph import Graph
@@ -319,3 +320,22 @@ def test_every_need_has_the_sentence_of_a_backend_or_of_a_rewrite() -> None:
     for backend, normalize in product(("auto", "csr"), ("softmax", "sigmoid")):
         with pytest.raises(Refused, match="no common list of edges"):
             ops.attend(stack, x, x, x, return_weights=True, normalize=normalize, backend=backend)
+
+
+class _OwnReduce(Std):
+    def reduce(self, messages: Tensor, index: Index) -> Tensor:
+        return super().reduce(messages, index)
+
+
+class _NoParts(Composed):
+    parts = ()
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "applies"), [(Std(), True), (PNA(), True), (Sum(), False), (_OwnReduce(), False), (_NoParts(), False)]
+)
+def test_which_aggregators_run_by_their_parts(aggregate: Any, applies: bool) -> None:
+    given = Round(graphs.complete().bind(3), torch.randn(3, 1, 2), normalize="none", reduce=aggregate)
+    assert ComposedInParts().applies(given) == applies
+    query = torch.randn(3, 1, 2)
+    assert not ComposedInParts().applies(given.with_fields(score=Dot(query, query, 1.0), normalize="softmax"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpnn.kernels.derivatives import gradients_again
+from mpnn.kernels.derivatives import attention, gradients_again
 
 NEEDS = [needs for needs in itertools.product((False, True), repeat=3) if any(needs)]
 
@@ -70,3 +70,23 @@ def test_a_copy_of_an_input_has_no_gradients_of_its_gradients() -> None:
     for tensors in ((x,), (None,)):
         with pytest.raises(RuntimeError):
             gradients_again(torch.sin, tensors, (True,), (x,))
+
+
+@pytest.mark.parametrize(("causal", "masked"), [(False, None), (True, None), (False, "by bool"), (False, "by float")])
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+def test_attention_by_operations_is_torchs(
+    causal: bool, scale: float | None, masked: str | None, heads: tuple[int, int]
+) -> None:
+    query, key, value = torch.randn(2, heads[0], 5, 8), torch.randn(2, heads[1], 7, 8), torch.randn(2, heads[1], 7, 3)
+    mask = torch.rand(5, 7) > 0.4
+    mask[3] = False  # a row without keys
+    given: Tensor | None = None
+    if masked:
+        given = mask if masked == "by bool" else torch.randn(5, 7).masked_fill(~mask, -torch.inf)
+    found = attention(query, key, value, given, causal, scale)
+    options = {"attn_mask": given, "is_causal": causal, "scale": scale, "enable_gqa": heads[0] != heads[1]}
+    torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(query, key, value, **options))
+    narrow = attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), given, causal, scale)
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.float(), found, rtol=0.05, atol=0.05)
