@@ -217,7 +217,7 @@ class MessagePassing(nn.Module):
         if type(self) is not MessagePassing or type(self.attention) is not DotProduct:
             return ""
         if others != _NO_MORE:
-            return "it takes x and a graph alone"
+            return "the compiled call takes x and a graph alone"
         if (why := whole_layer.why_not_now(x, self.training)) is not None:
             return why
         graph = self._graph_or_default(graph)

@@ -76,11 +76,14 @@ def why_not_now(x: Any, is_training: bool) -> str | None:
     """Why no compiled call computes a layer of these features in the modes that are on, a clause; None if one may.
     Operators and layers in place ask this before anything else."""
     if torch.compiler.is_compiling() or (ACTIVE and active() is not None) or not is_plain(x):
-        return "it takes plain features on a CPU, outside of autocast, tracing, transforms and several processes"
+        return (
+            "the compiled call takes plain features on a CPU, outside of autocast, tracing, transforms and several "
+            "processes"
+        )
     if x.dtype is not torch.float32 or x.dim() < 2 or not x.numel():
-        return "it takes float32 features of one node or more"
+        return "the compiled call takes float32 features of one node or more"
     if torch.is_grad_enabled() and (x.requires_grad or is_training):
-        return _RECORDS
+        return RECORDS
     return "a hook is registered for all modules" if _has_any_global_hook() else None
 
 
@@ -99,13 +102,14 @@ def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
         return known.reason
     weights = known.weights()
     if x.shape[-1] != known.kernel.form.width or not known.kernel.reads(weights):
-        return "features or weights have other sizes or dtypes, or weights are no plain tensors"
+        return OTHER_WEIGHTS
     if torch.is_grad_enabled() and any(t.requires_grad for group in weights for t in group if t is not None):
-        return _RECORDS
+        return RECORDS
     return partial(_run, known.kernel, weights, parts, _cos_sin(operator.attention, graph, x))
 
 
-_RECORDS = "it has no backward pass, and gradients are recorded: call it in torch.no_grad()"
+RECORDS = "the compiled call has no backward pass, and gradients are recorded: call the layer in torch.no_grad()"
+OTHER_WEIGHTS = "features or weights have other sizes or dtypes, or weights are no plain tensors"
 
 
 def _run(
@@ -152,10 +156,13 @@ def _form(operator: Any) -> tuple[Form, Sequence[nn.Linear], Sequence[Any]]:
     attention = operator.attention
     update = operator.update
     is_post_norm = type(update) is PostNorm
-    _require(not any(part.training for part in operator.modules()), "it computes layers in inference: call eval()")
+    _require(not any(part.training for part in operator.modules()), "the compiled call is for inference: call eval()")
     _require(operator.edges is None, "edges have states")
     _require(operator.backend == "auto", f"the backend {operator.backend!r} is named")
-    _require(type(operator.aggregate) is Sum, f"it sums, and the aggregate is {type(operator.aggregate).__name__}")
+    _require(
+        type(operator.aggregate) is Sum,
+        f"the compiled call sums, and the aggregate is {type(operator.aggregate).__name__}",
+    )
     _require(type(update) in (PreNorm, PostNorm), f"the update is {type(update).__name__}, not PreNorm or PostNorm")
     for part in operator.modules():
         _require("forward" not in vars(part), f"an instance of {type(part).__name__} has its own forward")
@@ -165,11 +172,14 @@ def _form(operator: Any) -> tuple[Form, Sequence[nn.Linear], Sequence[Any]]:
     for kind in {base for part in operator.modules() for base in type(part).__mro__}:
         _require(_is_as_imported(kind), f"{kind.__name__} has other methods than it was imported with")
     norm = type(update.norm)
-    _require(norm in (nn.LayerNorm, nn.RMSNorm) and type(update.ffn_norm) is norm, "its norms are of another kind")
+    _require(norm in (nn.LayerNorm, nn.RMSNorm) and type(update.ffn_norm) is norm, "the norms are of another kind")
     _require(type(update.dropout) is Dropout, "dropout is of another kind")
     _require(update.alpha == 1 if is_post_norm else type(update.drop_path) is DropPath, "residuals are scaled")
     _require(attention.to_edge is None, "edges have attributes")
-    _require(attention.normalize == "softmax" and attention.softcap is None, "it computes a softmax without softcap")
+    _require(
+        attention.normalize == "softmax" and attention.softcap is None,
+        "the compiled call is for a softmax without softcap",
+    )
     _require(
         [type(p) in (Rotary, Llama3Rotary) for p in attention.positions] in ([], [True]), "positions are not rotary"
     )
@@ -253,7 +263,7 @@ def _activation(function: nn.Module) -> str:
     if type(function) is nn.GELU:
         return "gelu" if function.approximate == "none" else "gelu_tanh"
     name = {nn.ReLU: "relu", nn.SiLU: "silu"}.get(type(function))
-    _require(name is not None, f"it has no activation {type(function).__name__}")
+    _require(name is not None, f"the compiled call has no activation {type(function).__name__}")
     return str(name)
 
 

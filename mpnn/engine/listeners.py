@@ -1,5 +1,5 @@
-"""Functions that are called before each round, and before each layer of another library that one compiled call
-computes: `mpnn.explain` and the laws read by them what a call runs."""
+"""Functions that are called before each round, and before each layer of another library that one compiled call may
+compute: `mpnn.explain` and the laws read by them what a call runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from mpnn.round import Round
 
 of_rounds: list[Callable[[Round, str], None]] = []
-of_layers: list[Callable[[nn.Module, Tensor], None]] = []
-"""Called with each layer of another library that one compiled call computes in place, and its features."""
+OfLayer = Callable[[nn.Module, Tensor | None, str], None]
+of_layers: list[OfLayer] = []
+"""Called with each layer of another library that one compiled call may compute in place: with its features if the call
+does, and else with None and a clause that says why not."""
 
 _unheard: list[int] = []  # threads
 
 
 @contextmanager
-def listening(
-    listener: Callable[[Round, str], None], of_layer: Callable[[nn.Module, Tensor], None] | None = None
-) -> Iterator[None]:
+def listening(listener: Callable[[Round, str], None], of_layer: OfLayer | None = None) -> Iterator[None]:
     """Calls `listener(round, backend)` before each round that `mpnn.engine.run` runs in the block, in any thread, and
-    `of_layer(layer, x)` before each layer of another library that one compiled call computes."""
+    `of_layer(layer, x, why)` before each layer of another library, as `of_layers` are called."""
     of_rounds.append(listener)
     layers = [] if of_layer is None else [of_layer]
     of_layers.extend(layers)

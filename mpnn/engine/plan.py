@@ -22,7 +22,7 @@ from mpnn.update import maps
 _OF_FEW_ROUNDS = ("scan", "scatter")
 _WHOLE = "one call computes attention, maps, norms and network; the backends of the plan would compute attention alone"
 _SLOWER = "would run, but is estimated slower"
-_OF_A_BATCH = "would run, but the numbers of an item would depend on the batch that it is in"
+_OF_A_BATCH = "would be faster, but the last digits of an item's result would change with the other items of its batch"
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,14 @@ def _plan_of_operator(op: Any, features: tuple[Any, ...], call: dict[str, Any]) 
     refusal = op.refusal_of_whole_layer(*arguments.values())
     is_whole_layer = refusal is None
     described = "" if is_whole_layer else maps.described(op.modules(), arguments["x"].shape[:-1].numel())
-    layer = _WHOLE if is_whole_layer else f"step by step: {refusal}" if refusal else ""
+    layer = _WHOLE if refusal is None else _step_by_step(refusal)
     planned = _plan_of_round(round, getattr(op, "backend", "auto"))
     return replace(planned, maps=described, layer=layer, is_whole_layer=is_whole_layer)
+
+
+def _step_by_step(why: str) -> str:
+    """Says why no compiled call computes a layer; empty for operators of other kinds."""
+    return f"step by step: {why}" if why else ""
 
 
 def _plan_of_layer(layer: nn.Module, x: Tensor) -> Plan:
@@ -201,6 +206,7 @@ def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]
     """Prints and returns the plans of the rounds that run in `function(*features, **call)`."""
     plans_of: list[tuple[str, Plan]] = []
     running: list[str] = []  # the operators whose forward pass runs, which explain their rounds themselves
+    left_to_class: list[tuple[str, str]] = []  # the layer of another library that runs, and why no compiled call does
     thread = get_ident()
 
     def begin(name: str, op: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -215,12 +221,18 @@ def _explain_call(function: Any, features: tuple[Any, ...], call: dict[str, Any]
     def heard(round: Round, backend: str) -> None:
         if not running and get_ident() == thread:
             running.append("")
-            plans_of.append(("", _plan_of_round(round, backend)))
+            name, why = left_to_class.pop() if left_to_class else ("", "")
+            plans_of.append((name, replace(_plan_of_round(round, backend), layer=_step_by_step(why))))
             running.pop()
 
-    def heard_layer(layer: nn.Module, x: Tensor) -> None:
-        if not running and get_ident() == thread:
-            plans_of.append((names.get(layer, type(layer).__name__), _plan_of_layer(layer, x)))
+    def heard_layer(layer: nn.Module, x: Tensor | None, why: str) -> None:
+        if running or get_ident() != thread:
+            return
+        name = names.get(layer, type(layer).__name__)
+        if x is not None:
+            plans_of.append((name, _plan_of_layer(layer, x)))
+        # The next round is that of this layer.
+        left_to_class[:] = [(name, why)] if why else []
 
     module = function if isinstance(function, nn.Module) else nn.Module()
     names = {part: name for name, part in module.named_modules()}

@@ -37,6 +37,14 @@ def put(owner: Any, name: str, value: Any) -> Callable[[], None]:
     return partial(_put_back, owner, name, value, before)
 
 
+def take(owner: Any, name: str) -> Callable[[], None]:
+    """Takes from an object an attribute of its own, so that it has that of its class. Returns what gives it back,
+    unless another one was put there since."""
+    value = vars(owner)[name]
+    delattr(owner, name)
+    return partial(vars(owner).setdefault, name, value)
+
+
 def _put_back(owner: Any, name: str, value: Any, before: dict[str, Any]) -> None:
     if vars(owner).get(name) is value:
         delattr(owner, name)

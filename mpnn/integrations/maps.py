@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from mpnn.graph.witness import Constant
-from mpnn.integrations.callers import CALLS, put
+from mpnn.integrations.callers import CALLS, put, take
 from mpnn.update import maps
 
 
@@ -65,6 +65,16 @@ def use(model: nn.Module) -> list[Callable[[], None]]:
     called = {map for module in model.modules() if _calls_forward(module) for map in _parts(module)}
     taken = [module for module in model.modules() if module not in called and _can_take(module)]
     return [put(module, "forward", Forward(module)) for module in taken]
+
+
+def drop(model: nn.Module) -> list[Callable[[], None]]:
+    """Lets the linear maps of a model run by their classes; returns what undoes it, for each map."""
+    return [take(module, "forward") for module in model.modules() if runs_here(module)]
+
+
+def runs_here(module: nn.Module) -> bool:
+    """Whether a map may run by the faster product."""
+    return isinstance(vars(module).get("forward"), Forward)
 
 
 def _calls_forward(module: nn.Module) -> bool:

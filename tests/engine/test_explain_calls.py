@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -54,6 +56,28 @@ def test_a_model_in_place_names_its_compiled_layers(capsys: pytest.CaptureFixtur
     assert "BertLayer, 2 x 9 x 64" in plans[0].work
     assert "compiled layer" in plans[0]._repr_html_()
     assert not any(plan.is_whole_layer for plan in mpnn.explain(model.train(), tokens))
+
+
+def test_a_model_in_place_says_why_no_call_computes_its_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128}
+    tokens = torch.randint(60, (2, 9))
+
+    def explained(heads: int = 2, **options: Any) -> str:
+        model = transformers.BertModel(transformers.BertConfig(**sizes, num_attention_heads=heads)).eval()
+        mpnn.hf.use(model, **options)
+        with torch.no_grad():
+            plans = mpnn.explain(model, tokens)
+        out = capsys.readouterr().out
+        assert out.startswith("encoder.layer.0, encoder.layer.1:\n") == bool(plans[0].layer)
+        return str(plans[0].layer)
+
+    assert "the compiled call takes heads of" in explained(heads=8)
+    assert "the model has a topology" in explained(graph="window(2)")
+    assert explained(layers=False) == ""
+    model = transformers.BertModel(transformers.BertConfig(**sizes, num_attention_heads=2)).eval()
+    mpnn.hf.use(model)
+    assert "the compiled call has no backward pass" in mpnn.explain(model, tokens)[1].layer
 
 
 def test_a_model_shows_each_layer_once_and_stays_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:

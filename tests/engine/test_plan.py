@@ -32,7 +32,7 @@ def test_explain_prints_the_plan_and_returns_it(capsys: pytest.CaptureFixture[st
     assert lines[0] == "graph   Graph(causal(): 100 nodes, 5,050 edges), 50.50% of all pairs, 100 runs"
     assert lines[1] == "work    dot-product attention, softmax, 4 x 16, batch 2, float32 on cpu, with gradients"
     assert lines[2] == f"layer   {found.layer}"
-    assert lines[2].startswith("layer   step by step: it has no backward pass")
+    assert lines[2].startswith("layer   step by step: the compiled call has no backward pass")
     assert lines[3] == f"plan    {found.backend}"
     assert len(lines) == 4 + len(BACKENDS) - 2 + 1, "scatter and scan serve few rounds, and not this one"
     assert lines[-1].startswith("maps    ")
@@ -104,7 +104,10 @@ def test_what_is_explained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None
 def test_explain_says_why_a_faster_backend_does_not_run() -> None:
     x = torch.randn(9, 1, 64)
     texts = str(mpnn.explain(ops.attend, graphs.documents([9]).bind(9), x, x, x))
-    assert "would run, but the numbers of an item would depend on the batch that it is in" in texts
+    assert (
+        "would be faster, but the last digits of an item's result would change with the other items of its batch"
+        in texts
+    )
     named = str(mpnn.explain(ops.attend, graphs.complete().bind(9), x, x, x, backend="edge_list"))
     assert "would run, and is estimated faster" in named
     assert "batch" not in named

@@ -355,6 +355,25 @@ def test_topologies_and_the_switch(options: dict[str, Any], calls: list[int]) ->
     assert not calls
 
 
+@pytest.mark.parametrize("options", [{"layers": False}, {"graph": {1: "causal() & window(3)"}}])
+def test_a_later_call_turns_whole_layers_off_and_says_so(options: dict[str, Any], calls: list[int]) -> None:
+    _, ours = pair("gpt2")
+    first = mpnn.hf.use(ours)
+    with torch.no_grad():
+        ours(**INPUTS)
+        assert len(calls) == 2
+        assert "whole layers by one compiled call each: 2" in repr(first)
+        later = mpnn.hf.use(ours, **options)
+        ours(**INPUTS)
+        assert len(calls) == 2
+        assert not any("whole layers" in repr(handle) for handle in (first, later))
+        later.restore()
+        ours(**INPUTS)
+    assert len(calls) == 4
+    assert "whole layers by one compiled call each: 2" in repr(first)
+    assert "nothing is changed" in repr(later)
+
+
 def test_masks_that_are_no_documents_run_as_before(calls: list[int]) -> None:
     hf_model, ours = pair("bert")
     between, empty = RIGHT.clone(), RIGHT.clone()

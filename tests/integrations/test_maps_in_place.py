@@ -230,7 +230,12 @@ def test_use_takes_the_maps_and_gives_them_back(build: Callable[[], Any], count:
         torch.testing.assert_close(model(IDS).logits, expected, **CLOSE)
         assert len(products) >= count - 2  # a pooler and a classifier have two rows
         again = mpnn.hf.use(model)
-        assert again.maps == 0
+        assert again.maps == count
+        without = mpnn.hf.use(model, maps=False)
+        assert without.maps == 0
+        assert "linear maps" not in repr(without)
+        without.restore()
+        assert handle.maps == count
         handle.restore()
         assert handle.maps == 0
         assert not any("forward" in vars(module) for module in model.modules())

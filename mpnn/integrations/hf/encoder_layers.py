@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from mpnn.attention.whole_layer import parts_of, why_not_now
+from mpnn.attention.whole_layer import OTHER_WEIGHTS, RECORDS, parts_of, why_not_now
 from mpnn.engine import listeners
 from mpnn.graph import guard
 from mpnn.graph.witness import Constant, Unwatchable, Witness
-from mpnn.integrations.callers import calling
+from mpnn.integrations.callers import calling, put, take
 from mpnn.integrations.hf import compat, interface, packing
 from mpnn.integrations.hf.closures import Sizes
 from mpnn.integrations.hf.masks import Mask
@@ -55,6 +55,9 @@ _SETTLED = 8  # calls after which a change of a layer is none of those that foll
 _AT_ONCE = 3  # changes that follow one another, after each of which a layer is learned again at once
 _PATIENCE = 255  # calls that a layer leaves to its class at most before it is learned again
 _MOST_FORMS = 4  # of weights
+_TOPOLOGY = (
+    "the model has a topology, use(model, graph=...), and the compiled call computes layers over their own masks"
+)
 
 
 class _Names(NamedTuple):
@@ -141,23 +144,29 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def use(model: nn.Module) -> list[Callable[[], None]]:
     """Lets the layers of encoders in a model run by the kernel; returns what undoes it, for each layer."""
     found = [(module, names) for module in model.modules() if (names := _find(module)) is not None]
-    return [_take(module, names) for module, names in found]
+    return [put(module, "forward", Forward(module, names)) for module, names in found]
+
+
+def drop(model: nn.Module) -> list[Callable[[], None]]:
+    """Lets the layers of a model run by their classes; returns what undoes it, for each layer."""
+    return [take(module, "forward") for module in model.modules() if isinstance(_forward_of(module), Forward)]
 
 
 def runs_here(module: nn.Module) -> bool:
     """Whether the kernel may run this layer."""
-    return isinstance(vars(module).get("forward"), Forward)
+    forward = _forward_of(module)
+    return isinstance(forward, Forward) and forward.why_never() is None
+
+
+def _forward_of(module: nn.Module) -> Any:
+    return vars(module).get("forward")
 
 
 def _find(module: nn.Module) -> _Names | None:
-    """Where a layer has its parts; None if it is not such a layer, has a `forward` of its own or a topology, or there
-    is no kernel for its sizes."""
+    """Where a layer has its parts; None if it is not such a layer, or has a `forward` of its own."""
     if "forward" in vars(module):
         return None
-    names = next((names for names in _FAMILIES if _matches(module, names)), None)
-    if names is None or interface.graph_of(_get(module, names.attention)) is not None:
-        return None
-    return names if refusal(_Submodules(module, names).form("identity", False)) is None else None
+    return next((names for names in _FAMILIES if _matches(module, names)), None)
 
 
 def _matches(module: nn.Module, names: _Names) -> bool:
@@ -185,16 +194,6 @@ def _get(module: Any, name: str) -> Any:
     return module
 
 
-def _take(module: nn.Module, names: _Names) -> partial[None]:
-    module.forward = Forward(module, names)
-    return partial(_restore, module, module.forward)
-
-
-def _restore(module: nn.Module, forward: Forward) -> None:
-    if vars(module).get("forward") is forward:  # else another library has wrapped it
-        del module.forward
-
-
 class Forward(Constant):
     """`forward` of one layer: the kernel's, or its class's. It is an object, not a closure, so that copies of the layer
     compute with their own weights, and a process that unpickles the layer imports this module."""
@@ -205,6 +204,7 @@ class Forward(Constant):
         self.module = module
         self.names = names
         self._parameters = _parameters_of(module)
+        self._refusal = refusal(_Submodules(module, names).form("identity", False))
         self._known: _Known | None = None
         self._served = 0  # calls since it was learned
         self._changes = 0  # that followed one another
@@ -222,29 +222,40 @@ class Forward(Constant):
                 caller.forward = Forward(caller, self.names)
                 return caller.forward(*args, **options)
             out = self._by_kernel(args, options)
-            if out is not None:
+            if not isinstance(out, str):
                 return out
+            for listener in listeners.of_layers:
+                listener(module, None, out)
         return type(module).forward(module, *args, **options)
 
-    def _by_kernel(self, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor | None:
-        """The states; None where the class computes them."""
+    def why_never(self) -> str | None:
+        """Returns why the kernel computes no call of this layer as it is, a clause; None if it may compute some."""
+        if self._refusal is None and interface.graph_of(_get(self.module, self.names.attention)) is not None:
+            return _TOPOLOGY
+        return self._refusal
+
+    def _by_kernel(self, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor | str:
+        """The states; or why the class computes them, a clause."""
         given = dict(zip(self._parameters, args, strict=False)) | options
         x = given.pop(self._parameters[0], None)
-        if not self._may_run(x, given):
-            return None
+        why = self.why_never() or self._why_not(x, given)
+        if why is not None:
+            return why
         layer = self._layer()
-        located = None if layer is None else layer.locate()
-        if layer is None or located is None:
-            return None
+        located = layer if isinstance(layer, str) else layer.locate()
+        if isinstance(layer, str) or isinstance(located, str):
+            return str(located)
         kernel, weights = located
         parts = layer.parts
         shape = (x.shape[0], x.shape[1])
         texts = _parts_within(parts.is_causal, given, shape)
         cos_sin = _cos_sin_of(given.get(_COS_SIN), shape, parts.head_width) if layer.has_cos_sin else None
-        if texts is None or (layer.has_cos_sin and cos_sin is None):
-            return None
+        if texts is None:
+            return "the attention mask is not that of whole texts, each complete or causal"
+        if layer.has_cos_sin and cos_sin is None:
+            return f"{_COS_SIN} are not plain angles of these tokens, without gradients"
         for listener in listeners.of_layers:
-            listener(self.module, x)
+            listener(self.module, x, "")
         cache = given.get(_CACHE)
         if cache is None:
             return kernel(x.contiguous(), weights, texts, cos_sin)
@@ -253,29 +264,31 @@ class Forward(Constant):
         cache.update(keys, values, parts.attention.layer_idx)
         return out
 
-    def _may_run(self, x: Any, given: dict[str, Any]) -> bool:
-        """Whether a call asks for what the kernel computes, in the modes that are on."""
+    def _why_not(self, x: Any, given: dict[str, Any]) -> str | None:
+        """Why the kernel does not compute what a call asks for, in the modes that are on, a clause; None if it may."""
         cache = given.get(_CACHE)
         if cache is not None and not compat.is_empty(
             cache, getattr(_get(self.module, self.names.attention), "layer_idx", None)
         ):
-            return False
-        if why_not_now(x, self.module.training) is not None or x.dim() != 3 or interface.is_recorded():
-            return False
+            return "the cache already has tokens"
+        if (why := why_not_now(x, self.module.training)) is not None:
+            return why
+        if x.dim() != 3 or interface.is_recorded():
+            return "the compiled call takes features [texts, tokens, width], and returns no weights of edges"
         for name, value in given.items():
             is_read = name in _READ or name == _COS_SIN
             if value is not None and value is not False and not is_read:
-                return False
-        return compat.collects_only("hidden_states")
+                return f"the compiled call takes no {name}"
+        return None if compat.collects_only("hidden_states") else "the compiled call returns hidden states only"
 
-    def _layer(self) -> _Layer | None:
-        """The layer as it is now. None: its class computes it, or it changes all the time, or it has other parameters
+    def _layer(self) -> _Layer | str:
+        """The layer as it is now; or why its class computes it: it may change all the time, or have other parameters
         than those by which this call was read."""
         known = self._known
         if known is None or not known.witness.holds():
             if self._left:
                 self._left -= 1
-                return None
+                return "the layer has changed in each of the latest calls"
             # To learn takes as long as some calls, so a layer that changes in each call is learned ever more rarely.
             self._changes = 0 if self._served >= _SETTLED else self._changes + 1
             self._left = min(2 ** max(self._changes - _AT_ONCE, 0) - 1, _PATIENCE)
@@ -284,7 +297,7 @@ class Forward(Constant):
             before = self._parameters
             self._parameters = _parameters_of(self.module)
             if self._parameters != before:
-                return None
+                return "the layer has had other parameters until this call"
         self._served += 1
         return known.layer
 
@@ -403,10 +416,10 @@ class _Form(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """The compiled layer, valid while the witness holds. No layer: its class computes it."""
+    """The compiled layer, or why the layer has none, a clause; valid while the witness holds."""
 
     witness: Witness
-    layer: _Layer | None
+    layer: _Layer | str
 
 
 def _learn(module: nn.Module, names: _Names) -> _Known:
@@ -421,21 +434,27 @@ def _learn(module: nn.Module, names: _Names) -> _Known:
             witness.skip(*part._forward_hooks.values(), *part._forward_pre_hooks.values())
     try:
         witness.module(module)
-    except Unwatchable:
-        return _Known(witness, None)
-    if witness.unread or not _matches(module, names) or not _runs_its_classes(module):
-        return _Known(witness, None)
+    except Unwatchable as error:
+        return _Known(witness, f"{error}, so that a call could not know when it is outdated")
+    if witness.unread:
+        return _Known(witness, "the layer has tensors that are not weights of its maps and norms")
+    if not _matches(module, names):
+        return _Known(witness, "the parts of the layer have changed")
+    if not _runs_its_classes(module):
+        return _Known(witness, "a part of the layer is in training, or has a hook or a forward of its own")
     parts = _Submodules(module, names)
     activation = _activation(parts.activation)
-    if activation is None or not _attends(parts.attention, witness):
-        return _Known(witness, None)
+    if activation is None:
+        return _Known(witness, f"the compiled call has no activation {type(parts.activation).__name__}")
+    if not _attends(parts.attention, witness):
+        return _Known(witness, "the attention of the layer is not by mpnn")
     return _Known(witness, _Layer(module, parts, activation, witness))
 
 
 def _runs_its_classes(module: nn.Module) -> bool:
     """Whether the modules inside a layer do what their classes do, in inference."""
     for part in list(module.modules())[1:]:
-        forward = vars(part).get("forward")
+        forward = _forward_of(part)
         if forward is not None and not getattr(forward, "computes_the_same", False):
             return False
         if part.training or not compat.has_only_idle_hooks(part):
@@ -461,16 +480,15 @@ class _Layer:
         self._module = module
         self._activation = activation
         self._parameters = _Parameters(parts, witness)
-        self._kernel: EncoderLayer | None = None
-        self._is_refused = False
+        self._kernel: EncoderLayer | str | None = None  # a text says why there is none
         self._forms: tuple[_Form, ...] = ()
 
-    def locate(self) -> tuple[EncoderLayer, Located] | None:
-        """The kernel, and the weights as they are now. None if it cannot read them, or gradients are recorded, or it
-        does not compute what the class does."""
+    def locate(self) -> tuple[EncoderLayer, Located] | str:
+        """The kernel, and the weights as they are now; or a clause: it cannot read them, or gradients are recorded, or
+        it does not compute what the class does."""
         tensors = self._parameters.read()
-        if tensors is None or self._is_refused:
-            return None
+        if tensors is None:
+            return OTHER_WEIGHTS
         form: _Form | None = None
         for known in self._forms:
             if known.fits(*tensors):
@@ -478,20 +496,23 @@ class _Layer:
                 break
         if form is None:
             form = self._form_of(tensors)
-        if form is None or self._kernel is None or (form.learns and torch.is_grad_enabled()):
-            return None
+        if isinstance(self._kernel, str):
+            return self._kernel
+        if form is None or self._kernel is None:
+            return OTHER_WEIGHTS
+        if form.learns and torch.is_grad_enabled():
+            return RECORDS
         weights = form.places.read(tensors)
-        return None if weights is None else (self._kernel, weights)
+        return OTHER_WEIGHTS if weights is None else (self._kernel, weights)
 
     def _form_of(self, tensors: list[Tensor]) -> _Form | None:
         """The form of weights that were not met before; None if the kernel cannot read them."""
-        if not are_plain(tensors):
+        if isinstance(self._kernel, str) or not are_plain(tensors):
             return None
         weights = self.parts.weights()
         if self._kernel is None:
             self._kernel = self._find_kernel(weights)
-            self._is_refused = self._kernel is None
-        if self._kernel is None or not self._kernel.reads(weights):
+        if isinstance(self._kernel, str) or not self._kernel.reads(weights):
             return None
         try:
             places = Places(self._kernel, weights, tensors, self._parameters.sources)
@@ -502,8 +523,8 @@ class _Layer:
         self._forms = (form, *self._forms[: _MOST_FORMS - 1])
         return form
 
-    def _find_kernel(self, weights: Weights) -> EncoderLayer | None:
-        """The kernel that computes what the class does, for a few tokens."""
+    def _find_kernel(self, weights: Weights) -> EncoderLayer | str:
+        """The kernel that computes what the class does, for a few tokens; or why there is none, a clause."""
         parts = self.parts
         generator = torch.Generator().manual_seed(0)
         options: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
@@ -519,21 +540,21 @@ class _Layer:
             with torch.no_grad(), packing.within(None), listeners.unheard():
                 expected = type(self._module).forward(self._module, x, **given)
         except Exception:  # a layer that needs more than these arguments
-            return None
+            return "the layer needs more arguments than states, a mask and positions"
         if not isinstance(expected, Tensor):
-            return None
+            return "the layer returns more than states"
         texts = Parts([TRIAL_TOKENS], is_causal)
         for pre_norm in (False, True):
             form = parts.form(self._activation, pre_norm)
-            if refusal(form) is not None:
-                return None
+            if (why := refusal(form)) is not None:
+                return why
             kernel = EncoderLayer(form)
             if not kernel.reads(weights):
-                return None
+                return OTHER_WEIGHTS
             difference = (kernel(x, weights, texts, cos_sin) - expected).abs().max()
             if difference <= _CLOSE * expected.abs().max():
                 return kernel
-        return None
+        return "the compiled call gives other numbers than the class of the layer"
 
 
 def _activation(function: Any) -> str | None:

@@ -46,13 +46,11 @@ _TRIAL_TOKENS = 512  # tokens over which a topology is tried at once; a run trie
 
 
 class Handle:
-    """The changes that `use` made, which its `repr` lists. `restore()` changes it back. `maps` is the number of linear
-    maps that run by the faster product, and `replaced` the topology that the model had before its own masks replaced
-    it."""
+    """What runs in a model that `use` changed, which the `repr` lists as it is now. `restore()` changes the model back.
+    `replaced` is the topology that the model had before its own masks replaced it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.maps = 0
         self.replaced = ""
         self._undo: list[Callable[[], None]] = []
         self._later: list[Handle] = []
@@ -62,6 +60,11 @@ class Handle:
                 latest._later.append(self)
             _LATEST[inner] = weakref.ref(self)
 
+    @property
+    def maps(self) -> int:
+        """The number of linear maps of the model that run by the faster product."""
+        return sum(map(linear_maps.runs_here, self.model.modules())) if self._undo else 0
+
     def restore(self) -> nn.Module:
         """Gives the model back the attention, the mask, the maps and the forward pass that it had. Later calls of `use`
         on this model, on one inside it and on one around it are undone first."""
@@ -69,7 +72,6 @@ class Handle:
             self._later.pop().restore()
         while self._undo:
             self._undo.pop()()
-        self.maps = 0
         return self.model
 
     def __repr__(self) -> str:
@@ -83,7 +85,7 @@ class Handle:
         whole = sum(map(encoder_layers.runs_here, self.model.modules())) if self._undo else 0
         lines += [f"whole layers by one compiled call each: {whole}"] if whole else []
         lines += [f"no longer over {self.replaced}, which use(model, graph=...) sets again"] if self.replaced else []
-        lines += [f"{self.maps} linear maps by the faster of torch and oneDNN"] if self.maps else []
+        lines += [f"{maps} linear maps by the faster of torch and oneDNN"] if (maps := self.maps) else []
         return f"Handle of {type(self.model).__name__}: " + ("; ".join(lines) or "nothing is changed")
 
 
@@ -198,12 +200,9 @@ def use(
             asked = ignores_padding or part in ignoring
             if unpad or (unpad is None and asked and is_encoder(part.base_model)):
                 handle._undo.append(remove_padding(part.base_model))
-        if maps:
-            taken = linear_maps.use(model)
-            handle._undo += taken
-            handle.maps = len(taken)
-        if layers:
-            handle._undo += encoder_layers.use(model)
+        # Without them, those of an earlier call are turned off, too.
+        handle._undo += linear_maps.use(model) if maps else linear_maps.drop(model)
+        handle._undo += encoder_layers.use(model) if layers else encoder_layers.drop(model)
     except BaseException:
         handle.restore()
         raise

@@ -97,7 +97,22 @@ def refusal(form: Form) -> str | None:
     if (why := library.why_missing()) is not None:
         return why
     p = _sizes(form)
-    return None if _function("fits")(ctypes.addressof(p)) else f"there is no kernel for these sizes: {form}"
+    if _function("fits")(ctypes.addressof(p)):
+        return None
+    least = _least_head_width()
+    if p.head_width % least:
+        return f"the compiled call takes heads of {least} numbers or a multiple; these have {p.head_width}"
+    return f"there is no kernel for these sizes: {form}"
+
+
+@cache
+def _least_head_width() -> int:
+    """The least width of a head of this processor's kernel, of which the others are multiples."""
+    for width in range(1, 65):
+        p = _Parameters(256, 64, 64, width, 256)
+        if _function("fits")(ctypes.addressof(p)):
+            return width
+    return 1
 
 
 def _sizes(form: Form) -> _Parameters:
