@@ -483,11 +483,13 @@ def _cautions(comparison: Comparison, contest: _Contest, options: Options) -> li
         cautions.append(f"{caution} A longer --budget says more.")
     if caution := comparison.alike():
         longer = f" A longer --context than {options.context} may set them apart." if options.task == "text" else ""
-        cautions.append(caution + longer)
+        return [*cautions, caution + longer]
     for factor, which in ((min(_RATES), "smallest"), (max(_RATES), "largest")):
         if best.rate == contest.rate * factor:
-            rate = f"The learning rate of {best.graph} is the {which} that was tried"
-            cautions.append(f"{rate}; try --lr {best.rate:.1e}.")
+            cautions.append(
+                f"Three learning rates were tried: half, once and twice --lr {contest.rate:.1e}. The best for "
+                f"{best.graph} was the {which}, {best.rate:.1e}: try --lr {best.rate * factor:.1e}."
+            )
     return cautions
 
 

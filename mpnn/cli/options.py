@@ -244,7 +244,8 @@ class Options:
     repeats: str | None = _option(
         Repeats,
         "Rows of --edges that are one edge: the first counts, or their weights and features are added up (without "
-        "either, an edge weighs as many as its rows). Default: equal rows count once, and others are refused.",
+        "either, the weight of an edge is the number of its rows). Default: equal rows count once, and others are "
+        "refused.",
         _READ,
     )
     categories: str | None = _option(

@@ -44,9 +44,10 @@ CHARACTERS = "characters.txt"
 NODES = "nodes.json"
 MEASURES = {"classes": "accuracy", "multilabel": "F1", "regression": "R2"}
 
-HEADINGS = ("task", "graph", "edges", "reach", "backend", "time\na step", "memory")
+HEADINGS = ("task", "graph", "nodes", "edges", "reach", "backend", "time\na step", "memory")
 _LEFT_ALIGNED = ("task", "graph", "backend")
 LEGEND = {
+    "nodes": "of the graph that the model runs over; the tokens of a text, and of several graphs those of the largest",
     "edges": "of the graph that the model runs over: both directions of links count, and self-loops where it has them",
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
     "backend": "selected by the plan; dense computes all pairs and masks those without an edge, "
@@ -209,6 +210,12 @@ def graph_over(nodes: data.PointClassification | NodeInputs, name: str, expressi
     nearest = re.fullmatch(r"\s*knn\((\d+)\)\s*", expression)
     if nearest is not None:
         return knn(x.cpu(), int(nearest[1])).undirected().with_self_loops().to(x.device)
+    alone = "knn" if edges is None else rf"knn|{name}"
+    if joined := re.search(rf"\b({alone})\b", expression):
+        raise ValueError(
+            f"{joined[1]} is a graph of its own, which | & - ~ do not join with others; got {expression!r}. In Python, "
+            "graphs.from_edges takes the edges of several graphs"
+        )
     return parse(expression).bind(len(x)).to(x.device)
 
 
@@ -391,6 +398,7 @@ class Run(ABC):
         return (
             self.name,
             self.expression,
+            f"{self.graph.num_dst:,}",
             f"{self.graph.num_edges:,}",
             f"{self.graph.reach(self.layers):.1%}",
             self.backend,

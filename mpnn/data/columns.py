@@ -54,6 +54,9 @@ class Features(NamedTuple):
     notes: list[str]
 
 
+_LARGE = 100  # the mean size of numbers above which models hardly train without --scale
+
+
 @dataclass(frozen=True)
 class Preparation:
     """How the columns of a table become features.
@@ -82,7 +85,12 @@ class Preparation:
         made = [self._feature(table, name, rows) for name in names]
         x = np.concatenate([one for one, _, _ in made], 1) if made else np.empty((len(table), 0), np.float32)
         columns = {name: column for name, (_, column, _) in zip(names, made, strict=True)}
-        return Features(x, columns, [note for _, _, note in made if note])
+        notes = [note for _, _, note in made if note]
+        if self.known is None and not self.scale:
+            of_numbers = [(name, one[rows, 0]) for name, (one, _, _) in zip(names, made, strict=True)]
+            large = [name for name, numbers in of_numbers if len(numbers) and np.abs(numbers).mean() > _LARGE]
+            notes += [f"large numbers in {listed(large)}: --scale makes them about 1"] if large else []
+        return Features(x, columns, notes)
 
     @property
     def _advice(self) -> str:

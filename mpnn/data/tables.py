@@ -73,8 +73,8 @@ class EdgeFile:
         first: the number of the first node, 0 or 1, of nodes without names. Default: 0, and edges of which none has
             node 0 are refused.
         repeats: of rows that are one edge, as both directions of an undirected one are, "first" keeps the first, and
-            "sum" adds up weights and features; without either, an edge weighs as many as its rows. "refuse" keeps one
-            of equal rows, and refuses others.
+            "sum" adds up weights and features; without either, the weight of an edge is the number of its rows.
+            "refuse" keeps one of equal rows, and refuses others.
     """
 
     path: Path
@@ -532,7 +532,7 @@ class Learned:
         sizes = ", ".join(f"{int(mask.sum()):,} {part}" for mask, part in zip(self.masks, PARTS, strict=True))
         parts = f"{sizes} ({'at random' if self.of_split is None else 'as stated'})"
         if self.left_out:
-            parts += f", {self.left_out:,} rows of a part left out, which have no target"
+            parts += f", {self.left_out:,} not used (a split without a target)"
         return (
             (self.of_targets.name, f"{what}, for {self.known.sum():,} of {len(self.known):,} {rows}"),
             ((self.of_split or self.of_targets).name, parts),

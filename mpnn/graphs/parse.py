@@ -56,7 +56,8 @@ def register(builder: B) -> B:
     topologies and lists of these.
 
     Raises:
-        ValueError: if the name is not an identifier or belongs to another builder.
+        ValueError: if the name is not an identifier or belongs to another builder, or if the builder calls
+            `Topology.of` with a rule of another name.
     """
     name = getattr(builder, "__name__", "")
     if not name.isidentifier() or keyword.iskeyword(name):
@@ -64,9 +65,23 @@ def register(builder: B) -> B:
     existing = BUILDERS.get(name) or _REGISTERED.get(name) or builder
     if _import_path(existing) != _import_path(builder):  # a reloaded module or notebook cell has the same path
         raise ValueError(f"{name!r} is the name of {_import_path(existing)}; rename one of the two")
+    _refuse_other_rules(builder, name)
     if name not in BUILDERS:
         _REGISTERED[name] = builder
     return builder
+
+
+def _refuse_other_rules(builder: Callable[..., Topology], name: str) -> None:
+    """Raises ValueError if the code of a builder calls `Topology.of` and names no rule of a builder: the topology would
+    be written under a name that is not known."""
+    code = getattr(inspect.unwrap(builder), "__code__", None)
+    words = set[str]() if code is None else {*code.co_names, *code.co_freevars, *code.co_varnames, *code.co_cellvars}
+    rules = {f"_{known}" for known in (name, *BUILDERS, *_REGISTERED)}
+    if "of" in words and not words & rules:
+        raise ValueError(
+            f"{name} calls Topology.of, and its rule is not named _{name}: rename the rule, so that the text of the "
+            f"topology is a call of {name}"
+        )
 
 
 def _import_path(builder: Callable[..., Topology]) -> str:

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from mpnn.cli import compare_hf, search
 from mpnn.cli.app import app
 from mpnn.cli.compare import expanded
 from mpnn.cli.search import UnusableGraph, best_numbers, bounds
+from mpnn.cli.tasks import Nodes
+from mpnn.data.tables import EdgeFile
 from mpnn.models import GAT, GCN
 from mpnn.train.comparison import Comparison, Curve, Result
 
@@ -105,9 +108,24 @@ def test_the_best_graph_s_rate_is_cautioned_about_at_an_end_of_those_tried(rate:
         for name, error, rate_of_graph in (("a", 1.0, rate), ("b", 2.0, 1.0))
     ]
     contest = compare._Contest("", lambda graph, seed: None, 1.0, "", "", str)
-    cautions = compare._cautions(Comparison(results), contest, compare.Options(task="digits"))
-    said = f"The learning rate of a is the {which} that was tried; try --lr {rate:.1e}."
+    options = compare.Options(task="digits")
+    cautions = compare._cautions(Comparison(results), contest, options)
+    said = (
+        "Three learning rates were tried: half, once and twice --lr 1.0e+00. "
+        f"The best for a was the {which}, {rate:.1e}: try --lr {rate**2:.1e}."
+    )
     assert [caution for caution in cautions if "learning rate" in caution] == ([said] if which else [])
+    tied = [replace(result, curves={0: Curve([1, 10], [1.0, 10.0], [1.0, 1.0])}) for result in results]
+    assert not any("learning rate" in said for said in compare._cautions(Comparison(tied), contest, options))
+
+
+@pytest.mark.parametrize("expression", ["edges | knn(2)", "knn(2) & identity", "~edges"])
+def test_graphs_that_do_not_join_are_named(expression: str, tmp_path: Path) -> None:
+    nodes, edges = tmp_path / "n.csv", tmp_path / "e.csv"
+    nodes.write_text("id,size,club\n" + "".join(f"n{k},{k % 3},{'ab'[k % 2]}\n" for k in range(8)))
+    edges.write_text("from,to\nn0,n1\nn1,n2\n")
+    with pytest.raises(ValueError, match=r"^(edges|knn) is a graph of its own, which | & - ~ do not join"):
+        Nodes.of_files(nodes, EdgeFile(edges), 0, target="club").graph(expression)
 
 
 def test_a_model_of_nodes_stands_beside_a_graph() -> None:

@@ -129,12 +129,20 @@ def test_unknown_targets_are_no_target(nodes: Path) -> None:
     assert data.y.tolist() == [0, 1, 0, 1, -1, 0]
     assert data.is_known.tolist() == [True] * 4 + [False, True]
     assert data.test_mask.tolist() == [False] * 5 + [True]
-    said = "3 train, 1 val, 1 test (as stated), 1 rows of a part left out, which have no target"
+    said = "3 train, 1 val, 1 test (as stated), 1 not used (a split without a target)"
     assert data.understood[-1] == ("n.csv", said)
     assert data.num_classes == 2
     numbers = node_tables(nodes, target="age", problem="regression", ignore=["member", "since", "club"],
                           categories=["city"], missing="mean")  # fmt: skip
     assert numbers.y[:, 0].isnan().tolist() == [False, False, True, False, False, False]
+
+
+def test_large_numbers_that_are_not_scaled_are_said(tmp_path: Path) -> None:
+    rows = "".join(f"{k},{1990 + k},0.{k},{'ab'[k % 2]}\n" for k in range(9))
+    (tmp_path / "n.csv").write_text(f"id,year,share,club\n{rows}")
+    how = {scale: str(node_tables(tmp_path / "n.csv", target="club", scale=scale).understood) for scale in (0, 1)}
+    assert "large numbers in year: --scale makes them about 1" in how[False]
+    assert "large" not in how[True]
 
 
 def test_true_and_false_are_labels(tmp_path: Path) -> None:

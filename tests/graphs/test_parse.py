@@ -156,6 +156,14 @@ def _checkerboard(i: Any, num_src: int, size: int = 1, kind: str = "black") -> l
     return [(j, np.where((i + j) // size % 2 == (kind == "white"), j + 1, j)) for j in range(num_src)]
 
 
+def board(size: int) -> Topology:
+    return Topology.of(_squares, size)
+
+
+def _squares(i: Any, num_src: int, size: int) -> list[tuple[Any, Any]]:
+    return _checkerboard(i, num_src, size)
+
+
 @pytest.fixture
 def checkerboard(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys.modules["mpnn.graphs.parse"], "_REGISTERED", {})
@@ -212,5 +220,7 @@ def test_a_name_has_one_builder(checkerboard: Any) -> None:
         graphs.register(window)
     with pytest.raises(ValueError, match="must be an identifier; got '<lambda>'"):
         graphs.register(lambda: graphs.causal())
+    with pytest.raises(ValueError, match="its rule is not named _board: rename the rule"):
+        graphs.register(board)
     graphs.register(checkerboard)  # as a module that is loaded again does
     graphs.register(graphs.causal)
