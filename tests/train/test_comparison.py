@@ -139,6 +139,11 @@ def test_a_training_that_diverges_loses() -> None:
     assert found.results[0].rate == 1.0
 
 
+def test_of_rates_that_are_equally_good_the_middle_is_kept() -> None:
+    found = compare(["a"], [0.5, 1.0, 2.0], [0], 9.0, lambda *_: Curve([1, 10], [1.0, 9.0], [0.5, 0.5]))
+    assert found.results[0].rate == 1.0
+
+
 @pytest.mark.parametrize("empty", ["graphs", "rates", "seeds", "budget"])
 def test_what_is_missing_is_refused(empty: str) -> None:
     given = {"graphs": ["a"], "rates": [1.0], "seeds": [0], "budget": 1.0}

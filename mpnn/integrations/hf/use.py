@@ -46,7 +46,7 @@ _TRIAL_TOKENS = 512  # tokens over which a topology is tried at once; a run trie
 
 
 class Handle:
-    """What runs in a model that `use` changed, which the `repr` lists as it is now. `restore()` changes the model back.
+    """The handle of a model that `use` changed; its `repr` lists what runs there now. `restore()` changes it back.
     `replaced` is the topology that the model had before its own masks replaced it."""
 
     def __init__(self, model: nn.Module) -> None:
