@@ -604,8 +604,8 @@ def _attend_on_gpu(round: Round) -> Result:
     of_heads = -1 if isinstance(round.score, AdditiveScore) else -2
     if key is not None and key.shape[of_heads] != value.shape[-2]:  # the kernel groups both or neither
         key, value = _repeat(key, heads, of_heads), _repeat(value, heads)
-    edge_key, key_types = _edge_keys(own.edge, round)
-    edge_value, value_types = _vectors(round.edge_value, round)
+    edge_key, key_types = _edge_keys_on_gpu(own.edge, round)
+    edge_value, value_types = _vectors_on_gpu(round.edge_value, round)
     bias = total([_numbers(b, round) for b in round.bias])
     score = on_gpu.Score(
         heads,
@@ -648,14 +648,14 @@ def _named_on_gpu(form: Round, types: dict[str, Tensor], *tensors: Any) -> tuple
     return _attend_again(form, types, list(of), *of.values())
 
 
-def _edge_keys(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
-    """Returns the terms that edges add to keys: numbers [B, E, H] of an additive score, else as `_vectors`."""
+def _edge_keys_on_gpu(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
+    """Returns the terms that edges add to keys: numbers [B, E, H] of an additive score, else as `_vectors_on_gpu`."""
     if data is not None and isinstance(round.score, AdditiveScore):
         return _each_edge(_numbers(data, round), round.heads, round), None
-    return _vectors(data, round)
+    return _vectors_on_gpu(data, round)
 
 
-def _vectors(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
+def _vectors_on_gpu(data: PerEdge | None, round: Round) -> tuple[Tensor | None, Any]:
     """Vectors per edge or per edge type, [B, E or edge types, H, D], and the edge types, None for vectors per edge."""
     from mpnn.kernels.rows.cuda import attention as on_gpu
 

@@ -95,7 +95,7 @@ def _counts_of(round: Round, blocks: list[Block], calls: dict[str, float]) -> Co
         f"{kind}number": float(heads * nodes * (deep + wide)),
     }
     if round.value.device.type == "cuda":
-        operations |= _steps(round, deep, wide)
+        operations |= _steps_on_gpu(round, deep, wide)
     return both_ways(operations, round.needs_grad)
 
 
@@ -114,7 +114,7 @@ def _bytes_of_values(round: Round) -> float:
     return float(round.value.numel() * round.accumulate_dtype.itemsize)
 
 
-def _steps(round: Round, deep: int, wide: int) -> dict[str, float]:
+def _steps_on_gpu(round: Round, deep: int, wide: int) -> dict[str, float]:
     """Returns the number of steps that a GPU takes one after the other: the chunks, or the nodes, of the longest
     document of a recurrence, or the chunks of running sums."""
     if not round.recurrent:

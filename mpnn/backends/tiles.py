@@ -456,7 +456,7 @@ def _count_on_gpu(round: Round) -> Counts:
     """Pairs in tiles times heads, those of partial tiles, products on pairs, and numbers of nodes."""
     score = round.score
     graph = round.graph
-    tile = _config(round).forward
+    tile = _config_on_gpu(round).forward
     assert isinstance(score, Dot)
     _, area = _tile_counts(graph, tile.rows, tile.columns)
     heads = round.batch.numel() * round.heads
@@ -498,10 +498,10 @@ def _run_on_gpu(round: Round) -> Result:
     numbers = score.softcap, round.dropout, round.seed
     equal = partial(_reference, reference.form(round), round.graph, numbers, abs(score.scale) or 1.0)
     tensors = query, *_as_many_heads(round, key, value), _table(round), _per_edge(round), *_of_nodes(round)
-    return _completed(round, *kernels.attend(_options(round, kernels), equal, *tensors))
+    return _completed(round, *kernels.attend(_options_on_gpu(round, kernels), equal, *tensors))
 
 
-def _config(round: Round) -> Config:
+def _config_on_gpu(round: Round) -> Config:
     score = round.score
     assert isinstance(score, Dot)
     dtype = round.value.dtype
@@ -511,7 +511,7 @@ def _config(round: Round) -> Config:
     return tile_config.choose(dtype, width, tiles * tile.rows / max(round.graph.num_dst, 1))
 
 
-def _options(round: Round, kernels: Any) -> Any:
+def _options_on_gpu(round: Round, kernels: Any) -> Any:
     graph = round.graph
     score = round.score
     assert isinstance(score, Dot)
@@ -523,7 +523,7 @@ def _options(round: Round, kernels: Any) -> Any:
             round.seed.to(round.value.device), round.dropout, first_stream, streams, graph.node_ids
         )
     graphs = graph.cached("tiles on CUDA", lambda: kernels.TileGraphs(graph.runs, graph.device))
-    return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, graphs, _config(round))
+    return kernels.Options(abs(score.scale) or 1.0, score.softcap, dropout, graphs, _config_on_gpu(round))
 
 
 _SERVES = FLOATS | on_edges("bias") | {

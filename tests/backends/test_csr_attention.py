@@ -549,3 +549,12 @@ def test_numbers_of_an_additive_score_are_read_where_they_lie(form: str) -> None
     round = Round(graph, torch.randn(2, nodes, heads, 5), AdditiveScore(dst, src, LeakyReLU()))
     with torch.no_grad():
         torch.testing.assert_close(csr.run(round).out, edge_list.run(round).out)
+
+
+@pytest.mark.parametrize(("nodes", "name"), [(2**19, "gathered number"), (2**19 + 1, "far gathered number")])
+def test_features_of_more_than_16_mib_are_read_from_memory(nodes: int, name: str) -> None:
+    """Of 8 numbers a node, to which 5 are rounded up."""
+    graph = graphs.from_edges([[0, 1, 2], [5, 6, 5]], nodes)
+    x = torch.zeros(1).expand(nodes, 1, 5)
+    counts = csr.counts(Round(graph, x, Dot(x, x, 1.0)))
+    assert {key: n for key, n in counts.items() if "gathered" in key} == {name: 3.0 * 8 * 2}

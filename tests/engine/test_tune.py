@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 import torch
 
 from benchmarks import requests
+from mpnn.aggregate import Max, Mean, Sum
 from mpnn.backends import BACKENDS, cost_model, tuned
 from mpnn.backends.tuned import Prices
 from mpnn.engine import tune
 from mpnn.engine.choice import own_refusal as why_not
 from mpnn.engine.plan import plan
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot
 
 
 @pytest.fixture
@@ -169,3 +172,27 @@ def test_without_a_home_folder_plans_use_the_shipped_prices(monkeypatch: pytest.
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", home)
     assert tuned.read(1) == {}
+
+
+def test_what_probes_ask_for() -> None:
+    """Each without and with gradients, of all tensors."""
+    counted: Counter[tuple[object, ...]] = Counter()
+    for given in tune.probes():
+        grads = {x.requires_grad for x in given.tensors if x.is_floating_point()} - {given.needs_grad}
+        assert not grads or type(given.score) is AdditiveV2Score  # the vector of which is fixed
+        kind = type(given.reduce) if given.score is None else type(given.score)
+        key_heads = given.value.shape[-2]
+        if isinstance(given.score, Dot):
+            assert given.score.scale == given.value.shape[-1] ** -0.5
+            assert given.score.key.shape == given.value.shape
+        counted[kind, given.heads, key_heads, given.value.shape[-1], bool(given.bias), given.needs_grad] += 1
+    expected = {
+        **{(kind, heads, heads, 16, False): 3 for kind in (AdditiveScore, AdditiveV2Score) for heads in (2, 8)},
+        **{(kind, 1, 1, width, False): 3 for kind, width in ((Sum, 16), (Sum, 128), (Mean, 32), (Max, 32))},
+        (Dot, 4, 4, 16, False): 3 + 6,  # of edges and of runs
+        (Dot, 2, 2, 64, False): 6,
+        (Dot, 4, 1, 32, False): 1,
+        (Dot, 8, 1, 32, False): 1,
+        (Dot, 4, 4, 16, True): 4,
+    }
+    assert counted == {(*form, grad): count for form, count in expected.items() for grad in (False, True)}
