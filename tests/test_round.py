@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mpnn import graphs, ops
+from mpnn import engine, graphs, ops
 from mpnn.aggregate import PNA, Index, Max, Median, Std, Sum
 from mpnn.graph import rng
 from mpnn.graph.edge_tables import BiasTable
@@ -138,3 +138,41 @@ def test_needs_of_aggregators() -> None:
 def test_biases_of_nodes_are_keys_of_dictionaries() -> None:
     x = torch.zeros(4, 2)
     assert len({ops.NodeBias(x), ops.NodeBias(x)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("operand", "shape"), [("value", (4, 3, 5)), ("log_gate", (4, 3, 1)), ("beta", (4, 3)), ("state", (3, 5, 5))]
+)
+def test_heads_of_a_recurrence_are_those_of_any_operand(operand: str, shape: tuple[int, ...]) -> None:
+    query, key, value = torch.randn(3, 4, 1, 5)
+    given = Round(graphs.causal().bind(4), value, Dot(query, key, 1.0), normalize="none", return_state=True)
+    assert given.heads == 1
+    assert given.with_fields(**{operand: torch.randn(shape)}).heads == 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [
+        ((16, 2), True),
+        ((16, 1), True),
+        ((3, 16, 2), True),
+        ((1, 16, 2), True),
+        ((5, 3, 16, 2), True),
+        ((5, 1, 16, 1), True),
+        ((1, 5, 3, 16, 2), False),
+        ((2, 16, 2), False),
+        ((3, 3, 16, 2), False),
+        ((15, 2), False),
+        ((16, 3), False),
+        ((16,), False),
+    ],
+    ids=str,
+)
+def test_shapes_of_biases(shape: tuple[int, ...], fits: bool) -> None:
+    query, key, value = torch.randn(3, 5, 3, 4, 2, 6)
+    given = Round(graphs.complete().bind(4), value, Dot(query, key, 1.0), bias=(torch.zeros(shape),))
+    if fits:
+        assert engine.run(given)[0].shape == value.shape
+    else:
+        with pytest.raises(ValueError, match=r"bias must have shape \[16, 2\], one row for each edge"):
+            engine.run(given)

@@ -1,6 +1,7 @@
 """Calls of the dense backend like one that was made before: they go straight to torch's kernel, and give what the
 specification gives."""
 
+import math
 from unittest.mock import Mock
 
 import pytest
@@ -102,3 +103,14 @@ def test_pairs_are_written_out_in_transforms_only(monkeypatch):
     together = torch.func.vmap(lambda q, k, v: dense.sdpa(q, k, v, 0.5, None, False))(query, key, value)
     assert kernel.call_count == 3
     torch.testing.assert_close(together, torch.stack(found))
+
+
+@pytest.mark.parametrize("nodes", [1, 32, 33, 191, 192, 767, 768, 1025])
+def test_blocks_of_torchs_kernel(nodes: int) -> None:
+    rows = 32 if nodes < 192 else 64 if nodes < 768 else 256
+    for sources in (1, 512, 513):
+        graph = graphs.complete().bind(nodes, sources)
+        assert dense._blocks(graph, None) == math.ceil(nodes / rows) * math.ceil(sources / 512)
+    parts = graphs.documents([nodes, 3, nodes]).bind(2 * nodes + 3).parts
+    each = math.ceil(nodes / rows) * math.ceil(nodes / 512)
+    assert dense._blocks(graphs.complete().bind(1), parts) == 2 * each + 1

@@ -186,3 +186,44 @@ def test_a_short_convolution_counts_each_number_of_its_radius() -> None:
     given = Round(graph, value, normalize="none", bias=(BiasTable(torch.randn(5, 3), Offset(4)),))
     assert why_not(scan, given) is None
     assert scan.counts(given) == {"call": 1.0, "shifted number": 2 * 10 * 3 * 4 * 5}
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (graphs.complete().bind(5, 3), True),
+        (graphs.causal().bind(5), True),
+        ((graphs.causal() - graphs.identity()).bind(5), True),
+        (graphs.prefix(2).bind(5), True),
+        (graphs.causal().bind(3, 0), False),
+        (graphs.window(1).bind(5), False),
+        (graphs.documents([2, 3]).bind(5), False),
+        (graphs.longformer(2, globals=1).bind(9), False),
+        (graphs.identity().bind(5), False),
+    ],
+    ids=str,
+)
+def test_which_graphs_are_of_prefixes(graph: Graph, expected: bool) -> None:
+    assert scan._is_of_prefixes(graph) == expected
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ((graphs.causal() & graphs.window(2)).bind(6), (2, [6])),
+        (graphs.causal().bind(4), (3, [4])),
+        (graphs.identity().bind(3), (0, [1, 1, 1])),
+        ((graphs.causal() & graphs.window(1) & graphs.documents([3, 0, 1, 2])).bind(6), (1, [3, 1, 2])),
+        ((graphs.causal() & graphs.window(9) & graphs.documents([1, 4])).bind(5), (3, [1, 4])),
+        ((graphs.causal() & graphs.documents([2, 4])).bind(6), (3, [2, 4])),
+        (graphs.window(2).bind(6), None),
+        ((graphs.causal() & graphs.window(2)).bind(6, 5), None),
+        ((graphs.causal() - graphs.identity()).bind(4), None),
+        (graphs.complete().bind(4), None),
+        ((graphs.causal() & graphs.longformer(2, globals=1)).bind(9), None),
+        ((graphs.causal() & graphs.window(3) & graphs.documents([5, 2])).bind(7), (3, [5, 2])),
+    ],
+    ids=str,
+)
+def test_which_graphs_are_short_convolutions(graph: Graph, expected: tuple[int, list[int]] | None) -> None:
+    assert scan._find_convolution(graph) == expected

@@ -273,3 +273,14 @@ def test_lists_of_more_than_half_of_all_pairs_may_run_as_matrices() -> None:
     assert choice.is_matrix(64, 10, 321)
     assert not choice.is_matrix(64, 10, 320)
     assert not choice.is_matrix(63, 10, 600)
+
+
+@pytest.mark.parametrize(("sizes", "text"), [((3, 3), "3 nodes"), ((3, 5), "3 x 5")])
+def test_graphs_are_described_by_their_nodes(sizes: tuple[int, int], text: str) -> None:
+    graph = graphs.from_edges([[0, 1], [2, 2]], num_dst=sizes[0], num_src=sizes[1])
+    value = torch.zeros(sizes[1], 1, 2)
+    found = plan(Round(graph, value, normalize="none"))
+    share = 2 / (sizes[0] * sizes[1])
+    assert found.graph.startswith(f"Graph({text}, 2 edges), {share:.2%} of all pairs")
+    assert not found.is_named
+    assert plan(Round(graph, value, normalize="none"), "csr").is_named

@@ -536,6 +536,18 @@ def test_the_selective_scan_of_a_layer(channels: int, softplus: bool, strided: b
             assert worst([t.double() for t in single], expected) < 1e-5
 
 
+@torch.no_grad()
+def test_the_selective_scan_reads_rows_where_they_lie() -> None:
+    """And copies what has its nodes side by side."""
+    x, dt, A, B, C, state = (t.float() for t in selective(16, 16))
+    z = torch.randn_like(x)
+    expected = selective_scan(x, dt, A, B, C, state, z=z)
+    turned = [t.mT.contiguous().mT for t in (x, dt, z)]
+    for given in ((turned[0], dt, z), (x, turned[1], z), (x, dt, turned[2]), turned):
+        found = selective_scan(given[0], given[1], A, B, C, state, z=given[2])
+        assert all(map(torch.equal, found, expected))
+
+
 def test_a_step_far_below_and_above_zero_is_softplus() -> None:
     raw = torch.tensor([-200.0, -80, -30, -1e-3, 0, 1e-3, 30, 90, 200] + [0.0] * 7).expand(1, 1, 16)
     one, zero = torch.ones(1, 1, 16), torch.zeros(16, 16)
