@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpnn import graphs
+from mpnn.backends import edge_orders
 from mpnn.kernels.cpu import library
 from mpnn.kernels.rows import reduce
 from mpnn.kernels.rows.rows import Rows
@@ -120,3 +122,31 @@ def test_first_calls_and_those_that_follow(
         found = reduce.row_sum(x, weight, sort, listed, kind, transposed)
         torch.testing.assert_close(found, expected)
         assert sorts == [transposed] * (call >= 2)
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True), (True, None)], ids=str)
+@pytest.mark.parametrize("entries", [1, 2], ids="weights for {} entries".format)
+def test_derivatives_of_sums_by_values_and_by_weights(kind: str, needs: tuple[bool, bool | None], entries: int) -> None:
+    """Of first and second order, in reverse and forward mode, one by one and in batches."""
+    edges = torch.tensor([[0, 2, 2, 1, 3], [1, 1, 0, 1, 0]])
+    graph = graphs.from_edges(edges, num_dst=3, num_src=4)
+    by_destination, by_source = (edge_orders.in_order(graph, transposed) for transposed in (False, True))
+    value = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=needs[0])
+    weight = None
+    if needs[1] is not None:
+        weight = torch.randn(entries, 5, 2, dtype=torch.float64, requires_grad=needs[1])
+
+    def aggregate(value: Tensor, weight: Tensor | None) -> Tensor:
+        out: Tensor = reduce.LinearReduce.apply(value, weight, by_destination, by_source, kind)
+        return out
+
+    weights = torch.ones(1, 5, 2, dtype=torch.float64) if weight is None else weight
+    messages = (weights[..., None] * value[:, edges[0]].unflatten(-1, (2, 2))).flatten(2)
+    expected = messages.new_zeros(2, 3, 4).index_add(1, edges[1], messages)
+    if kind == "mean":
+        expected = expected / torch.tensor([2.0, 3.0, 1.0])[:, None]
+    torch.testing.assert_close(aggregate(value, weight), expected)
+    options = {"check_batched_grad": True, "check_forward_ad": True}
+    assert torch.autograd.gradcheck(aggregate, (value, weight), **options)
+    assert torch.autograd.gradgradcheck(aggregate, (value, weight), check_batched_grad=True)
