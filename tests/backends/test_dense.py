@@ -114,3 +114,11 @@ def test_blocks_of_torchs_kernel(nodes: int) -> None:
     parts = graphs.documents([nodes, 3, nodes]).bind(2 * nodes + 3).parts
     each = math.ceil(nodes / rows) * math.ceil(nodes / 512)
     assert dense._blocks(graphs.complete().bind(1), parts) == 2 * each + 1
+
+
+@pytest.mark.parametrize(("sources", "fresh"), [(2**12 - 1, False), (2**12, True)])
+def test_logits_of_32_mib_are_allocated_by_the_system(sources, fresh):
+    query, key = torch.zeros(1).expand(2**11, 1, 8), torch.zeros(1).expand(sources, 1, 8)
+    counts = dense.counts(Round(graphs.complete().bind(2**11, sources), key, Dot(query, key, 1.0, softcap=2.0)))
+    assert counts["written pair"] == 2**11 * sources
+    assert counts.get("fresh pair", 0) == fresh * 2**11 * sources
