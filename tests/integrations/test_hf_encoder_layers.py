@@ -290,6 +290,24 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
 }
 
 
+def test_a_forward_that_observes_its_input_is_called() -> None:
+    """It computes what its class does, so the comparison of the layer with its class does not show it."""
+    _, ours = pair("bert")
+    dense = layer_of(ours).output.dense
+    seen: list[Tensor] = []
+
+    def observe(x: Tensor) -> Tensor:
+        seen.append(x)
+        return nn.Linear.forward(dense, x)
+
+    with torch.no_grad():
+        dense.forward = observe
+        ours(**INPUTS)
+        seen.clear()
+        ours(**INPUTS)
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_layer_that_changes_after_a_call(change: str, calls: list[int]) -> None:
     """It runs as transformers' does, by the kernel with the new weights, or by its class where it is another layer."""
