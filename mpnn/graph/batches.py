@@ -3,8 +3,8 @@
 This library's kernels add up each row in an order that does not depend on the rows next to it. Two kinds of torch's
 operations do not:
 
-- A product of fewer than 12 rows may run another loop than one of many rows, and a product with one column does. With
-  up to 8 columns, it depends on where a row lies in memory, unless its length is a multiple of 4.
+- A product of fewer than 16 rows may run another loop than one of many rows (on AMD fewer than 12), and a product with
+  one column does. With up to 8 columns, it depends on where a row lies in memory, unless its length is a multiple of 4.
 - Some functions of single numbers (silu, softplus, mish, sigmoid, gelu, exp2) compute the last numbers of a tensor,
   which fill no whole vector, by other code.
 
@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-_MANY_ROWS = 12  # from which on products have the bits of any larger one, measured with MKL on one thread and on two
-NARROW = 8  # columns up to which products depend on where rows lie
-_STEP = 4  # fewer rows, and the lengths of rows of narrow products, are padded to a multiple
+_MANY = 16  # rows and columns from which on products have the bits of any larger one, measured with MKL
+NARROW = 8  # columns up to which products depend on where rows lie, if the length of rows is no multiple of 4
 _VECTORS = 32  # numbers that torch computes at once, or a multiple
 _MOST_THREADS = 8  # among which torch's loops are divided here
 
@@ -106,29 +105,30 @@ def needs_padding(x: Tensor, weight: Any) -> bool:
     # Subclasses and modes below torch may give the product another meaning, or refuse padding.
     if type(x) is not Tensor or x.shape[-1:] != weight.shape[1:] or torch._C._len_torch_dispatch_stack():
         return False
-    width, depth = weight.shape
-    return width == 1 or (width <= NARROW and depth % _STEP > 0)
+    return _is_narrow(weight)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, least: int = _MANY_ROWS) -> Tensor:
-    """`F.linear` with padding: to whole steps of rows if there are fewer than `least`, and to two columns; for narrow
-    products also to whole steps of depth."""
+def _is_narrow(weight: Tensor) -> bool:
+    """Whether a product with a weight [N, K] is padded to more columns."""
     width, depth = weight.shape
-    if width == 1:
-        weight = F.pad(weight, (0, 0, 0, 1))
-        # The second column is computed for its loop alone, and is cut off at the end.
-        bias = None if bias is None else F.pad(bias, (0, 1))
-    if width <= NARROW and depth % _STEP:
-        weight = F.pad(weight, (0, -depth % _STEP))
-        x = F.pad(x, (0, -depth % _STEP))
+    return width == 1 or (width <= NARROW and depth % 4 > 0)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, least: int = _MANY) -> Tensor:
+    """`F.linear` with padding: to `least` rows, and narrow products to more columns. Zeros never change the sums of
+    others. They only select the loop that many rows and columns have."""
+    width = len(weight)
+    is_narrow = _is_narrow(weight)
+    if is_narrow:
+        weight = F.pad(weight, (0, 0, 0, _MANY - width))
+        bias = None if bias is None else F.pad(bias, (0, _MANY - width))
     rows = x.shape[:-1].numel()
-    # Zero rows never change the sums of others. They only select the loop that many rows have.
-    if 0 < rows < least and rows % _STEP:
-        flat = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, -rows % _STEP))
+    if 0 < rows < least:
+        flat = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, least - rows))
         out = F.linear(flat, weight, bias)[:rows].view(*x.shape[:-1], -1)
     else:
         out = F.linear(x, weight, bias)
-    return out if width > 1 else out[..., :1]
+    return out[..., :width].contiguous() if is_narrow else out
 
 
 def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
