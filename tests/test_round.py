@@ -137,7 +137,10 @@ def test_needs_of_aggregators() -> None:
 
 def test_biases_of_nodes_are_keys_of_dictionaries() -> None:
     x = torch.zeros(4, 2)
-    assert len({ops.NodeBias(x), ops.NodeBias(x)}) == 2
+    bias = ops.NodeBias(x)
+    assert len({bias, ops.NodeBias(x)}) == 2
+    with pytest.raises(AttributeError):
+        bias.dst = None  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,9 @@ def test_attention_by_operations_is_torchs(
     found = attention(query, key, value, given, causal, scale)
     options = {"attn_mask": given, "is_causal": causal, "scale": scale, "enable_gqa": heads[0] != heads[1]}
     torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(query, key, value, **options))
+    entries = [torch.stack([x, 2 * x, -x]) for x in (query, key, value)]
+    found_of_entries = attention(*entries, given, causal, scale)  # type: ignore[misc]
+    torch.testing.assert_close(found_of_entries[0], found)
     narrow = attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), given, causal, scale)
     assert narrow.dtype == torch.bfloat16
     torch.testing.assert_close(narrow.float(), found, rtol=0.05, atol=0.05)
