@@ -266,8 +266,8 @@ def _print_plans(plans: list[tuple[str, Plan]]) -> None:
     for one, of in names.items():
         if len(plans) > 1 or plans[0][0]:
             outside = of.count("")
-            rounds = [f"{outside} round{'s' * (outside > 1)} outside of operators"] * bool(outside)
-            print(f"{', '.join([*filter(None, of), *rounds])}:")
+            rounds = f"{outside} round{'s' * (outside > 1)} of functions or of other libraries' layers"
+            print(f"{', '.join([*filter(None, of), *[rounds] * bool(outside)])}:")
         print(one)
 
 

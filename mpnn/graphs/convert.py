@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mpnn.graph import Graph
 from mpnn.graph.arguments import one_set
+from mpnn.graph.registry import install
 from mpnn.graphs.compressed import TemporalGraph
 from mpnn.graphs.explicit import from_edges
 from mpnn.graphs.kinds import HeteroGraph
@@ -204,7 +205,10 @@ def from_dgl(g: Any, *, edge_attr: str | None = None, edge_type: str | None = No
 def to_pyg(graph: Graph | HeteroGraph, **features: Any) -> Any:
     """Returns a PyTorch Geometric `Data` with a copy of this graph's edges, and the given features (`x=...`, `y=...`).
     A `HeteroGraph` becomes a `HeteroData`; its features are dicts by kind, `x={"author": ..., "paper": ...}`."""
-    from torch_geometric.data import Data, HeteroData
+    try:
+        from torch_geometric.data import Data, HeteroData
+    except ImportError:
+        raise ImportError(f"to_pyg needs PyTorch Geometric: {install('pyg')}") from None
 
     if isinstance(graph, HeteroGraph):
         for name, by_kind in features.items():

@@ -97,7 +97,7 @@ def test_a_model_shows_each_layer_once_and_stays_as_it_was(capsys: pytest.Captur
     pool = graphs.from_edges([[*range(50)], [0] * 50], num_src=50, num_dst=1)
     of_graph = mpnn.explain(GraphPredictor(GCN(6, 8), 8, 1), x, graph, pool)
     assert len(of_graph) == 3
-    assert "1 round outside of operators:" in capsys.readouterr().out
+    assert "1 round of functions or of other libraries' layers:" in capsys.readouterr().out
 
 
 def test_what_a_layer_says_alone_it_says_in_a_model() -> None:
