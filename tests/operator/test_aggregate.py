@@ -482,3 +482,13 @@ def test_quantiles_are_those_of_torch(q: float) -> None:
 def test_a_quantile_lies_between_the_extremes() -> None:
     with pytest.raises(ValueError, match="between 0, the minimum, and 1"):
         Quantile(1.5)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_weights_whose_negation_is_pending(reduce: str) -> None:
+    """Their memory has the other sign."""
+    graph = graphs.from_edges(torch.randint(20, (2, 60)), 20)
+    x, weight = torch.randn(20, 8), torch.randn(60, 1)
+    for given in (weight, torch._neg_view(weight), weight):
+        expected = ops.aggregate(graph, x, reduce, weight=given.clone().resolve_neg(), backend="edge_list")
+        torch.testing.assert_close(ops.aggregate(graph, x, reduce, weight=given), expected)
