@@ -122,6 +122,11 @@ def has_own(x: Any, method: str) -> bool:
     return method in getattr(x, "__dict__", ())
 
 
+def is_composed(aggregator: object) -> bool:
+    """Whether an aggregator composes the results of its parts: neither its class nor itself has another `reduce`."""
+    return isinstance(aggregator, Composed) and getattr(aggregator.reduce, "__func__", None) is Composed.reduce
+
+
 def needs_of(round: Any) -> frozenset[str]:
     """Returns the needs of a round."""
     return frozenset([*_of_fields(round, NEEDS_OF_FIELD), *(("gradient",) if round.needs_grad else ())])
@@ -176,7 +181,7 @@ def _normalize(round: Any, normalize: str) -> Iterable[str]:
 
 
 def _aggregate(round: Any, aggregator: Any) -> Iterable[str]:
-    if isinstance(aggregator, Composed) and type(aggregator).reduce is Composed.reduce:
+    if is_composed(aggregator):
         yield "aggregate of parts"
         for part in aggregator.parts:
             yield from _aggregate(round, part)

@@ -10,7 +10,7 @@ from typing import cast
 from mpnn.aggregate import Composed
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner
 from mpnn.round import Result, Round
-from mpnn.round.needs import AGGREGATES, ANYWHERE, on_edges
+from mpnn.round.needs import AGGREGATES, ANYWHERE, is_composed, on_edges
 
 
 class ComposedInParts(Rewrite):
@@ -23,8 +23,7 @@ class ComposedInParts(Rewrite):
 
     def applies(self, round: Round) -> bool:
         reduce = round.reduce
-        composed = isinstance(reduce, Composed) and type(reduce).reduce is Composed.reduce
-        return composed and bool(cast(Composed, reduce).parts) and round.normalize == "none"
+        return is_composed(reduce) and bool(cast(Composed, reduce).parts) and round.normalize == "none"
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
         reduce = cast(Composed, round.reduce)
