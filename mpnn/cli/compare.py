@@ -50,6 +50,8 @@ _MIN_STEPS = 20
 CURVES = "curves.png"
 COSTS = "costs.png"
 HEADINGS = ("", "graph", "edges", "reach", "backend", "estimated", "a step", "rate", "equal time", "equal steps", "end")
+_SHOWN = tuple(heading for heading in HEADINGS if heading not in ("reach", "estimated", "edges", "backend"))
+"""The columns of the table that is printed; the page has all."""
 LEGEND = {
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
     "estimated": "message passing in a step, as the plan expects it before anything runs",
@@ -193,6 +195,8 @@ def compare(
             )
         rows = _rows(comparison, candidates)
         console.print(_table(rows))
+        legend = [f"{heading}: {LEGEND[heading]}" for heading in _SHOWN if heading in LEGEND]
+        console.print("\n".join(legend), soft_wrap=True)
         said = [comparison.verdict(), *_cautions(comparison, contest, options)]
         console.print("\n".join(said), soft_wrap=True)
         with exit_on_failure():
@@ -494,8 +498,8 @@ def _cautions(comparison: Comparison, contest: _Contest, options: Options) -> li
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Table:
-    shown = [k for k, heading in enumerate(HEADINGS) if heading not in ("reach", "estimated", "edges", "backend")]
-    return table([HEADINGS[k] for k in shown], ([row[k] for k in shown] for row in rows))
+    shown = [HEADINGS.index(heading) for heading in _SHOWN]
+    return table(_SHOWN, ([row[k] for k in shown] for row in rows))
 
 
 def _write(
