@@ -58,10 +58,10 @@ def predict(
     or 1 for each and their probabilities; for regression, the numbers.
 
     For links, it has a row for each of --pairs: its nodes (and relation), the
-    score, the probability p of a link rather than of an absent pair, were both
-    as frequent, the rank of the second node among all that have no known link
-    with the first (1: the best), and known: the part of the run's links that
-    the pair is in (train, val, test), or nothing. Messages pass along the
+    score, p (the probability of a link if half of all pairs had one), the rank
+    of the second node among all that have no known link with the first (1: the
+    best), and known: the part of the run's links that the pair is in (train,
+    val, test), or nothing. Messages pass along the
     links for training only, as mpnn eval measures it.
     \b
     Examples:

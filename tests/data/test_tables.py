@@ -442,7 +442,7 @@ def test_integers_are_numbers_unless_they_are_called_categories(people: dict[str
     assert torch.equal(node_inputs(people["nodes"], edges, data.columns).x, data.x)
     people["nodes"].write_text("id,kind,team\nann,31,a\n")
     with pytest.raises(
-        DamagedFile, match=r"line 2 of .* has the category '31' in column 'kind', which no row had in tr"
+        DamagedFile, match=r"line 2 of .* has the category '31' in column 'kind', which occurs in no file"
     ):
         node_inputs(people["nodes"], None, data.columns)
     people["nodes"].write_text(PEOPLE.replace("age,", "kind,").replace("41", "30"))
