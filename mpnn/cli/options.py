@@ -140,7 +140,7 @@ class Options:
     text: str | None = _option(TextName, "Which text.", _TEXT)
     file: str | None = _option(Path, "Your own text file (UTF-8), instead of --data.", _TEXT, dir_okay=False)
     context: int | None = _option(int, "Number of characters that the model reads at a time.", _TEXT)
-    dim: int | None = _option(int, "Width of the model; for nodes, the default is the width in the model's paper.", _MODEL)
+    dim: int | None = _option(int, "Width of the model. The default for nodes is that of the model's paper.", _MODEL)
     heads: int | None = _option(int, "Attention heads; must divide --dim.", _MODEL)
     layers: int | None = _option(int, "Number of layers.", _MODEL)
     batch: int | None = _option(int, "Crops of text, graphs, or links, per step.", _STEPS)

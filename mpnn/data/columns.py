@@ -168,7 +168,7 @@ class Preparation:
         if not column.fill:
             unseen = new & ~np.isin(cells.astype(str), [*column.untrained])
             first = str(cells[unseen.argmax()])[:40] if unseen.any() else ""
-            table.refuse(unseen, f"has the category {first!r} in column {name!r}, which occurs in no file that the run was trained from")
+            table.refuse(unseen, f"has the category {first!r} in column {name!r}, which occurs in no file of the run")
         x = (numbers[:, None] == np.arange(len(number))).astype(np.float32)
         if column.fill:
             x[numbers < 0] = column.fill

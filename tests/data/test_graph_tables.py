@@ -76,7 +76,7 @@ def test_a_trained_model_keeps_its_categories(files: dict[str, Path]) -> None:
     files["nodes"].write_text("charge,element,graph\n0,7,helium\n")  # ammonia's, which is for the test
     assert graph_inputs(files["graphs"], files["nodes"], None, data.columns).x.tolist() == [[0, 0, 0, 1, 0]]
     files["nodes"].write_text("charge,element,graph\n0,3,helium\n")
-    with pytest.raises(DamagedFile, match=r"line 2 .* has the category '3' in column 'element', which occurs in no file"):
+    with pytest.raises(DamagedFile, match=r"line 2 .* the category '3' in column 'element', which occurs in no file"):
         graph_inputs(files["graphs"], files["nodes"], None, data.columns)
 
 
