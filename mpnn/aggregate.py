@@ -86,16 +86,12 @@ def _per_row(numbers: Tensor, like: Tensor) -> Tensor:
 class Sum:
     """`sum_j m_j`."""
 
-    __slots__ = ()  # kernels know these by their class, so an object has no `reduce` of its own
-
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         return segment_sum(messages, index)
 
 
 class Mean:
     """`sum_j m_j / |N(i)|`."""
-
-    __slots__ = ()
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         sums = segment_sum(messages, index)
@@ -105,16 +101,12 @@ class Mean:
 class Max:
     """Elementwise maximum of the messages. Equal maxima share the gradient."""
 
-    __slots__ = ()
-
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         return _extreme(messages, index, "amax")
 
 
 class Min:
     """Elementwise minimum of the messages. Equal minima share the gradient."""
-
-    __slots__ = ()
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         return _extreme(messages, index, "amin")
@@ -136,8 +128,6 @@ def _rows(index: Index, messages: Tensor) -> Tensor:
 
 class Var:
     """Variance of the messages, `mean((m - mean(m))^2)`: never negative, and exactly zero for equal messages."""
-
-    __slots__ = ()
 
     def reduce(self, messages: Tensor, index: Index) -> Tensor:
         apart = messages

@@ -31,7 +31,7 @@ from mpnn.kernels.rows.reduce import LinearReduce, Reduction, RowSum
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.round import Result, Round, reads
-from mpnn.round.needs import AGGREGATES, FLOATS, NAMES_OF_AGGREGATES as KINDS, NORMALIZED, first, on_edges
+from mpnn.round.needs import AGGREGATES, FLOATS, NAMES_OF_AGGREGATES as KINDS, NORMALIZED, first, has_own, on_edges
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, slope_of
 
 NAME = "csr"
@@ -73,7 +73,8 @@ FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "extr
 
 
 def _refuse_to_aggregate(round: Round) -> str | None:
-    of_aggregator = None if type(round.reduce) in KINDS else _why_not(round.reduce, round.needs_grad)
+    is_known = type(round.reduce) in KINDS and not has_own(round.reduce, "reduce")
+    of_aggregator = None if is_known else _why_not(round.reduce, round.needs_grad)
     return library.why_missing() or first(_of_nodes(round)) or of_aggregator
 
 

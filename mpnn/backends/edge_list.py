@@ -25,7 +25,7 @@ from mpnn.graph import rng
 from mpnn.graph.csr import CSR
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.round import Result, Round
-from mpnn.round.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, on_edges
+from mpnn.round.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, has_own, on_edges
 from mpnn.scores import Dot, Role, Score
 
 NAME = "edge_list"
@@ -113,7 +113,8 @@ def run(round: Round, kernels: Kernels | None = None) -> Result:
     logits = sum_of_logits(round, csr, kernels)
     weights = None if logits is None else normalized(logits, round, index)
     kept = weights if weights is None or not round.dropout else dropped(weights, round, csr.row, csr.col)
-    if kernels is not None and type(round.reduce) in (Sum, Var) and round.edge_value is None:
+    by_sums = type(round.reduce) in (Sum, Var) and not has_own(round.reduce, "reduce")
+    if kernels is not None and by_sums and round.edge_value is None:
         out = _by_sums(kept, round, csr, index, kernels)
     else:
         out = reduced(kept, round, csr, index)

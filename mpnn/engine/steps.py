@@ -103,7 +103,8 @@ def find(round: Round, backend: str) -> Run | None:
     # Of what distinguishes most forms: so a look-up compares few.
     of_value = value.shape[-1], value.dtype, value.requires_grad
     padding = batches.STATE.padding is None
-    key = backend, type(round.score), type(round.reduce), of_value, torch.is_grad_enabled(), padding
+    reduce = type(round.reduce), "reduce" in getattr(round.reduce, "__dict__", ())  # the object may have its own
+    key = backend, type(round.score), reduce, of_value, torch.is_grad_enabled(), padding
     memo = round.graph._memo
     for steps in memo["steps"] if "steps" in memo else steps_of(round.graph):
         for form, registered, by, own, run in steps.get(key, ()):
@@ -184,7 +185,8 @@ def teach(round: Round, backend: str, choice: Choice, run: Run) -> None:
     value = round.value
     of_value = value.shape[-1], value.dtype, value.requires_grad
     padding = batches.STATE.padding is None
-    key = backend, type(round.score), type(round.reduce), of_value, torch.is_grad_enabled(), padding
+    reduce = type(round.reduce), "reduce" in getattr(round.reduce, "__dict__", ())
+    key = backend, type(round.score), reduce, of_value, torch.is_grad_enabled(), padding
     if len(steps) >= _MOST_KEYS:
         steps.clear()
     by = choice.by

@@ -118,7 +118,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, least: int = _
     """`F.linear` with padding: to `least` rows, and narrow products to more columns. Zeros never change the sums of
     others. They only select the loop that many rows and columns have."""
     width = len(weight)
-    is_narrow = _is_narrow(weight)
+    is_narrow = _is_narrow(weight) and (bias is None or bias.shape == (width,))  # else torch has the error
     if is_narrow:
         weight = F.pad(weight, (0, 0, 0, _MANY - width))
         bias = None if bias is None else F.pad(bias, (0, _MANY - width))
