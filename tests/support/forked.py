@@ -99,9 +99,14 @@ def _script(
     sys.path[:] = [*beside, *environment["PYTHONPATH"].split(os.pathsep), *_installed()]
     sys.argv = [str(script), *arguments]
     if isinstance(script, Path):
-        runpy.run_path(str(script), run_name="__main__")
+        left = runpy.run_path(str(script), run_name="__main__")
     else:
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        left = runpy.run_module(script, run_name="__main__", alter_sys=True)
+    if left and "RANK" in environment:
+        # A group of gloo that is freed waits for its threads, which may wait for the interpreter: nothing is freed.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _installed() -> list[str]:
