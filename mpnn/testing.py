@@ -15,7 +15,6 @@ from mpnn.engine.choice import Refused
 from mpnn.graph import Graph
 from mpnn.graphs import batch, from_edges, window
 from mpnn.message_passing import MessagePassing
-from mpnn.update import Replace
 
 __all__ = ["check_operator"]
 
@@ -36,8 +35,8 @@ def check_operator(
 
     Use it in the test of an aggregator, a score, an attention, an update or a backend that you add.
 
-    - Nodes without in-neighbors and a graph without edges give finite results and gradients, and zeros if the operator
-      has neither an attention nor an update.
+    - Nodes without in-neighbors and a graph without edges give finite results and gradients. The aggregator returns
+      zeros for these nodes.
     - The aggregator returns one row for each node and head, as wide as a message or a multiple of that.
     - Each backend that runs the operator gives the result and the gradients of `edge_list`, which defines them.
     - Another order of the edges changes nothing.
@@ -74,10 +73,10 @@ def check_operator(
     _check_shape(operator, x, full)
     _finite(operator, x, full, "a graph in which each node has an in-neighbor")
     of_x = _finite(operator, x, graph, "a graph in which nodes 0 and 1 have no in-neighbors")
-    of_empty = _finite(operator, x, empty, "a graph without edges")
-    if operator.attention is None and isinstance(operator.update, Replace):
-        silent = torch.cat([of_x["result"][:2], of_empty["result"]])
-        assert not silent.any(), "a node without in-neighbors does not get zeros"
+    _finite(operator, x, empty, "a graph without edges")
+    if operator.edges is None:
+        messages = [engine.run(operator.rounds(x, one)[0], _REFERENCE)[0] for one in (graph, empty)]
+        assert not torch.cat([messages[0][:2], messages[1]]).any(), "a node without in-neighbors does not get zeros"
 
     compared = [graph, *([window(2).bind(_NODES)] if edge_dim is None else [])]
     names = (backend.NAME for backend in registered())

@@ -170,3 +170,11 @@ def test_a_part_that_is_a_module_is_replaced_by_one_that_is_none() -> None:
     with pytest.raises(TypeError, match="an aggregator is a name"):
         layer.aggregate = 3
     assert [*layer.state_dict()] == before, "what is refused changes nothing"
+
+
+def test_an_aggregator_that_gives_numbers_to_silent_nodes_is_found_under_attention() -> None:
+    def one_more(messages: Tensor, index: Any) -> Tensor:
+        return segment_sum(messages, index) + 1.0
+
+    with pytest.raises(AssertionError, match="does not get zeros"):
+        check_operator(MessagePassing(None, one_more, None, DotProduct(8, 2)), width=8)
