@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 import mpnn
 from mpnn import MessagePassing, Topology, graphs
+from mpnn.aggregate import Sum, segment_sum
 from mpnn.attention import DotProduct, whole_layer
 from mpnn.kernels.cpu import library
 from mpnn.kernels.layers.encoder_layer import EncoderLayer
@@ -392,3 +393,12 @@ def test_huge_logits_and_rows_of_minus_infinity_are_finite(nodes: int, size: flo
         found = op(x)
         op.backend = "edge_list"
         torch.testing.assert_close(found, op(x), rtol=0, atol=1e-5)
+
+
+def test_an_aggregate_with_a_reduce_of_its_own_is_not_summed() -> None:
+    layer = MessagePassing(graphs.complete(), Sum(), PreNorm(64, FeedForward(64)), DotProduct(64, 2)).eval()
+    x = torch.randn(16, 64)
+    with torch.no_grad():
+        before = layer(x)
+        layer.aggregate.reduce = lambda messages, index: 2 * segment_sum(messages, index)
+        assert (layer(x) - before).abs().max() > 1e-3
