@@ -21,7 +21,7 @@ def test_the_bars_hold_here() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for row in measured(("max", "std"), repeats=1):  # one measurement, beside other tests
+        for row in measured(("max", "std"), repeats=3):  # the first also plans and binds
             assert min(row.ratios[kind] for kind in KINDS) > 0.6, row  # 1.0 on a quiet machine
     finally:
         torch.set_num_threads(threads)
