@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from shlex import quote
 from statistics import mean
@@ -176,7 +177,7 @@ def compare(
         def train_aloud(graph: str, rate: float, seed: int, until: float) -> Curve:
             """Trains, and prints a line, also into a file: a comparison takes minutes."""
             curve = train(graph, rate, seed, until)
-            reached = f"{min(curve.errors):.3g}{contest.unit} after step {curve.steps[-1]:,}"
+            reached = f"error {min(curve.errors):.3g}{contest.unit} after step {curve.steps[-1]:,}"
             if not math.isfinite(curve.errors[-1]):
                 reached = "diverged"
             spent = f"{perf_counter() - began:.0f} s"
@@ -195,14 +196,16 @@ def compare(
             )
         rows = _rows(comparison, candidates)
         console.print(_table(rows))
-        legend = [f"{heading}: {LEGEND[heading]}" for heading in _SHOWN if heading in LEGEND]
-        console.print("\n".join(legend), soft_wrap=True)
+        legend = {"error": contest.error, **{name: LEGEND[name] for name in _SHOWN if name in LEGEND}}
+        console.print("\n".join(f"{name}: {meaning}" for name, meaning in legend.items()), soft_wrap=True)
         said = [comparison.verdict(), *_cautions(comparison, contest, options)]
-        console.print("\n".join(said), soft_wrap=True)
+        console.print("", *said, sep="\n", soft_wrap=True)
         with exit_on_failure():
             _write(out, comparison, said, contest, rows, options, budget, perf_counter() - began)
-        console.print(f"\nthe page with pictures: {out / page.PAGE}", soft_wrap=True)
-        console.print(contest.code(comparison.last[0].graph), soft_wrap=True)
+        winner = comparison.last[0]
+        console.print(f"\nTo train {winner.graph} with its learning rate:", soft_wrap=True)
+        console.print(f"  {contest.command(winner.graph, winner.rate)}", soft_wrap=True)
+        console.print(f"The page with pictures: {out / page.PAGE}", soft_wrap=True)
 
 
 @contextmanager
@@ -285,15 +288,17 @@ def _parts(expression: str, option: str) -> tuple[str, dict[str, Any]]:
 class _Contest:
     """The data and the model that all graphs share.
 
-    make: the run over a graph with a seed. rate: the middle of the learning rates. unit: of errors.
+    make: the run over a graph with a seed. rate: the middle of the learning rates. error, unit: what an error is.
+    command: trains over a graph with a learning rate.
     """
 
     name: str
     make: Callable[[str, int], Run]
     rate: float
+    error: str
     unit: str
     default_graphs: str
-    code: Callable[[str], str]
+    command: Callable[[str, float], str]
 
     @staticmethod
     def of(options: Options) -> "_Contest":
@@ -302,53 +307,48 @@ class _Contest:
             sizes = options.settings(TextSettings)
             stride = max(math.isqrt(sizes.context), 1)
             near = f"causal & window({max(sizes.context // 16, 1)}..{max(sizes.context // 4, 1)})"
-            size = f"{len(corpus.characters)}, {sizes.dim}, {sizes.heads}, {sizes.layers}"
 
             def text_run(expression: str, seed: int) -> Run:
                 graph, attention = _parts(expression, "attention")
                 return TextRun(graph, corpus, replace(sizes, **attention), seed)
 
-            def text_code(expression: str) -> str:
-                graph, attention = _parts(expression, "attention")
-                more = "".join(f', {name}="{value}"' for name, value in attention.items())
-                own = "".join(f"import {file.stem}\n" for file in imported)
-                return (
-                    f'{own}model = mpnn.models.GPT({size}, mpnn.graphs.parse("{graph}"), context={sizes.context}{more})'
-                )
-
-            default_graphs = f"causal; {near}; strided({stride})"
-            return _Contest(corpus.name, text_run, sizes.lr, " nats", default_graphs, text_code)
+            return _Contest(
+                corpus.name,
+                text_run,
+                sizes.lr,
+                "loss of the next character on the last tenth of the text",
+                " nats",
+                f"causal; {near}; strided({stride})",
+                partial(_command, options, "attention"),
+            )
         nodes = options.load_nodes()
         of_nodes = options.settings(NodeSettings)
         say_how_read(getattr(nodes.data, "understood", ()))
         own = nodes.own_graph
         problem = nodes.outputs.problem
-        chosen = {name: getattr(options, name) for name in (*FILES, "problem")}
-        files = [
-            f"--{name}" + ("" if value is True else f" {quote(str(value))}")
-            for name, value in chosen.items()
-            if value is not None
-        ]
-        options_of_data = " ".join(files) if nodes.name == "edges" else f"--task {nodes.name}"
 
         def node_run(expression: str, seed: int) -> Run:
             graph, model = _parts(expression, "model")
             return NodeRun(graph, nodes, 1, seed, replace(of_nodes, **model))
 
-        def node_code(expression: str) -> str:
-            graph, model = _parts(expression, "model")
-            more = "".join(f" --{name} {value}" for name, value in model.items())
-            more += "".join(f" --import {file}" for file in imported)
-            return f'mpnn train {options_of_data} --graph "{graph}"{more}'
-
         return _Contest(
             nodes.name,
             node_run,
             nodes.lr if options.lr is None else options.lr,
-            " of the nodes wrong" if problem == "classes" else f" below {MEASURES[problem]} 1",
+            "share of the validation nodes that the model gets wrong"
+            if problem == "classes"
+            else f"1 - {MEASURES[problem]} on the validation nodes",
+            "",
             f"{own}; knn(16); identity" if own == "knn(8)" else f"{own}; knn(8); identity",
-            node_code,
+            partial(_command, options, "model"),
         )
+
+
+def _command(options: Options, named: str, expression: str, rate: float) -> str:
+    """The command that trains over a graph. Its colon adds a value of the option `named`."""
+    graph, more = _parts(expression, named)
+    files = "".join(f" --import {quote(str(file))}" for file in imported)
+    return f"mpnn train {replace(options, graph=graph, lr=rate, **more).arguments()}{files}"
 
 
 @dataclass(frozen=True)
@@ -484,15 +484,15 @@ def _cautions(comparison: Comparison, contest: _Contest, options: Options) -> li
     cautions = []
     best = comparison.last[0]
     if caution := comparison.too_short():
-        cautions.append(f"{caution} A longer --budget says more.")
+        cautions.append(f"{caution} Choose a longer --budget.")
     if caution := comparison.alike():
-        longer = f" A longer --context than {options.context} may set them apart." if options.task == "text" else ""
+        longer = f" A --context longer than {options.context} may matter, too." if options.task == "text" else ""
         return [*cautions, caution + longer]
     for factor, which in ((min(_RATES), "smallest"), (max(_RATES), "largest")):
         if best.rate == contest.rate * factor:
             cautions.append(
-                f"Three learning rates were tried: half, once and twice --lr {contest.rate:.1e}. The best for "
-                f"{best.graph} was the {which}, {best.rate:.1e}: try --lr {best.rate * factor:.1e}."
+                f"The best learning rate for {best.graph}, {best.rate:g}, is the {which} of the three that were tried. "
+                f"Try --lr {best.rate * factor:g}: mpnn compare also tries half and twice this rate."
             )
     return cautions
 
@@ -523,11 +523,12 @@ def _write(
         "took": seconds,
         "graphs": [{**asdict(result), "seconds_per_step": result.seconds_per_step} for result in comparison.results],
     }
+    winner = comparison.last[0]
     ends = "; ".join(f"{result.graph}: {spread(result.errors())}" for result in comparison.results)
     parts = [
         *map(page.paragraph, said),
         page.table(HEADINGS, rows),
-        page.legend(LEGEND),
+        page.legend({"error": contest.error, **LEGEND}),
         page.picture(out / CURVES, f"Learning curves. Errors at the end: {ends}.",
                      "Validation error against training time. Lines are means over seeds, bands the range. The "
                      "learning rate does not decay."),
@@ -535,7 +536,7 @@ def _write(
                      "Validation error after equal steps against the cost of a step, mean and standard "
                      "deviation. Grey: another graph is as cheap and better."),
         "<h2>Use the winner</h2>",
-        f"<pre>{contest.code(comparison.last[0].graph)}</pre>",
+        f"<pre>{escape(contest.command(winner.graph, winner.rate))}</pre>",
     ]  # fmt: skip
     took = ("took", f"{seconds / 60:.1f} min, budget {budget}")
     page.save(out, content, f"Which graph suits {contest.name}?", parts, took)

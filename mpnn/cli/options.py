@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from functools import wraps
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import torch
@@ -349,6 +350,21 @@ class Options:
             precision=options.precision,
         )
 
+    def arguments(self) -> str:
+        """The arguments with which `mpnn train` has these resolved options, without those that are its defaults. The
+        data come first, the learning rate last."""
+        task = str(self.task)
+        chosen = {one.name: getattr(self, one.name) for one in fields(self) if one.name in DEFAULTS[task]}
+        known = DEFAULTS[task]
+        written = [f"--task {task}"] if task in get_args(Task) and task != "text" else []
+        of_data = [name for name in chosen if name in FILES or name in ("text", "file", "graph_table")]
+        of_model = [name for name in chosen if name not in of_data and name != "lr"]
+        for name in (*of_data, *of_model, "lr"):
+            value = chosen[name]
+            if value is not None and value is not False and value != known[name]:
+                written.append(_flag(name) + _written(value))
+        return " ".join(written)
+
     def settings(self, kind: type[S]) -> S:
         """The settings of a model in resolved options, of this class."""
         values = {one.name: getattr(self, one.name) for one in fields(kind)}
@@ -469,6 +485,20 @@ def _typed(one: Field[Any], defaults: Defaults) -> Any:
     option = typer.Option(*flags, show_default=str(default) if shown else False, **settings)
     optional = one.metadata["kind"] | None
     return Annotated[optional, option]
+
+
+def _flag(name: str) -> str:
+    """The option of a field, as people type it."""
+    settings = next(one for one in fields(Options) if one.name == name).metadata["settings"]
+    return str(settings.get("flags", (f"--{_NAMES.get(name, name)}",))[0])
+
+
+def _written(value: Any) -> str:
+    """Returns the text of an option for this value: nothing for True."""
+    if value is True:
+        return ""
+    text = quote(str(value))
+    return f' "{value}"' if text == f"'{value}'" and not set('"$`\\!') & set(text) else f" {text}"
 
 
 def _plain(value: Any) -> Any:

@@ -124,38 +124,49 @@ class Comparison:
         ]
 
     def verdict(self) -> str:
-        """The best graph, by how much, and how sure that is."""
+        """The best graph, by how much, how sure that is, and the best after equally many steps: a sentence each."""
         best, *others = self.last
-        reached = f"{best.graph} reaches {spread(best.errors(seconds=self.last_seconds), self.unit)}"
-        said = f"After {_time(self.last_seconds)} of training each, {reached}"
+        errors = best.errors(seconds=self.last_seconds)
+        if not all(map(math.isfinite, errors)):
+            return "Training over each graph diverged."
+        seeds = f"{len(errors)} seeds" if len(errors) > 1 else "one seed"
+        how = f"mean ± standard deviation of {seeds}" if len(errors) > 1 else seeds
+        reached = f"{spread(errors, self.unit)} ({how})"
+        first = f"{best.graph} has the lowest validation error after {_time(self.last_seconds)} of training: {reached}."
         if not others:
-            return f"{said}. No other graph trained as long."
-        other = others[0]
+            return f"{first} No other graph trained as long."
+        second = self._next_best(best, others[0], seeds)
+        return f"{first} {second} {self._after_equal_steps(best)}"
+
+    def _next_best(self, best: Result, other: Result, seeds: str) -> str:
+        """How far the error of the second graph is from that of the best, and how sure that is."""
         gaps = paired_gaps(best.errors(seconds=self.last_seconds), other.errors(seconds=self.last_seconds))
         if not all(map(math.isfinite, gaps)):
-            return f"{said}. Training over {other.graph} diverged."
+            return f"Training over {other.graph} diverged."
+        faster = min((best, other), key=lambda result: result.seconds_per_step).graph
+        if not any(gaps):
+            return f"The error of {other.graph} is the same with {seeds}. A step over {faster} takes less time."
         margin = mean(gaps)
         half = half_interval(gaps)
-        seeds = f"{len(gaps)} seeds" if len(gaps) > 1 else "one seed"
-        cheaper = min((best, other), key=lambda result: result.seconds_per_step).graph
-        if not any(gaps):
-            said += f", and so does {other.graph}, with {seeds}; {cheaper} costs less in each step."
-        elif math.isinf(half):
-            said += f", {margin:.3g}{self.unit} better than {other.graph}, and {seeds} cannot say how sure that is."
-        elif margin > half:
-            said += (
-                f", better than {other.graph} by {margin:.3g}{self.unit} "
-                f"(95% interval {margin - half:.3g} to {margin + half:.3g}, {seeds})."
-            )
-        else:
-            said += (
-                f". The difference from {other.graph}, {margin:.3g}{self.unit}, is not certain with {seeds} "
-                f"(95% interval {margin - half:.3g} to {margin + half:.3g}); {cheaper} costs less in each step."
-            )
+        said = f"The error of the next best, {other.graph}, is higher by {margin:.3g}{self.unit}"
+        if math.isinf(half):
+            return f"{said}. One seed cannot show whether this difference is chance."
+        interval = f"{margin - half:.3g} to {margin + half:.3g}{self.unit}"
+        if margin > half:
+            return f"{said} (95% interval: {interval}), which is more than chance between seeds."
+        return (
+            f"{said}. This difference may be chance: its 95% interval over {seeds}, {interval}, includes 0. "
+            f"A step over {faster} takes less time."
+        )
+
+    def _after_equal_steps(self, best: Result) -> str:
         errors = {result.graph: mean(result.errors(steps=self.steps)) for result in self.results}
         ahead = [graph for graph, error in errors.items() if error == min(errors.values())]
-        who = ahead[0] if len(ahead) == 1 else f"none of {' and '.join(ahead)}"
-        return f"{said} After {self.steps:,} equal steps, {who} is ahead."
+        if len(ahead) > 1:
+            return f"After {self.steps:,} steps each, the errors of {' and '.join(ahead)} are equal."
+        if ahead == [best.graph]:
+            return f"After {self.steps:,} steps each, {best.graph} has the lowest error, too."
+        return f"After {self.steps:,} steps each, however, {ahead[0]} has the lowest error."
 
     def too_short(self) -> str:
         """A sentence if the best graph gained more in the second half of its training than it is ahead, or ""."""
@@ -165,12 +176,12 @@ class Comparison:
         if not math.isfinite(ahead) or half - end <= ahead:
             return ""
         return (
-            f"This training is too short to decide: {best.graph} improved by {half - end:.3g}{self.unit} in the second "
-            f"half of it, and is ahead by {ahead:.3g}{self.unit}."
+            f"A longer training may change the order: in the second half of this one, the error of {best.graph} fell "
+            f"by {half - end:.3g}{self.unit}, which is more than its lead of {ahead:.3g}{self.unit}."
         )
 
     def alike(self) -> str:
-        """A sentence if the errors of all graphs after equal steps are within 1%, or "". It says that the graph matters
+        """Sentences if the errors of all graphs after equal steps are within 1%, or "". They say that the graph matters
         little only where the 95% interval between the best and the worst is within 1%, too."""
         by_error = sorted(self.results, key=lambda result: mean(result.errors(steps=self.steps)))
         best, worst = (by_error[k].errors(steps=self.steps) for k in (0, -1))
@@ -178,18 +189,19 @@ class Comparison:
         gap = mean(worst) - mean(best)
         if len(by_error) < 2 or not gap < _ALIKE * least:
             return ""
-        said = f"After {self.steps:,} equal steps, the errors of all graphs are within {gap / least:.1%}"
         half = half_interval(paired_gaps(best, worst))
         if gap == half == 0:
             return (
-                f"{said}: they are equal with every seed, which says that the test is too small or too short to decide."
+                f"After {self.steps:,} steps each, all graphs have the same error with every seed: the test is too "
+                "small, or the training too short, to decide."
             )
+        said = f"After {self.steps:,} steps each, the highest error is only {gap / least:.1%} above the lowest."
         if math.isinf(half):
-            return f"{said}; one seed cannot say whether they differ."
-        said += f" (95% interval from the best to the worst: {gap - half:.3g} to {gap + half:.3g}{self.unit})"
+            return f"{said} One seed cannot show whether this difference is chance."
+        said += f" The 95% interval of this difference is {gap - half:.3g} to {gap + half:.3g}{self.unit}."
         if max(half - gap, gap + half) < _ALIKE * least:
-            return f"{said}: here the graph hardly matters, and its time decides."
-        return f"{said}; more seeds would show whether they differ."
+            return f"{said} The graph hardly matters here: choose the fastest."
+        return f"{said} More seeds would show whether the graphs differ."
 
 
 def half_interval(gaps: Sequence[float]) -> float:
@@ -209,7 +221,7 @@ def spread(errors: Sequence[float], unit: str = "") -> str:
     """Mean and standard deviation."""
     if not all(map(math.isfinite, errors)):
         return "diverged"
-    return f"{mean(errors):.3f}{unit}" + (f" ± {stdev(errors):.3f}" if len(errors) > 1 else "")
+    return f"{mean(errors):.3f}" + (f" ± {stdev(errors):.3f}" if len(errors) > 1 else "") + unit
 
 
 def _time(seconds: float) -> str:

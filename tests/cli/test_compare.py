@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from importlib import import_module
@@ -50,14 +51,14 @@ def test_a_comparison_of_nodes_ends_in_a_verdict_and_a_page(tmp_path: Path) -> N
     done = RUN.invoke(app, [*command, "--budget", "60s", "--seeds", "2", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "no_graph(3) is left out" in done.output
-    assert 'mpnn train --task digits --graph "knn(4)"' in done.output, "neighbors help"
-    lines = re.findall(
-        r"^ +\d+ s  (\S+), rate \S+, seed \d: \S+ of the nodes wrong after step [\d,]+$", done.output, re.M
-    )
+    assert "error: share of the validation nodes that the model gets wrong" in done.output
+    lines = re.findall(r"^ +\d+ s  (\S+), rate \S+, seed \d: error \S+ after step [\d,]+$", done.output, re.M)
     assert len(lines) == 2 * 3 + 2 * 2, "one for each training: three rates, then two seeds, of two graphs"
     results = json.loads((tmp_path / "compare.json").read_text())
     by_graph = {one["graph"]: one for one in results["graphs"]}
     assert set(by_graph) == {"knn(4)", "identity"}
+    command_of_winner = f'mpnn train --task digits --graph "knn(4)" --lr {by_graph["knn(4)"]["rate"]}'
+    assert f"\n  {command_of_winner}\n" in done.output, "neighbors help"
     assert all(set(one["curves"]) == {"0", "1"} for one in by_graph.values())
     page = (tmp_path / "index.html").read_text()
     assert results["verdict"] in page.replace("&amp;", "&")
@@ -77,7 +78,13 @@ def test_a_comparison_of_texts(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "window(2) is left out" in done.output, "a later character must not be seen"
     assert "No other graph trained as long" in done.output
-    assert 'mpnn.models.GPT(15, 8, 1, 1, mpnn.graphs.parse("causal"), context=16)' in done.output
+    (rate,) = (one["rate"] for one in json.loads((tmp_path / "out" / "compare.json").read_text())["graphs"])
+    (command,) = re.findall(r"^  mpnn (train .*)$", done.output, re.M)
+    assert command == (
+        f"train --file {file} --graph causal --context 16 --dim 8 --heads 1 --layers 1 --batch 4 --lr {rate}"
+    )
+    trained = RUN.invoke(app, [*shlex.split(command), "--steps", "2", "--out", str(tmp_path / "winner")])
+    assert trained.exit_code == 0, trained.output
 
 
 @pytest.mark.usefixtures("clock")
@@ -97,8 +104,8 @@ def test_an_attention_stands_beside_a_graph(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "out" / "compare.json").read_text())["graphs"]
     assert {one["graph"] for one in results} == set(kinds)
     assert results[0]["curves"]["0"]["errors"] != results[1]["curves"]["0"]["errors"]
-    codes = [f'parse("causal"), context=16, attention="{kind}")' for kind in kinds.values()]
-    assert sum(code in done.output for code in codes) == 1, "that of the winner"
+    commands = [f" --attention {kind} " for kind in kinds.values()]
+    assert sum(command in done.output for command in commands) == 1, "that of the winner"
 
 
 @pytest.mark.parametrize(("rate", "which"), [(0.5, "smallest"), (1.0, None), (2.0, "largest")])
@@ -107,12 +114,12 @@ def test_the_best_graph_s_rate_is_cautioned_about_at_an_end_of_those_tried(rate:
         Result(name, rate_of_graph, {0: Curve([1, 10], [1.0, 10.0], [error, error])})
         for name, error, rate_of_graph in (("a", 1.0, rate), ("b", 2.0, 1.0))
     ]
-    contest = compare._Contest("", lambda graph, seed: None, 1.0, "", "", str)
+    contest = compare._Contest("", lambda graph, seed: None, 1.0, "", "", "", lambda graph, rate: "")
     options = compare.Options(task="digits")
     cautions = compare._cautions(Comparison(results), contest, options)
     said = (
-        "Three learning rates were tried: half, once and twice --lr 1.0e+00. "
-        f"The best for a was the {which}, {rate:.1e}: try --lr {rate**2:.1e}."
+        f"The best learning rate for a, {rate:g}, is the {which} of the three that were tried. "
+        f"Try --lr {rate**2:g}: mpnn compare also tries half and twice this rate."
     )
     assert [caution for caution in cautions if "learning rate" in caution] == ([said] if which else [])
     tied = [replace(result, curves={0: Curve([1, 10], [1.0, 10.0], [1.0, 1.0])}) for result in results]
@@ -132,7 +139,23 @@ def test_a_model_of_nodes_stands_beside_a_graph() -> None:
     contest = compare._Contest.of(compare.Options(task="digits").resolved(compare.DEFAULTS))
     assert type(contest.make("knn(4):gcn", 0).model) is GCN
     assert type(contest.make("knn(4)", 0).model) is GAT
-    assert contest.code("knn(4):gcn") == 'mpnn train --task digits --graph "knn(4)" --model gcn'
+    assert contest.command("knn(4):gcn", 0.005) == 'mpnn train --task digits --graph "knn(4)" --model gcn --lr 0.005'
+
+
+def test_the_command_of_the_winner_repeats_how_files_are_read() -> None:
+    options = compare.Options(
+        nodes="/my data/n.csv", edges="/e.csv", target="club", weights=None, edge_features="age", directed=True,
+        model="gin", dim=32, dropout=0.25, scale=False,
+    ).resolved(compare.DEFAULTS)  # fmt: skip
+    assert compare._command(options, "model", "edges", 0.02) == (
+        'mpnn train --nodes "/my data/n.csv" --target club --edges /e.csv --directed --edge-features age '
+        "--graph edges --model gin --dim 32 --dropout 0.25 --lr 0.02"
+    )
+    own = compare.Options(text="tinyshakespeare").resolved(compare.DEFAULTS)
+    assert compare._command(own, "attention", "causal & window(4):linear", 0.004) == (
+        'mpnn train --data tinyshakespeare --graph "causal & window(4)" --attention linear --context 256 --batch 16 '
+        "--lr 0.004"
+    )
 
 
 def test_a_published_model_reads_a_text_over_each_graph(tmp_path: Path) -> None:

@@ -61,18 +61,30 @@ def test_the_verdict_names_its_uncertainty() -> None:
         return Result(graph, 1.0, {k: Curve([1, 10], [cost, 10 * cost], [e, e]) for k, e in enumerate(errors)})
 
     sure = Comparison([result("a", [1.0, 1.1, 1.2], 1.0), result("b", [2.0, 2.1, 2.21], 1.0)], " nats")
-    assert "better than b by 1 nats (95% interval" in sure.verdict()
+    assert sure.verdict() == (
+        "a has the lowest validation error after 10 s of training: 1.100 ± 0.100 nats (mean ± standard deviation of "
+        "3 seeds). The error of the next best, b, is higher by 1 nats (95% interval: 0.989 to 1.02 nats), which is "
+        "more than chance between seeds. After 10 steps each, a has the lowest error, too."
+    )
     unsure = Comparison([result("a", [1.0, 1.4, 1.2], 2.0), result("b", [1.1, 1.1, 1.5], 1.0)])
-    assert "is not certain with 3 seeds" in unsure.verdict()
-    assert "b costs less in each step" in unsure.verdict()
+    assert "This difference may be chance: its 95% interval over 3 seeds, -0.726 to 0.792, includes 0." in (
+        unsure.verdict()
+    )
+    assert "A step over b takes less time." in unsure.verdict()
     alone = Comparison([result("a", [1.0], 1.0)])
-    assert alone.verdict().endswith("No other graph trained as long.")
+    assert alone.verdict().endswith("of training: 1.000 (one seed). No other graph trained as long.")
     single = Comparison([result("a", [1.0], 1.0), result("b", [2.0], 1.0)])
-    assert "1 better than b, and one seed cannot say how sure that is" in single.verdict()
+    assert "b, is higher by 1. One seed cannot show whether this difference is chance." in single.verdict()
     same = Comparison([result("a", [0.0], 2.0), result("b", [0.0], 1.0)])
-    assert "a reaches 0.000, and so does b, with one seed; b costs less in each step." in same.verdict()
+    assert "The error of b is the same with one seed. A step over b takes less time." in same.verdict()
     diverged = Comparison([result("a", [1.0, 1.0], 1.0), result("b", [2.0, math.inf], 1.0)])
-    assert "Training over b diverged" in diverged.verdict()
+    assert "Training over b diverged." in diverged.verdict()
+    nowhere = Comparison([result("a", [math.inf], 1.0), result("b", [math.inf], 1.0)])
+    assert nowhere.verdict() == "Training over each graph diverged."
+    slower = [Result("a", 1.0, {0: Curve([1, 5], [1.0, 5.0], [1.5, 1.0])}), result("b", [1.2], 1.0)]
+    assert Comparison(slower).verdict().endswith("After 5 steps each, a has the lowest error, too.")
+    fast = Result("a", 1.0, {0: Curve([1, 90], [0.1, 9.0], [9.0, 1.0])})
+    assert Comparison([fast, result("b", [1.2], 1.0)]).verdict().endswith("each, however, b has the lowest error.")
 
 
 def test_cautions_name_a_training_that_is_too_short_and_graphs_that_are_alike() -> None:
@@ -80,26 +92,29 @@ def test_cautions_name_a_training_that_is_too_short_and_graphs_that_are_alike() 
         return Result(graph, 1.0, {0: Curve([10, 20], [1.0, 2.0], errors)})
 
     short = Comparison([falling("a", 3.0, 2.0), falling("b", 3.0, 2.5)], " nats")
-    assert short.too_short().startswith("This training is too short to decide: a improved by 1 nats in the second half")
-    assert short.too_short().endswith("and is ahead by 0.5 nats.")
+    assert short.too_short() == (
+        "A longer training may change the order: in the second half of this one, the error of a fell by 1 nats, which "
+        "is more than its lead of 0.5 nats."
+    )
     assert short.alike() == ""
     enough = Comparison([falling("a", 2.001, 2.0), falling("b", 2.02, 2.01)])
     assert enough.too_short() == ""
     assert enough.alike() == (
-        "After 20 equal steps, the errors of all graphs are within 0.5%; one seed cannot say whether they differ."
+        "After 20 steps each, the highest error is only 0.5% above the lowest. One seed cannot show whether this "
+        "difference is chance."
     )
 
     def flat(graph: str, *errors: float) -> Result:
         return Result(graph, 1.0, {seed: Curve([10], [1.0], [error]) for seed, error in enumerate(errors)})
 
     surely = Comparison([flat("a", 2.0, 2.1, 2.2), flat("b", 2.001, 2.102, 2.201)], " nats")
-    assert surely.alike().endswith("nats): here the graph hardly matters, and its time decides.")
+    assert surely.alike().endswith("nats. The graph hardly matters here: choose the fastest.")
     too_small = Comparison([flat("a", 0.5, 0.5), flat("b", 0.5, 0.5)])
-    assert too_small.alike().endswith("which says that the test is too small or too short to decide.")
-    assert too_small.verdict().endswith("After 10 equal steps, none of a and b is ahead.")
+    assert too_small.alike().endswith("the test is too small, or the training too short, to decide.")
+    assert too_small.verdict().endswith("After 10 steps each, the errors of a and b are equal.")
     noisy = Comparison([flat("a", 2.0, 2.1, 2.2), flat("b", 2.2, 2.0, 2.11)])
-    assert noisy.alike().endswith("; more seeds would show whether they differ.")
-    assert "interval from the best to the worst: -" in noisy.alike()
+    assert noisy.alike().endswith(" More seeds would show whether the graphs differ.")
+    assert "The 95% interval of this difference is -" in noisy.alike()
     alone = Comparison([falling("a", 3.0, 2.0)])
     assert alone.too_short() == alone.alike() == ""
 
@@ -113,7 +128,7 @@ def test_intervals() -> None:
     assert half_interval([1.0]) == math.inf
     assert half_interval([1.0, 2.0, 3.0]) == pytest.approx(4.302652729911275 / math.sqrt(3))
     assert paired_gaps([1.0, 2.0], [1.5, 2.25]) == [0.5, 0.25]
-    assert spread([1.0, 3.0], " nats") == "2.000 nats ± 1.414"
+    assert spread([1.0, 3.0], " nats") == "2.000 ± 1.414 nats"
 
 
 @pytest.mark.parametrize(("graphs", "rounds"), [(1, 1), (2, 1), (3, 2), (4, 2), (8, 3), (9, 4)])
