@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpnn import MessagePassing, engine, graphs, ops, position
+from mpnn.aggregate import Mean
 from mpnn.attention import Additive, AdditiveV2, Attention, DotProduct, Typed
 from mpnn.graph import Graph
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
-from mpnn.round import Round
-from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU
+from mpnn.round import Round, validation
+from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, Role
 from mpnn.update import Add, Concat, PreNorm, Update
 
 GRAPH = graphs.from_edges(torch.tensor([[0, 1, 2, 4], [1, 0, 0, 2]]), num_dst=3, num_src=5)
@@ -51,6 +52,20 @@ ATTEND_VALUES: dict[str, tuple[dict[str, object], str]] = {
     "widths": ({"k": torch.zeros(5, 4, 3)}, "query and key must be equally wide; got 2 and 3"),
     "heads": ({"k": torch.zeros(5, 3, 2)}, "4 heads cannot share 3 heads of key: 3 does not divide 4"),
     "heads of the value": ({"v": torch.zeros(5, 8, 2)}, "4 heads cannot share 8 heads of value"),
+    "no key": ({"k": torch.zeros(5, 0, 2)}, "4 heads cannot share 0 heads of key: 0 does not divide 4"),
+    "rows of a bias of nodes": (
+        {"bias": ops.NodeBias(torch.zeros(4, 3))},
+        "dst_bias has 4 nodes (shape [4, 3]), but Graph(3 x 5, 4 edges) has 3 destinations; dst_bias is read as "
+        "[..., N, H]",
+    ),
+    "a vector for a bias of nodes": (
+        {"bias": ops.NodeBias(src=torch.zeros(5))},
+        "src_bias must have shape [..., N, H]; got [5]",
+    ),
+    "heads of a bias of nodes": (
+        {"bias": ops.NodeBias(src=torch.zeros(5, 2))},
+        "src_bias has 2 heads, and the score has 4",
+    ),
     "batches": (
         {"q": torch.zeros(7, 3, 4, 2)},
         "query and value must have the same batch dimensions before the nodes; got [7, 3, 4, 2] and [5, 4, 6]",
@@ -156,6 +171,8 @@ def test_a_table_of_too_few_classes_for_the_edges() -> None:
             "edge_key must have shape [4, 4, D], one row for each edge; got [3, 4, 2]",
         ),
         (AdditiveScore(torch.zeros(5, 4), torch.zeros(5, 4), LeakyReLU()), "dst has 5 nodes"),
+        (AdditiveScore(torch.zeros(3, 4), torch.zeros(5, 1), LeakyReLU()), "src has 1 heads, and the score has 4"),
+        (AdditiveScore(torch.zeros(3, 4), torch.zeros(5, 2), LeakyReLU()), "src has 2 heads, and the score has 4"),
         (
             AdditiveScore(torch.zeros(3, 4), torch.zeros(5, 4), LeakyReLU(), torch.zeros(3, 4)),
             "edge must have shape [4, 4]",
@@ -419,3 +436,192 @@ def test_nested_tensors_are_refused_unless_they_are_jagged() -> None:
     for call in (lambda: layer(x), lambda: ops.aggregate(graph, x), lambda: ops.attend(graph, x, x, x)):
         with pytest.raises(TypeError, match=r"must be a tensor of one shape; got a nested one"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("module", "takes"),
+    [
+        (None, (None, None)),
+        (nn.ReLU(), (None, None)),
+        (nn.Sequential(), (None, None)),
+        (nn.Linear(3, 5), (3, torch.float32)),
+        (nn.Linear(3, 5).double(), (3, torch.float64)),
+        (nn.Linear(3, 5).to(torch.float8_e5m2), (3, None)),
+        (nn.LayerNorm((2, 3)), (3, None)),
+        (nn.RMSNorm(3), (3, None)),
+        (nn.GRUCell(4, 6), (4, torch.float32)),
+        (nn.Sequential(nn.Sequential(nn.LayerNorm(7)), nn.Linear(7, 2)), (7, None)),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_features_that_a_module_takes(module: nn.Module | None, takes: validation.Takes) -> None:
+    assert validation.takes(module) == takes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"), [(torch.float64, ", or .to(torch.float64) on the layer"), (torch.int64, "")], ids=str
+)
+def test_features_of_another_dtype_than_the_weights(dtype: torch.dtype, advice: str) -> None:
+    x = torch.zeros(5, 3, dtype=dtype)
+    sentence = f"x is {dtype} and the weights of the layer are torch.float32; call .to(torch.float32) on x{advice}"
+    with pytest.raises(TypeError, match=rf"^{re.escape(sentence)}$"):
+        validation.fits("the layer", "x", x, (3, torch.float32))
+    validation.fits("the layer", "x", x, (3, None))
+    validation.fits("the layer", "x", x, (None, dtype))
+    with torch.autocast("cpu"):
+        validation.fits("the layer", "x", x, (3, torch.float32))
+    with pytest.raises(ValueError, match=re.escape("x is 3 wide (shape [5, 3]), but the layer was made for a width")):
+        validation.fits("the layer", "x", x, (4, None))
+
+
+class WithoutRoles(Dot):
+    pass
+
+
+def score_with(**roles: Role) -> Dot:
+    score = WithoutRoles(Q, K, 1.0)
+    score.__dict__["roles"] = roles
+    return score
+
+
+@pytest.mark.parametrize(
+    ("score", "sentence"),
+    [
+        (Dot, "got type: pass logits that are already computed as a bias for each edge"),
+        (Round(GRAPH, V), "Round has no `logits`"),
+        (ops.NodeBias(), "NodeBias has no `roles` and no `logits`"),
+        (score_with(query=Role("parameter")), 'the role of query in WithoutRoles must be "dst", "src" or "edge"'),
+        (score_with(query=Role("dst"), other=Role("edge")), "WithoutRoles has a role for 'other', and no field of"),
+    ],
+    ids=["class", "no logits", "neither", "role", "field"],
+)
+def test_what_is_no_score(score: Any, sentence: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(sentence)):
+        engine.run(Round(GRAPH, V, score))
+
+
+CAUSAL = graphs.causal().bind(3)
+RECURRENT = Round(CAUSAL, torch.zeros(3, 4, 6), Dot(Q, Q, 1.0), normalize="none", return_state=True)
+GATES = {"log_gate": torch.zeros(3, 4, 2), "beta": torch.zeros(3, 4), "state": torch.zeros(4, 2, 6)}
+ONLY = "log_gate, beta and states go with sums weighted by dot products alone"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, None),
+        (GATES, None),
+        ({"log_gate": torch.zeros(3, 4, 1)}, None),
+        ({"log_gate": torch.zeros(3, 4)}, "log_gate must have shape [..., N, H, 1 or D]; got [3, 4]"),
+        ({"log_gate": torch.zeros(3, 4, 3)}, "log_gate must have shape [3, 4, 1] or [3, 4, 2]; got [3, 4, 3]"),
+        ({"beta": torch.zeros(3)}, "beta must have shape [..., N, H]; got [3]"),
+        ({"beta": torch.zeros(3, 4, 1)}, "beta must have shape [3, 4]; got [3, 4, 1]"),
+        ({"state": torch.zeros(2, 6)}, "state must have shape [..., H, D, D_v]; got [2, 6]"),
+        ({"state": torch.zeros(4, 6, 2)}, "state must have shape [4, 2, 6]; got [4, 6, 2]"),
+        ({"beta": torch.zeros(3, 4).long()}, "beta must be floating point; got torch.int64"),
+        ({"state": torch.zeros(4, 2, 6, device="meta")}, "state is on meta and value on cpu; move one"),
+        ({"return_weights": True}, "return_state cannot be combined with return_weights"),
+        ({"return_weights": True, "return_state": False, **GATES}, None),
+        ({"normalize": "softmax"}, ONLY),
+        ({"reduce": Mean()}, ONLY),
+        ({"bias": (torch.zeros(6, 4),)}, ONLY),
+        ({"edge_value": torch.zeros(6, 4, 6)}, ONLY),
+        ({"dropout": 0.5, "seed": torch.tensor(1)}, ONLY),
+        ({"return_lse": True}, ONLY),
+        ({"score": None}, ONLY),
+        ({"score": Dot(Q, Q, 1.0, softcap=1.0)}, ONLY),
+        ({"score": Dot(Q, Q, 1.0, torch.zeros(6, 4, 2))}, ONLY),
+        ({"score": AdditiveScore(Q[..., 0], Q[..., 0], LeakyReLU())}, ONLY),
+        ({"graph": graphs.complete().bind(3)}, "log_gate, beta and states need causal() or causal() & documents("),
+        ({"graph": graphs.window(1).bind(3)}, "log_gate, beta and states need causal() or causal() & documents("),
+        ({"graph": graphs.documents([2, 1]).bind(3)}, "log_gate, beta and states need causal()"),
+        ({"graph": (graphs.causal() & graphs.documents([2, 1])).bind(3)}, None),
+    ],
+    ids=lambda x: x if isinstance(x, str) else ", ".join(x) if x else "",
+)
+def test_what_goes_with_recurrences(changes: dict[str, Any], sentence: str | None) -> None:
+    given = RECURRENT.with_fields(**changes)
+    if sentence is None:
+        validation.round(given)
+    else:
+        with pytest.raises((ValueError, TypeError), match=rf"^{re.escape(sentence)}"):
+            validation.round(given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, None),
+        ({"bias": (torch.zeros(4, 4),), "dropout": 0.5, "seed": torch.tensor(1)}, None),
+        ({"score": None, "bias": (torch.zeros(4, 4),)}, None),
+        ({"score": None}, "return_lse needs a sum weighted by a softmax, whose logits it adds up"),
+        ({"normalize": "sigmoid"}, "return_lse needs a sum"),
+        ({"normalize": "softmax_dst"}, "return_lse needs a sum"),
+        ({"reduce": Mean()}, "return_lse needs a sum"),
+        ({"mix_logits": torch.eye(4)}, "return_lse needs a sum"),
+        ({"mix_weights": torch.eye(4)}, "return_lse needs a sum"),
+        ({"return_weights": True}, "return_lse cannot be combined with return_weights"),
+        ({"sinks": torch.zeros(4)}, "return_lse cannot be combined with sinks"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else ", ".join(x) if x else "",
+)
+def test_what_goes_with_a_returned_lse(changes: dict[str, Any], sentence: str | None) -> None:
+    given = Round(GRAPH, V, Dot(Q, K, 1.0), return_lse=True).with_fields(**changes)
+    if sentence is None:
+        validation.round(given)
+    else:
+        with pytest.raises(ValueError, match=rf"^{sentence}"):
+            validation.round(given)
+
+
+@pytest.mark.parametrize("name", ["mix_logits", "mix_weights"])
+@pytest.mark.parametrize(
+    ("changes", "mix", "fits"),
+    [
+        ({}, torch.eye(4), True),
+        ({"score": None, "bias": (torch.zeros(4, 4),)}, torch.eye(4), True),
+        ({"score": None}, torch.eye(4), False),
+        ({}, torch.zeros(4, 3), False),
+        ({}, torch.zeros(3, 4), False),
+        ({}, torch.zeros(1, 4, 4), False),
+    ],
+)
+def test_maps_of_heads(name: str, changes: dict[str, Any], mix: Tensor, fits: bool) -> None:
+    given = Round(GRAPH, V, Dot(Q, K, 1.0)).with_fields(**changes, **{name: mix})
+    with nullcontext() if fits else pytest.raises(ValueError, match=rf"{name} must be a map of the 4 heads of weighte"):
+        validation.round(given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sinks", "sentence"),
+    [
+        ({}, torch.zeros(4), None),
+        ({"score": None, "bias": (torch.zeros(4, 4),)}, torch.zeros(4), None),
+        ({"score": None}, torch.zeros(4), "sinks are logits of a softmax"),
+        ({"normalize": "softmax_dst"}, torch.zeros(4), "sinks are logits of a softmax"),
+        ({}, torch.zeros(1), "sinks must have shape [4], a logit for each head; got [1]"),
+        ({}, torch.zeros(4, 1), "sinks must have shape [4], a logit for each head; got [4, 1]"),
+        ({}, torch.zeros(4).long(), "sinks must be floating point; got torch.int64"),
+    ],
+)
+def test_sinks_of_heads(changes: dict[str, Any], sinks: Tensor, sentence: str | None) -> None:
+    given = Round(GRAPH, V, Dot(Q, K, 1.0), sinks=sinks).with_fields(**changes)
+    if sentence is None:
+        validation.round(given)
+    else:
+        with pytest.raises((ValueError, TypeError), match=rf"^{re.escape(sentence)}"):
+            validation.round(given)
+
+
+@pytest.mark.parametrize(
+    ("p", "kind"),
+    [(0, None), (0.0, None), (0.999, None), (1, ValueError), (-0.1, ValueError), (True, TypeError), ("0.1", TypeError)],
+)
+def test_rates(p: Any, kind: type[Exception] | None) -> None:
+    if kind is None:
+        assert validation.rate("rate", p) == p
+    else:
+        with pytest.raises(kind, match=r"^rate must "):
+            validation.rate("rate", p)
+    with pytest.raises(TypeError, match="rate must be a number"):
+        validation.rate("rate", torch.tensor(0.1))
