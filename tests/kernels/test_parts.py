@@ -72,10 +72,20 @@ def test_parts_of_labels(labels: Ints) -> None:
     assert (adjacency(parts) == (labels[:, None] == labels)).all()
     assert parts.num_edges == (labels[:, None] == labels).sum()
     assert Graph.from_labels(labels).is_scattered == (parts.order is not None)
+    by_label = sorted(range(len(labels)), key=labels.__getitem__)
     order = np.arange(len(labels)) if parts.order is None else parts.order
+    assert (parts.order is None) == (by_label == list(range(len(labels))) or len(set(labels.tolist())) == len(labels))
     assert (np.diff(parts.labels[order]) >= 0).all()
     for members in parts.members:
         assert (parts.labels[members] == parts.labels[members[:, :1]]).all()
+
+
+def test_nodes_of_a_label_keep_their_order() -> None:
+    """Also where numpy's other ways to sort change it."""
+    labels = np.random.default_rng(0).integers(0, 3, 200)
+    order = Parts.of_labels(labels).order
+    assert order is not None
+    assert order.tolist() == sorted(range(200), key=labels.__getitem__)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,25 @@ def row_products(x: Tensor, to: Tensor, num_rows: int) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled() and serves(x) and not bool((x == 0).any()):
         product: Tensor = _RowProducts.apply(x, to, num_rows)
         return product
+    if forward_ad._current_level >= 0:
+        return _products_of_pairs(x, to, num_rows)
     return x.new_ones(num_rows, x.shape[1]).scatter_reduce(0, to[:, None].expand_as(x), x, "prod")
+
+
+def _products_of_pairs(x: Tensor, to: Tensor, num_rows: int) -> Tensor:
+    """`row_products` in forward mode, where torch's products have wrong tangents: the products of pairs of rows of the
+    same target, and again of these, until each target has one row."""
+    to, order = to.sort(stable=True)
+    x = x.index_select(0, order)
+    while bool((to[1:] == to[:-1]).any()):
+        place = torch.arange(len(to), device=to.device)
+        is_first = (place - torch.searchsorted(to, to)) % 2 == 0
+        first = place[is_first]
+        has_second = (first + 1 < len(to)) & (to[(first + 1).clamp(max=len(to) - 1)] == to[first])
+        second = torch.where(has_second, first + 1, len(to))
+        x = x.index_select(0, first) * torch.cat([x, torch.ones_like(x[:1])]).index_select(0, second)
+        to = to[first]
+    return x.new_ones(num_rows, x.shape[1]).index_copy(0, to, x)
 
 
 def row_extremes(x: Tensor, to: Tensor, num_rows: int, smallest: bool) -> tuple[Tensor, Tensor]:
@@ -172,7 +190,7 @@ class _RowSquares(torch.autograd.Function):
         (apart,) = ctx.saved_tensors
         parts = [] if d_squares is None else [2 * rows_at(d_squares, ctx.of_rows[0]) * apart]
         parts += [] if d_apart is None else [_centered(d_apart, *ctx.of_rows)]
-        return sum(parts) if len(parts) > 1 else parts[0], None, None, None, None
+        return sum(parts) if parts else None, None, None, None, None
 
 
 class _RowProducts(torch.autograd.Function):

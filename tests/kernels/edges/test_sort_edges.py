@@ -5,7 +5,7 @@ import torch
 
 from mpnn import graphs, ops
 from mpnn.kernels.cpu import library
-from mpnn.kernels.edges.sort import by_torch, sort_edges
+from mpnn.kernels.edges.sort import by_torch, rows_of, sort_edges
 
 compiled = pytest.mark.skipif(library.why_missing() is not None, reason="no compiled kernels on this machine")
 
@@ -17,6 +17,7 @@ def test_random_edges(num_rows: int, num_edges: int, dtype: torch.dtype) -> None
     row, col = torch.randint(num_rows, (num_edges,), dtype=dtype), torch.arange(num_edges, dtype=dtype)
     ptr, sorted_col, edge = sort_edges(row, col, num_rows, num_edges)
     expected_ptr, expected_col, expected_edge = by_torch(row, col, num_rows)
+    assert rows_of(expected_ptr, num_edges).equal(row.long().sort().values)
     assert torch.equal(ptr, expected_ptr)
     assert ptr.dtype == expected_edge.dtype == torch.int64
     assert sorted_col.dtype == (dtype if edge is None else torch.int32)

@@ -27,3 +27,4 @@ def test_gradients(documents: list[int] | None) -> None:
     torch.manual_seed(0)
     inputs = tuple(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 8, 3), (4, 3)))
     assert torch.autograd.gradcheck(lambda *x: short_convolution(*x, documents), inputs)
+    assert torch.autograd.gradgradcheck(lambda *x: short_convolution(*x, documents).sin(), inputs)

@@ -149,4 +149,4 @@ def test_derivatives_of_sums_by_values_and_by_weights(kind: str, needs: tuple[bo
     torch.testing.assert_close(aggregate(value, weight), expected)
     options = {"check_batched_grad": True, "check_forward_ad": True}
     assert torch.autograd.gradcheck(aggregate, (value, weight), **options)
-    assert torch.autograd.gradgradcheck(aggregate, (value, weight), check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(aggregate, (value, weight), check_batched_grad=True, check_fwd_over_rev=True)

@@ -41,6 +41,11 @@ def test_sums_and_extremes_of_rows(width: int, dtype: torch.dtype) -> None:
         for i, d in itertools.product(range(12), range(width)):
             equal = ((to == i) & (x[:, d] == out[i, d])).nonzero()
             assert int(arg[i, d]) == (int(equal[0]) if len(equal) else 40)
+    count = to.bincount(minlength=12)[:, None]
+    squares = loop(x, to, 12, lambda rows: (rows - rows.mean(0)).square().sum(0))
+    torch.testing.assert_close(scatter.row_squares(x, to, 12, count), squares)
+    products = loop(x, to, 12, lambda rows: rows.prod(0)).masked_fill(count == 0, 1.0)
+    torch.testing.assert_close(scatter.row_products(x, to, 12), products)
     # a column of a larger tensor, as it lies in memory
     assert scatter.row_sums(x.repeat(1, 2)[:, :width], to, 12).equal(scatter.row_sums(x, to, 12))
     assert scatter.row_extremes(-x.neg(), to, 12, False)[0].equal(scatter.row_extremes(x, to, 12, False)[0])
@@ -60,13 +65,38 @@ def test_nan_is_the_extreme_and_infinities_are_numbers() -> None:
 
 
 @pytest.mark.usefixtures("way")
+def test_squares_of_equal_rows_are_zero() -> None:
+    """Although their mean is rounded."""
+    x = torch.tensor([0.1, 0.7, 1e20, 0.3])[:, None].expand(4, 5).repeat_interleave(3, 0)
+    to = torch.tensor([0, 3, 1, 4]).repeat_interleave(3)
+    assert not scatter.row_squares(x, to, 5, to.bincount(minlength=5)[:, None]).any()
+
+
+@pytest.mark.usefixtures("way")
+def test_products_with_zeros_have_gradients() -> None:
+    x = torch.tensor([[2.0, 0.0], [3.0, 5.0], [0.0, 0.0], [4.0, 0.0]], requires_grad=True)
+    to = torch.tensor([1, 1, 2, 2])
+    out = scatter.row_products(x, to, 4)
+    assert out.tolist() == [[1.0, 1.0], [6.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[3.0, 5.0], [2.0, 0.0], [4.0, 0.0], [0.0, 0.0]]
+    with torch.no_grad():
+        tangent = torch.func.jvp(lambda x: scatter.row_products(x, to, 4), (x,), (torch.ones_like(x),))[1]
+    assert tangent.tolist() == [[0.0, 0.0], [5.0, 5.0], [4.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.usefixtures("way")
 def test_all_derivatives() -> None:
-    x = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
     to = torch.tensor([0, 3, 3, 1, 0, 3, 1, 5, 5])
+    count = to.bincount(minlength=6)[:, None]
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "sums": lambda x: scatter.row_sums(x, to, 6),
         "rows": lambda x: scatter.rows_at(x[:6], to),
         "extremes": lambda x: scatter.row_extremes(x, to, 6, False)[0],
+        "squares": lambda x: scatter.row_squares(x, to, 6, count),
+        "products": lambda x: scatter.row_products(x, to, 6),
     }
     for function in functions.values():
         assert torch.autograd.gradcheck(function, x, check_batched_grad=True)
