@@ -14,7 +14,6 @@ from torch import Tensor
 
 from mpnn.backends import edge_list, edge_orders
 from mpnn.backends.edge_list import Kernels
-from mpnn.graph import Graph
 from mpnn.graph.csr import CSR
 from mpnn.kernels.cpu import library
 from mpnn.kernels.rows.reduce import Adjoint, LinearReduce
@@ -25,10 +24,10 @@ from mpnn.scores import Dot, Score
 T = TypeVar("T", Round, Score)
 
 
-def form(round: Round, graph: Graph | None = None) -> Round:
-    """The round without its tensors but the seed, over another graph if one is passed."""
+def form(round: Round) -> Round:
+    """The round without its tensors but the seed."""
     score: Any = round.score
-    bare = _with(round, dict.fromkeys(_TENSORS), graph=round.graph if graph is None else graph)
+    bare = _with(round, dict.fromkeys(_TENSORS))
     bare.score = None if score is None else _with(score, dict.fromkeys(score.roles))
     return bare
 

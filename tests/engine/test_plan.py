@@ -1,6 +1,9 @@
 """The plan: what is chosen, why not the others, and what is printed."""
 
+import re
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +13,8 @@ from mpnn import Graph, MessagePassing, engine, explain, graphs, ops
 from mpnn.aggregate import Index, segment_sum
 from mpnn.attention import Additive, DotProduct
 from mpnn.backends import BACKENDS, csr
-from mpnn.engine import choice
+from mpnn.backends.cost_model import Estimate
+from mpnn.engine import choice, plan as plans, slowness
 from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan, refusal as why_not
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.topology import Topology
@@ -226,8 +230,6 @@ def test_features_that_need_gradients_are_planned_for_apart() -> None:
 
 
 def test_what_is_slow_says_so_once_and_explain_always(capsys: pytest.CaptureFixture[str]) -> None:
-    from mpnn.engine import slowness
-
     slowness._said.clear()
     graph = graphs.from_edges(torch.randint(0, 4096, (2, 1 << 16)), 4096)
     x = torch.randn(4096, 64, requires_grad=True)
@@ -284,3 +286,163 @@ def test_graphs_are_described_by_their_nodes(sizes: tuple[int, int], text: str) 
     assert found.graph.startswith(f"Graph({text}, 2 edges), {share:.2%} of all pairs")
     assert not found.is_named
     assert plan(Round(graph, value, normalize="none"), "csr").is_named
+
+
+FOUND = Plan(
+    "csr",
+    (
+        Candidate("tiles", 0.5e-3, 900.0, None),
+        Candidate("csr", 1e-3, 2e6, None, "mean as sum (csr)"),
+        Candidate("as_fast", 1e-3, 0.0, None),
+        Candidate("edge_list", 3.0, 5e12, None),
+        Candidate("dense", float("inf"), float("inf"), "it lacks something"),
+        Candidate("scan", float("inf"), float("inf"), "it lacks something"),
+        Candidate("scatter", float("inf"), float("inf"), "it lacks something"),
+    ),
+    "Graph(3 nodes)",
+    "aggregation",
+    "two by torch",
+    "mean as sum (csr)",
+    "runs slowly",
+    layer="step by step: because",
+)
+
+
+def test_the_text_of_a_plan() -> None:
+    batch = "would be faster, but the last digits of an item's result would change with the other items of its batch"
+    lines = [
+        "graph   Graph(3 nodes)",
+        "work    aggregation",
+        "layer   step by step: because",
+        "plan    csr",
+        "by      mean as sum (csr)",
+        f"  tiles        500 us     900 B  {batch}",
+        "  csr         1.00 ms      2 MB  chosen",
+        "  as_fast     1.00 ms       0 B  would run, but is estimated slower",
+        "  edge_list    3.00 s    5.0 TB  would run, but is estimated slower",
+        "  dense             -         -  no: it lacks something",
+        "slow    it runs slowly",
+        "maps    two by torch",
+    ]
+    assert str(FOUND).splitlines() == lines
+    named = str(replace(FOUND, is_named=True)).splitlines()
+    assert named == [line.replace(batch, "would run, and is estimated faster") for line in lines]
+    short = Plan("scan", (*FOUND.candidates[:1], Candidate("scan", 2e-3, 0.0, None)), "a graph", "work")
+    assert str(short).splitlines()[2:] == [
+        "plan    scan",
+        f"  tiles        500 us     900 B  {batch}",
+        "  scan        2.00 ms       0 B  chosen",
+    ]
+    long = Plan("b", (Candidate("of twelve ab", 1.0, 0.0, None), Candidate("b", 0.5, 0.0, None)), "", "")
+    assert [line.index("  ", 3) - 2 for line in str(long).splitlines()[3:]] == [12, 1]
+
+
+def test_the_table_of_a_plan() -> None:
+    text = FOUND._repr_html_()
+    for part in ("plan: csr", "layer: step by step: because", "linear maps: two by torch", "no: it lacks something"):
+        assert part in text
+    assert text.count("chosen") == 1
+    assert text.count("no: ") == 1
+    bare = replace(FOUND, maps="", layer="")._repr_html_()
+    assert "layer: " not in bare
+    assert "linear maps: " not in bare
+
+
+@pytest.mark.parametrize(
+    ("write", "number", "text"),
+    [
+        (plans._count, 0, "0"),
+        (plans._count, 999_999, "999,999"),
+        (plans._count, 1_000_000, "1 M"),
+        (plans._count, 12_520_000, "12.5 M"),
+        (plans._count, 999_400_000, "999 M"),
+        (plans._count, 999_600_000, "1 G"),
+        (plans._count, 5e11, "500 G"),
+        (plans._count, 2e18, "2 E"),
+        (plans._seconds, 0.0, "0 us"),
+        (plans._seconds, 0.9e-3, "900 us"),
+        (plans._seconds, 1e-3, "1.00 ms"),
+        (plans._seconds, 0.9, "900.00 ms"),
+        (plans._seconds, 1.0, "1.00 s"),
+        (plans._seconds, 119.9, "119.90 s"),
+        (plans._seconds, 120.0, "2.0 min"),
+        (plans._seconds, 7199.0, "120.0 min"),
+        (plans._seconds, 7200.0, "2.0 h"),
+        (plans._seconds, 172_800.0, "2.0 days"),
+        (plans._seconds, 1e9, "11,574.1 days"),
+        (plans._bytes, 999.0, "999 B"),
+        (plans._bytes, 999.5, "1 kB"),
+        (plans._bytes, 999.4e6, "999 MB"),
+        (plans._bytes, 999.5e6, "1.0 GB"),
+        (plans._bytes, 999.94e9, "999.9 GB"),
+        (plans._bytes, 999.95e9, "1.0 TB"),
+        (plans._bytes, 1e18, "1,000.0 PB"),
+    ],
+)
+def test_numbers_in_few_digits(write: Callable[[float], str], number: float, text: str) -> None:
+    assert write(number) == text
+
+
+@pytest.mark.parametrize(
+    ("num_edges", "nodes", "percent"),
+    [(0, 100, "0.00%"), (1, 100, "0.01%"), (1, 101, "0.01%"), (1, 200, "0.003%"), (5, 10, "5.00%"), (1, 1, "100.00%")],
+)
+def test_the_share_of_pairs(num_edges: int, nodes: int, percent: str) -> None:
+    edges = torch.zeros(2, num_edges, dtype=torch.int64)
+    found = plan(Round(graphs.from_edges(edges, nodes), torch.zeros(nodes, 1, 2), normalize="none"))
+    assert f", {percent} of all pairs" in found.graph
+    assert "runs" not in found.graph
+
+
+def test_graphs_of_runs_and_of_cliques_say_so() -> None:
+    def described(graph: Graph) -> str:
+        return plan(Round(graph, torch.zeros(graph.num_src, 1, 2), normalize="none")).graph
+
+    assert described(graphs.documents([2, 3]).bind(5)).endswith("52.00% of all pairs, 2 cliques")
+    assert described((graphs.causal() & graphs.documents([2, 3])).bind(5)).endswith("36.00% of all pairs, 5 runs")
+    assert described(graphs.complete().bind(5)).endswith("100.00% of all pairs, 5 runs")
+    assert described(graphs.complete().bind(0)).endswith("0.00% of all pairs, 0 runs")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(7.99, ""), (8.0, "8 times .*8.0 s instead of 1.0 s"), (0.9 * 8e3, "7200 times")]
+)
+def test_from_which_time_on_a_round_is_slow(seconds: float, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From eight times the time of kernels on."""
+    monkeypatch.setattr(slowness, "_kernels", lambda round: 1.0)
+    given = request(graphs.window(1), 2)
+    by = next(b for b in BACKENDS if b.NAME == "edge_list")
+    found = slowness.sentence(given, choice.Choice(by, (), Estimate(seconds, 0.0)))
+    assert bool(found) == bool(text)
+    assert re.search(text, found)
+    if found:
+        assert found.endswith("To make it fast: sum, mean, max, min, var, std and pna of these have kernels")
+    assert slowness.sentence(given, choice.Choice(by, (), None)) == ""
+    assert slowness.sentence(given, choice.Choice(csr, (), Estimate(seconds, 0.0))) == ""
+    assert slowness.sentence(given.with_fields(return_state=True), choice.Choice(by, (), Estimate(9.0, 0.0))) == ""
+
+
+def test_times_in_warnings() -> None:
+    assert [slowness._shown(x) for x in (0.0123, 0.9994, 1.0, 12.34)] == ["12 ms", "999 ms", "1.0 s", "12.3 s"]
+
+
+def test_weights_take_three_times_as_long_as_sums() -> None:
+    graph = graphs.from_edges(torch.randint(50, (2, 400)), 50)
+    value = torch.zeros(50, 2, 8)
+    plain = Round(graph, value, normalize="none")
+    seconds = csr.estimate(plain).seconds
+    assert slowness._kernels(plain) == seconds
+    assert slowness._kernels(plain.with_fields(bias=(torch.zeros(400, 2),))) == 3 * seconds
+
+
+@pytest.mark.parametrize("seconds", [0.0049, 0.005])
+def test_short_rounds_do_not_warn(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowness, "sentence", lambda round, choice: "is slow")
+    monkeypatch.setattr(slowness, "_said", set())
+    given = Round(graphs.from_edges([[0], [1]], 2), torch.zeros(2, 1, 2), normalize="none")
+    for expected in (int(seconds >= 0.005), 0):  # once
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            slowness.warn(given, choice.Choice(csr, (), Estimate(seconds, 0.0)))
+        assert len(caught) == expected
+    slowness.warn(given, choice.Choice(csr))

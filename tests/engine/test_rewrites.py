@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,7 @@ from mpnn.backends import BACKENDS, registered
 from mpnn.engine import choice, rewrites
 from mpnn.engine.choice import Refused, choose
 from mpnn.engine.plan import plan
-from mpnn.engine.rewrites import REWRITES, Rewrite
+from mpnn.engine.rewrites import REWRITES, Rewrite, rewrite as of_rewrite, softmax_dst
 from mpnn.engine.rewrites.composed_in_parts import ComposedInParts
 from mpnn.engine.rewrites.prepare import as_planned
 from mpnn.engine.rewrites.sets_in_one_row import SetsInOneRow
@@ -339,3 +340,162 @@ def test_which_aggregators_run_by_their_parts(aggregate: Any, applies: bool) -> 
     assert ComposedInParts().applies(given) == applies
     query = torch.randn(3, 1, 2)
     assert not ComposedInParts().applies(given.with_fields(score=Dot(query, query, 1.0), normalize="softmax"))
+
+
+# ------------------------------------------------------------------------------------------------ prices and stand-ins
+
+BATCH = (2, 3)
+EDGES, NODES = 20, 8
+
+
+def own_counts(monkeypatch: pytest.MonkeyPatch, rewrite: Rewrite, round: Round) -> tuple[dict[str, float], float]:
+    """The operations and the bytes that a rewrite counts for its own work."""
+    monkeypatch.setattr(of_rewrite, "priced", lambda device, backend, counts, size: (counts, size))
+    counts, size = rewrite.estimate(round)
+    return (counts or {}), size
+
+
+def priced_round(rewrite: Rewrite, width: int, dtype: torch.dtype, **fields: Any) -> Round:
+    """With 2 heads of keys and 4 of queries, over 20 edges of 8 nodes."""
+    graph = edges_of(NODES, EDGES)
+    graph = graphs.windows(2, 4, size=2).bind(NODES) if rewrite.NAME == "cliques in order" else graph
+    query, key, value = (
+        torch.zeros(*BATCH, NODES, heads, wide, dtype=dtype) for heads, wide in ((4, 5), (2, 5), (2, width))
+    )
+    return Round(graph, value, Dot(query, key, 1.0), seed=torch.tensor(1)).with_fields(**fields)
+
+
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.NAME)
+@pytest.mark.parametrize("width", [7, 8])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_work_of_rewrites_themselves(
+    rewrite: Rewrite, width: int, dropout: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = 6
+    weights = EDGES * entries * 4
+    numbers = NODES * entries * 4 * width
+    bytes_of = 8 if dtype == torch.float64 else 4
+    scaled = {"call": 1.0, "scaled number": numbers}, 0
+    of_values = NODES * entries * 2 * width
+    of_all = NODES * entries * (4 * 5 + 2 * 5 + 2 * width)
+    of_weights = {"call": 1.0}
+    of_weights |= {"dropped weight": weights} if dropout else {}
+    of_weights |= {"narrow weight": weights} if width == 7 else {}
+    expected: dict[str, tuple[dict[str, float], float]] = {
+        "graphs of items and heads as one": ({}, 0),
+        "parts one by one": ({}, 0),
+        "each set once": ({"call": 1, "copied number": of_values}, of_values * bytes_of),
+        "mean as sum": scaled,
+        "softmax over destinations by two over sources": scaled,
+        "sinks by lse": scaled,
+        "weights, then their aggregate": (of_weights, weights * (1 + (dropout > 0)) * bytes_of),
+        "logits, weights by torch, their aggregate": (
+            {"call": 20, "copied number": 20 * weights},
+            weights * 10 * bytes_of,
+        ),
+        "features in float32": ({"call": 1, "copied number": of_all}, of_all * bytes_of),
+        "cliques in order": ({"call": 4, "copied number": 4 * numbers}, 4 * numbers * bytes_of),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(rewrite, "scales", rewrite.scales)
+        given = priced_round(rewrite, width, dtype, dropout=dropout)
+        if expected[rewrite.NAME] == ({}, 0):
+            assert rewrite.estimate(given) == (0, 0)
+            return
+        counts, size = expected[rewrite.NAME]
+        assert own_counts(patch, rewrite, given) == (counts, size)
+        given.value.requires_grad_()
+        both = counts | {f"{what}, back": count for what, count in counts.items()}
+        if rewrite.NAME == "weights, then their aggregate":
+            size += weights * 2 * bytes_of
+        if rewrite.NAME == "logits, weights by torch, their aggregate":
+            size *= 2
+        assert own_counts(patch, rewrite, given) == (both, size)
+
+
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.NAME)
+def test_estimates_add_up_the_rounds_of_a_rewrite(rewrite: Rewrite) -> None:
+    """Times add up, and the round that needs the most memory counts."""
+    given = examples()[rewrite.NAME]
+    found = choice._through(rewrite, given, partial(choice._cheapest, estimated=True))
+    assert isinstance(found, choice.Choice)
+    own = rewrite.estimate(given)
+    steps = list(found.steps)
+    if rewrite.NAME == "softmax over destinations by two over sources":
+        del steps[1]  # It is rarely needed.
+    estimates = [step.estimate for step in steps]
+    assert found.estimate is not None
+    assert found.estimate.seconds == pytest.approx(own.seconds + sum(x.seconds for x in estimates if x is not None))
+    assert found.estimate.bytes == own.bytes + max(x.bytes for x in estimates if x is not None)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("batch", [(), BATCH], ids=str)
+def test_stand_ins_have_the_shapes_of_results_and_no_memory(
+    batch: tuple[int, ...], needs_grad: bool, keep: bool
+) -> None:
+    graph = graphs.from_edges([[0, 1, 2], [1, 1, 0]], num_dst=5, num_src=4)
+    query, key = torch.zeros(*batch, 5, 6, 2), torch.zeros(*batch, 4, 3, 2)
+    value = torch.zeros(*batch, 4, 3, 7).bfloat16().requires_grad_(needs_grad)
+    given = Round(graph, value, Dot(query.bfloat16(), key.bfloat16(), 1.0), keep_accumulate_dtype=keep)
+    out, weights, lse, state = choice._stand_in(given)
+    assert weights is lse is state is None
+    _, weights, lse, _ = choice._stand_in(given.with_fields(return_weights=True, return_lse=True))
+    wide = torch.float32
+    assert weights is not None
+    assert lse is not None
+    assert [x.shape for x in (out, weights, lse)] == [(*batch, 5, 6, 7), (*batch, 3, 6), (*batch, 5, 6)]
+    assert [x.dtype for x in (out, weights, lse)] == [wide if keep else torch.bfloat16] * 2 + [wide]
+    assert {x.requires_grad for x in (out, weights, lse)} == {needs_grad}
+    assert all(x.untyped_storage().nbytes() <= 4 for x in (out, weights, lse))
+
+
+def test_sets_of_sources_are_not_divided_on_other_devices() -> None:
+    """There the sum of the gradients of several sets has no fixed order."""
+    for graph, alone, elsewhere in (
+        (graphs.complete().bind(4), None, None),
+        (graphs.documents([2, 2]).bind(4), None, "on this device the sum of the gradients of a set has no fixed order"),
+        (graphs.identity().bind(4), *["its rows do not share their sources"] * 2),
+        (graphs.documents([1] * 4).bind(4), *["its rows do not share their sources"] * 2),
+        (graphs.causal().bind(4), *["its rows do not share their sources"] * 2),
+        (graphs.complete().bind(1, 9), *["its rows do not share their sources"] * 2),
+        (graphs.complete().bind(0, 9), *["its rows do not share their sources"] * 2),
+    ):
+        for device, sentence in (("cpu", alone), ("meta", elsewhere)):
+            given = Round(graph, torch.zeros(graph.num_src, 1, 3, device=device), normalize="none")
+            assert SetsInOneRow().refusal(given) == sentence
+
+
+# ------------------------------------------------------------------------------------------------ large logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_from_which_lse_on_sums_are_computed_once_more(dtype: torch.dtype) -> None:
+    """From a relative error of more than 2**-13."""
+    largest = 2.0**-13 / torch.finfo(dtype).eps
+    for x in ([largest, 0.0], [-largest, 1.0], []):
+        assert not softmax_dst._is_rounded(torch.tensor(x, dtype=dtype))
+    for x in ([0.0, 1.01 * largest], [-1.01 * largest]):
+        assert softmax_dst._is_rounded(torch.tensor(x, dtype=dtype))
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (1, 3)], ids=str)
+@pytest.mark.parametrize("heads", [1, 2, 4], ids="{} heads of keys".format)
+def test_values_times_factors_of_sources(heads: int, batch: tuple[int, ...]) -> None:
+    """And dot products of the same sums without a scale and shared keys."""
+    graph = graphs.from_edges([[0, 2, 1], [1, 1, 0]], num_dst=2, num_src=3)
+    query, key, value = leaf(*batch, 2, 4, 5), leaf(*batch, 3, heads, 5), leaf(*batch, 3, heads, 7)
+    factor, of_edges = leaf(*batch, 3, 4), leaf(*batch, 3, 4, 7)
+    given = Round(graph, value, Dot(query, key, 0.3, softcap=2.0), edge_value=of_edges)
+    found = softmax_dst._times(given, factor)
+    torch.testing.assert_close(found.value, value.repeat_interleave(4 // heads, -2) * factor[..., None])
+    torch.testing.assert_close(found.edge_value, of_edges * factor[..., [0, 2, 1], :, None])
+    assert softmax_dst._times(given.with_fields(edge_value=None), factor).edge_value is None
+    score: Any = softmax_dst._alike_both_ways(given).score
+    torch.testing.assert_close(score.query, 0.3 * query)
+    torch.testing.assert_close(score.key, key.repeat_interleave(4 // heads, -2))
+    assert (score.scale, score.softcap) == (1.0, 2.0)
+    additive = given.with_fields(score=AdditiveScore(query[..., 0], key[..., 0], LeakyReLU()))
+    assert softmax_dst._alike_both_ways(additive) is additive

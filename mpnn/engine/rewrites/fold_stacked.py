@@ -122,9 +122,8 @@ def _is_rule(data: PerEdge) -> bool:
 
 def _to_nodes(graph: StackedGraph, x: Tensor, heads: int, trailing: int) -> Tensor:
     """x [..., N, H, D] as [..., heads * N, H / heads, D], and with several items as [items * heads * N, ...]."""
-    if heads > 1:
-        apart = x.unflatten(-trailing, (heads, -1)).transpose(-trailing - 1, -trailing - 2)
-        x = apart.flatten(-trailing - 2, -trailing - 1)
+    apart = x.unflatten(-trailing, (heads, -1)).transpose(-trailing - 1, -trailing - 2)
+    x = apart.flatten(-trailing - 2, -trailing - 1)
     return x.flatten(0, 1) if graph.items > 1 else x
 
 
@@ -133,8 +132,6 @@ def _to_heads(round: Round, x: Tensor, trailing: int) -> Tensor:
     graph = cast(StackedGraph, round.graph)
     if graph.items > 1:
         x = x.unflatten(0, (graph.items, -1))
-    if graph.heads == 1:
-        return x
     apart = x.unflatten(-trailing - 1, (graph.heads, -1)).transpose(-trailing - 2, -trailing - 1)
     return apart.flatten(-trailing - 1, -trailing)
 
