@@ -55,9 +55,11 @@ def check_operator(
         The names of the backends that were compared.
 
     Raises:
+        TypeError: `operator` is not an operator.
         AssertionError: one of these does not hold, or the operator raises an error over one of these graphs. The
             message says which, and whether the result or which gradient is wrong.
     """
+    _check_kind(operator)
     operator = deepcopy(operator).double().eval()
     operator.backend = _REFERENCE
     random = torch.Generator().manual_seed(seed)
@@ -100,6 +102,18 @@ def check_operator(
     except GradcheckError as error:
         raise AssertionError(f"the gradient with respect to x is not that of finite differences: {error}") from None
     return backends
+
+
+def _check_kind(operator: object) -> None:
+    """Raises TypeError unless this is an operator. People pass the part that they wrote, or its class."""
+    if hasattr(operator, "rounds") and not isinstance(operator, type):
+        return
+    kind = operator if isinstance(operator, type) else type(operator)
+    given = f"the class {kind.__name__}" if kind is operator else f"an object of {kind.__name__}"
+    hint = "check_operator(MessagePassing(None, aggregate, update, attention), width) with your part in its place"
+    if hasattr(kind, "reduce"):
+        hint = f"check_operator(MessagePassing(None, {kind.__name__}()), width)"
+    raise TypeError(f"check_operator takes an operator, which uses your part; got {given}: write {hint}")
 
 
 def _random_edges(count: int, first_dst: int, random: torch.Generator) -> Tensor:

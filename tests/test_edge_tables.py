@@ -81,7 +81,7 @@ def test_columns_are_named(tmp_path: Path, text: str, columns: tuple) -> None:
         ("ann,0\nbob,1\n", "line 1 of .* has 'ann' in place of a number"),
         ("0,1\0\n1,2\n", "line 1 of .* has a zero byte"),
         ("1_0,2\n", "line 1 of .* has '1_0' in place of a number"),
-        ("ann,bob\n", "at least one row"),
+        ("ann,bob\n", "may be a header or an edge of 'ann' and 'bob'"),
         ("", "at least one row"),
         ("0,1\n0.5,1\n", r"line 2 of .* must have whole numbers below 2\^53; got \[0.5, 1.0\]"),
         ("0,nan\n", "line 1 of .* has an edge without a source"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpnn import MessagePassing
-from mpnn.aggregate import segment_sum
+from mpnn.aggregate import Max, segment_sum
 from mpnn.attention import Additive, Attention, Degree, DotProduct
 from mpnn.graph import Graph
 from mpnn.graphs import from_edges
@@ -178,3 +178,18 @@ def test_an_aggregator_that_gives_numbers_to_silent_nodes_is_found_under_attenti
 
     with pytest.raises(AssertionError, match="does not get zeros"):
         check_operator(MessagePassing(None, one_more, None, DotProduct(8, 2)), width=8)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Max(), r"got an object of Max: write check_operator\(MessagePassing\(None, Max\(\)\), width\)"),
+        (Max, r"got the class Max: write check_operator\(MessagePassing\(None, Max\(\)\), width\)"),
+        (DotProduct(8, 2), r"got an object of DotProduct: write .*, update, attention\), width\) with your part"),
+        (MessagePassing, r"got the class MessagePassing: write"),
+        ("max", r"got an object of str: write"),
+    ],
+)
+def test_a_part_in_place_of_an_operator_is_refused_with_what_to_write(given: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        check_operator(given, 8)  # type: ignore[arg-type]

@@ -31,7 +31,16 @@ from mpnn.kernels.rows.reduce import LinearReduce, Reduction, RowSum
 from mpnn.kernels.rows.rows import Rows
 from mpnn.kernels.rows.spec import ACTIVATED, ADDITIVE, CONSTANT, DOT, NORMALIZERS
 from mpnn.round import Result, Round, reads
-from mpnn.round.needs import AGGREGATES, FLOATS, NAMES_OF_AGGREGATES as KINDS, NORMALIZED, first, has_own, on_edges
+from mpnn.round.needs import (
+    AGGREGATES,
+    FLOATS,
+    NAMES_OF_AGGREGATES as KINDS,
+    NORMALIZED,
+    first,
+    has_own,
+    name_of,
+    on_edges,
+)
 from mpnn.scores import AdditiveScore, AdditiveV2Score, Dot, LeakyReLU, slope_of
 
 NAME = "csr"
@@ -84,7 +93,7 @@ def _of_nodes(round: Round) -> dict[str, object]:
 
 def _why_not(aggregator: Any, needs_grad: bool) -> str | None:
     """The reason why there are no kernels for a user's aggregator, or None if there are."""
-    name = type(aggregator).__name__
+    name = name_of(aggregator)
     functions = {"combine": "two numbers", "gradient": "two numbers", "lift": "one number"}
     methods = {
         f"{function} of {name} must be a function of {what}: make it a staticmethod": inspect.ismethod(

@@ -21,7 +21,7 @@ from rich.table import Table
 from torch.optim import Optimizer
 
 from mpnn.cli import page, pictures
-from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, refuse, table, warn
+from mpnn.cli.console import console, exit_on_failure, exit_on_invalid_input, folder, memory, refuse, table, warn
 from mpnn.cli.expressions import imported
 from mpnn.cli.measure import backends, estimates
 from mpnn.cli.options import FILES, Defaults, Options, takes
@@ -380,7 +380,7 @@ def _candidates(contest: _Contest, expressions: Sequence[str], share: float) -> 
             )
             continue
         candidates.append(one)
-        cost = f"{one.seconds * 1e3:.1f} ms", f"{one.bytes / 1e6:.1f} MB"
+        cost = f"{one.seconds * 1e3:.1f} ms", memory(one.bytes)
         rows.append((one.graph, f"{one.edges:,}", f"{one.reach:.1%}", one.backend, *cost))
     if not candidates:
         raise ValueError("no graph is left to compare")

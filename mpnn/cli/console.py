@@ -126,6 +126,13 @@ def check_file(out: Path, suffixes: Sequence[str], what: str, force: bool) -> No
         refuse(f"{out} exists: name another file, or replace it with --force")
 
 
+def memory(size: float) -> str:
+    """Bytes as people read them: 12 kB, 3.4 MB."""
+    if size < 1e6:
+        return f"{size / 1e3:.0f} kB" if size >= 999.5 else f"{size:.0f} B"
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ("graph",)) -> Table:
     """A table whose columns are aligned to the right, but for those in `left`."""
     result = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))

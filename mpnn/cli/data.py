@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mpnn.cli.console import console, exit_on_invalid_input
+from mpnn.cli.console import console, exit_on_invalid_input, memory
 from mpnn.data import SOURCES, Source, locate
 from mpnn.data.locate import find
 
@@ -29,7 +29,7 @@ def list_datasets() -> None:
     for name, source in SOURCES.items():
         folder = find(name)
         where = str(folder) if folder else "can be downloaded" if _size(source) else "must be unpacked by hand"
-        size = f"{_size(source) / 1e6:.1f} MB" if _size(source) else ""
+        size = memory(_size(source)) if _size(source) else ""
         table.add_row(name, size, where)
     console.print(table)
 

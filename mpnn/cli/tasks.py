@@ -403,7 +403,7 @@ class Run(ABC):
             f"{self.graph.reach(self.layers):.1%}",
             self.backend,
             f"{self.history.seconds_per_step * 1e3:.0f} ms",
-            f"{self.saved_bytes / 1e6:.1f} MB",
+            console.memory(self.saved_bytes),
             self.result,
         )
 

@@ -481,7 +481,7 @@ def edge_table(
     table = read(header=has_header(names))
     ends = _end_names(table, edges, of_graphs)
     if not (len(table) or is_named or are_ends(",".join(ends))):
-        raise ValueError(f"{edges.path} must be a table with at least one row, or with a header of two ends")
+        raise doubtful_header(edges.path, ends) if table.header else ValueError(f"{edges.path} has no edge")
     if ids is None or not table.header:
         return table, ends
     if {*ends} & {*ids} and is_named:

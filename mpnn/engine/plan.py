@@ -85,7 +85,7 @@ class Plan:
             else:
                 lines.append(f"  {c.name:<{width}} {'-':>8}  {'-':>8}  no: {c.reason}")
         if self.slow:
-            lines.append(f"slow    it {self.slow}")
+            lines.append(f"slow    the round {self.slow}")
         if self.maps:
             lines.append(f"maps    {self.maps}")
         return "\n".join(lines)

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import torch
 
-from mpnn.aggregate import Function, Sum
+from mpnn.aggregate import Function, PerNode, Sum
 from mpnn.backends import csr
 from mpnn.engine.choice import Choice, refusal
 from mpnn.round import Round
@@ -21,7 +21,8 @@ _ATTENDING = 3.0
 _ADVICE = {
     "own score": "give the score a `lower()` that returns a Dot, an AdditiveScore or an AdditiveV2Score",
     "own activation": "use mpnn.scores.LeakyReLU or torch.tanh as the activation",
-    "own aggregate": "give the aggregator `combine`, `identity` and `gradient`, or `parts` that have kernels",
+    "own aggregate": "write the aggregator as an object with `combine`, `identity` and `gradient`, or with "
+    "`parts` that have kernels",
 }
 
 
@@ -41,8 +42,9 @@ def sentence(round: Round, choice: Choice) -> str:
     reason = refusal(csr, round) or "no kernel runs all of it"
     advice = _ADVICE[needs[0]] if needs else "mpnn.explain lists what each backend lacks"
     # A user cannot give the library's own aggregators a `combine`. Another aggregator is what helps.
-    if type(round.reduce).__module__ == Sum.__module__ and type(round.reduce) is not Function:
-        advice = "sum, mean, max, min, var, std and pna of these have kernels"
+    reduce = round.reduce.inner if isinstance(round.reduce, PerNode) else round.reduce
+    if type(reduce).__module__ == Sum.__module__ and type(reduce) is not Function:
+        advice = "use sum, mean, max, min, var, std or pna, which have kernels"
     return (
         f"runs as plain torch on edge lists, in about {seconds / fast:.0f} times the time of a kernel over as many "
         f"edges ({_shown(seconds)} instead of {_shown(fast)}): {reason}. To make it fast: {advice}"
@@ -71,7 +73,9 @@ def _kernels(round: Round) -> float:
 
 
 def _shown(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
 
 
 def estimated(choice: Choice) -> bool:

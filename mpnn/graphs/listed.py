@@ -59,8 +59,8 @@ def _listed(
         )
     if max(rows, num_src) > num_nodes:
         raise ValueError(
-            f"the graph has edges among {num_nodes} nodes, and there are {max(rows, num_src)}; pass a graph over "
-            "all, or a topology"
+            f"the graph has {num_nodes} nodes, and the text or image has {max(rows, num_src)}; pass a graph over all "
+            "of them, or a topology, which fits each length"
         )
     src, dst = np.asarray(sources, np.int64), np.asarray(destinations, np.int64)
     known = (src < num_src) & (dst < rows)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 
 import numpy as np
@@ -221,7 +222,7 @@ def _end_columns(
     for table in tables:
         ends = [table.names[k] for k in edge_columns(table, columns)]
         if not len(table) and not (columns or table.has_ends or are_ends(",".join(ends))):
-            raise ValueError(f"{path} must be a table with at least one row")
+            raise doubtful_header(path, ends) if table.header else ValueError(f"{path} has no edge")
         yield table, ends
 
 
@@ -246,8 +247,8 @@ def _has_header(
 def doubtful_header(path: Path, ends: Sequence[str]) -> ValueError:
     """The error about a first row of words that may be a header."""
     return ValueError(
-        f"the first line of {path} may be a header or an edge of {ends[0]!r} and {ends[1]!r}: name the columns "
-        "(--columns) if it is a header, and write a header above it if it is an edge"
+        f"the first line of {path} may be a header or an edge of {ends[0]!r} and {ends[1]!r}: name the columns, as in "
+        f"--columns {quote(','.join(ends))}, if it is a header; write a header above it if it is an edge"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from mpnn.aggregate import Composed, Max, Mean, Min, Sum, Var
+from mpnn.aggregate import Composed, Function, Max, Mean, Min, PerNode, Sum, Var
 from mpnn.graph.edge_tables import TABLES
 from mpnn.graph.relations import Offset
 from mpnn.scores import BUILT_IN, slope_of
@@ -104,12 +104,23 @@ def missing(round: Any, serves: frozenset[str], reasons: dict[str, str]) -> str 
     activation = getattr(round.score, "activation", None)
     names = {
         "{score}": type(round.score).__name__,
-        "{aggregate}": type(round.reduce).__name__,
+        "{aggregate}": name_of(round.reduce),
         "{activation}": getattr(activation, "__name__", type(activation).__name__),
     }
+    if is_composed(round.reduce) and need in AGGREGATES:
+        sentence = f"it cannot aggregate messages by {name_of(round.reduce)}, which has the part {need}"
     for name, value in names.items():
         sentence = sentence.replace(name, value)
     return sentence
+
+
+def name_of(aggregator: Any) -> str:
+    """Returns the name of an aggregator in messages: that of a user's function, or else that of the class."""
+    if isinstance(aggregator, PerNode):
+        return name_of(aggregator.inner)
+    if isinstance(aggregator, Function):
+        return getattr(aggregator.function, "__name__", type(aggregator.function).__name__)
+    return type(aggregator).__name__
 
 
 def first(reasons: Mapping[str, object]) -> str | None:

@@ -17,10 +17,11 @@ from typer.testing import CliRunner, Result
 
 import mpnn.cli
 from mpnn import graphs, models
-from mpnn.cli import app as commands, data, demo, drawing, pictures, recall, tasks
+from mpnn.cli import app as commands, data, demo, drawing, graph_run, pictures, recall, tasks
 from mpnn.cli.app import app, load, paragraphs
-from mpnn.cli.console import console
+from mpnn.cli.console import console, memory
 from mpnn.cli.measure import backends, bytes_for_backward, estimates
+from mpnn.cli.tasks import Nodes
 from mpnn.data import SOURCES, Characters
 from mpnn.data.locate import find
 from mpnn.distributed import Part
@@ -75,6 +76,21 @@ def test_the_help_of_mpnn_lists_every_command_by_its_first_sentence() -> None:
 
 
 @pytest.mark.slow
+def test_the_help_of_train_states_defaults_that_depend_on_the_data() -> None:
+    text = " ".join(re.sub("[│╭╮╰╯─]", " ", run("train", "--help").stdout).split())
+    assert "for tables the links of --edges, or knn(8) for nodes without --edges" in text
+    for known, name in ((Nodes.digits(), "nodes"), (Nodes.cora(), "cora")):
+        assert re.search(rf"learning rate; .*?{name} (is )?{known.lr}\b", text), name
+    assert f"for graphs of your own {graph_run._RATE}" in text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (999, "999 B"), (12_345, "12 kB"), (1_249_000, "1.2 MB"), (3.21e9, "3.2 GB")]
+)
+def test_memory_has_a_unit_that_fits(size: float, text: str) -> None:
+    assert memory(size) == text
+
+
 def test_help_imports_no_extras() -> None:
     script = "import runpy, sys; sys.argv = ['mpnn', '--help']\n" + (
         "try: runpy.run_module('mpnn', run_name='__main__')\n"

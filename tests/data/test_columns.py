@@ -10,6 +10,7 @@ import torch
 
 from mpnn.data import DamagedFile, graph_tables, node_tables
 from mpnn.data.tables import EdgeFile, node_inputs
+from mpnn.graphs.tables import edge_chunks
 
 NODES = (
     "id,age,member,since,city,club,split\n"
@@ -215,8 +216,12 @@ def test_a_header_alone_is_no_edges(nodes: Path) -> None:
     data = read(nodes, edges=str(path), missing="mean")
     assert data.edge_index.shape == (2, 0)
     path.write_text("x y,z\n")
-    with pytest.raises(DamagedFile, match="must be a table with at least one row, or with a header of two ends"):
+    with pytest.raises(DamagedFile, match=r"may be a header or an edge .* as in --columns 'x y,z', if it is a header"):
         read(nodes, edges=path, missing="mean")
+    with pytest.raises(ValueError, match="may be a header or an edge of 'x y' and 'z'"):
+        next(edge_chunks(path))
+    data = read(nodes, edges=EdgeFile(path, columns=["x y", "z"]), missing="mean")
+    assert data.edge_index.shape == (2, 0)
 
 
 def test_graphs_for_training_decide_the_columns_of_their_nodes(tmp_path: Path) -> None:

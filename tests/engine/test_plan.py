@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,9 +10,9 @@ import torch
 
 import mpnn
 from mpnn import Graph, MessagePassing, engine, explain, graphs, ops
-from mpnn.aggregate import Index, segment_sum
+from mpnn.aggregate import Composed, Index, Max, Min, aggregator, per_node, segment_sum
 from mpnn.attention import Additive, DotProduct
-from mpnn.backends import BACKENDS, csr
+from mpnn.backends import BACKENDS, csr, dense
 from mpnn.backends.cost_model import Estimate
 from mpnn.engine import choice, plan as plans, slowness
 from mpnn.engine.plan import Candidate, Plan, Refused, choose, plan, refusal as why_not
@@ -71,8 +71,8 @@ def test_every_backend_says_why_or_how_long(capsys: pytest.CaptureFixture[str]) 
             assert candidate.bytes >= 0
         else:
             assert f"no: {candidate.reason}" in printed
-    (dense,) = [c for c in found.candidates if c.name == "dense"]
-    assert dense.reason == "it does not compute additive scores"
+    (of_dense,) = [c for c in found.candidates if c.name == "dense"]
+    assert of_dense.reason == "it does not compute additive scores"
 
 
 def test_explain_takes_what_a_call_takes() -> None:
@@ -245,7 +245,7 @@ def test_what_is_slow_says_so_once_and_explain_always(capsys: pytest.CaptureFixt
         MessagePassing(graphs.window(16), own, None, None)(x)
         MessagePassing(graph, "max", None, None)(x)
         MessagePassing(graphs.window(1), own, None, None)(x[:50])
-    assert "slow    it runs as plain torch on edge lists" in str(explain(op, x))
+    assert "slow    the round runs as plain torch on edge lists" in str(explain(op, x))
     assert explain(MessagePassing(graph, "max", None, None), x).slow == ""
     capsys.readouterr()
     small = graphs.window(1)
@@ -321,7 +321,7 @@ def test_the_text_of_a_plan() -> None:
         "  as_fast     1.00 ms       0 B  would run, but is estimated slower",
         "  edge_list    3.00 s    5.0 TB  would run, but is estimated slower",
         "  dense             -         -  no: it lacks something",
-        "slow    it runs slowly",
+        "slow    the round runs slowly",
         "maps    two by torch",
     ]
     assert str(FOUND).splitlines() == lines
@@ -416,7 +416,7 @@ def test_from_which_time_on_a_round_is_slow(seconds: float, text: str, monkeypat
     assert bool(found) == bool(text)
     assert re.search(text, found)
     if found:
-        assert found.endswith("To make it fast: sum, mean, max, min, var, std and pna of these have kernels")
+        assert found.endswith("To make it fast: use sum, mean, max, min, var, std or pna, which have kernels")
     assert slowness.sentence(given, choice.Choice(by, (), None)) == ""
     assert slowness.sentence(given, choice.Choice(csr, (), Estimate(seconds, 0.0))) == ""
     assert slowness.sentence(given.with_fields(return_state=True), choice.Choice(by, (), Estimate(9.0, 0.0))) == ""
@@ -446,3 +446,22 @@ def test_short_rounds_do_not_warn(seconds: float, monkeypatch: pytest.MonkeyPatc
             slowness.warn(given, choice.Choice(csr, (), Estimate(seconds, 0.0)))
         assert len(caught) == expected
     slowness.warn(given, choice.Choice(csr))
+
+
+def test_reasons_name_a_user_s_aggregator() -> None:
+    class Range(Composed):
+        parts = (Max(), Min())
+
+        def compose(self, results: Sequence[torch.Tensor], degree: torch.Tensor) -> torch.Tensor:
+            return results[0] - results[1]
+
+    def longest(messages: torch.Tensor, index: Index) -> torch.Tensor:
+        return Max().reduce(messages, index)
+
+    attended = replace(request(graphs.causal(), 8), reduce=Range())
+    assert why_not(dense, attended) == "it cannot aggregate messages by Range, which has the part max"
+    for own in (longest, per_node(longest)):
+        summed = replace(request(graphs.causal(), 8), score=None, normalize="none", reduce=aggregator(own))
+        assert why_not(csr, summed) == "longest has no combine(a, b)"
+        attended = replace(attended, reduce=aggregator(own))
+        assert (why_not(dense, attended) or "").endswith("and not longest")

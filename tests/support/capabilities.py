@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mpnn import engine, graphs
-from mpnn.aggregate import SUM, aggregator
+from mpnn.aggregate import SUM, Index, aggregator
 from mpnn.backends import BACKENDS, Backend, csr, scatter, tiles
 from mpnn.engine import plan
 from mpnn.engine.rewrites.prepare import lower_score
@@ -191,6 +191,11 @@ def own_score(graph: Graph, score: type[Distance]) -> Round:
     return replace(plain, score=score(plain.score.query, plain.score.key))
 
 
+def sum_of_doubled(messages: Tensor, index: Index) -> Tensor:
+    """An aggregator that is a user's function."""
+    return aggregator("sum").reduce(2 * messages, index)
+
+
 def aggregation(graph: Graph, reduce: str = "sum", weighted: bool = False) -> Round:
     """Aggregation of features [2, N_src, 1, F] as by `ops.aggregate`."""
     bias = (leaf(graph.num_edges, 1),) if weighted else ()
@@ -293,9 +298,7 @@ REQUESTS: dict[str, Callable[[Graph], Round]] = {
         for reduce in ("sum", "mean", "max", "min", "var", "std", "median", "softmax", "powermean", "pna")
     },
     "aggregation: max, without gradients": lambda g: converted(aggregation(g, "max"), Tensor.detach),
-    "aggregation: own function": lambda g: replace(
-        aggregation(g), reduce=aggregator(lambda m, index: aggregator("sum").reduce(2 * m, index))
-    ),
+    "aggregation: own function": lambda g: replace(aggregation(g), reduce=aggregator(sum_of_doubled)),
     **{
         f"weighted aggregation: {reduce}": lambda g, reduce=reduce: aggregation(g, reduce, weighted=True)
         for reduce in ("sum", "mean", "max")

@@ -76,12 +76,16 @@ class Decoder(Model):
             float [B, N, vocabulary].
 
         Raises:
-            TypeError: if `tokens` is floating point.
-            ValueError: if a node of `graph` attends to a later one, if `lengths` do not sum to N, or if `cache` is
-                combined with `graph` or `lengths`.
+            TypeError: if `tokens` is floating point, `cache` is a graph, or `graph` is neither a topology nor a graph.
+            ValueError: if `graph` has another number of nodes, if one of its nodes attends to a later one, if
+                `lengths` do not sum to N, or if `cache` is combined with `graph` or `lengths`.
         """
         if tokens.is_floating_point():
             raise TypeError(f"tokens must be integers [B, N]; got {tokens.dtype} of shape {list(tokens.shape)}")
+        if isinstance(cache, (Topology, Graph)):
+            raise TypeError(f"the second argument is the cache; got {cache}: write model(tokens, graph=...)")
+        if graph is not None:
+            self._check_graph(graph, tokens.shape[-1], lengths)
         if cache is not None:
             check_continuation(graph, lengths)
         packing = None if lengths is None else self._documents(tokens, lengths)
@@ -149,6 +153,20 @@ class Decoder(Model):
         if longest > self.context:
             raise ValueError(f"got a document of {longest} tokens, but this model was made with context={self.context}")
         return packing
+
+    def _check_graph(self, graph: Topology | Graph, count: int, lengths: Sequence[int] | None) -> None:
+        """Raises TypeError or ValueError unless the graph of a call fits its `count` tokens."""
+        if isinstance(graph, Topology):
+            return
+        if not isinstance(graph, Graph):
+            raise TypeError(f"graph must be a Topology, such as causal() & window(16), or a Graph; got {graph!r}")
+        # A process of several has a part of the tokens. Packed documents have a message of their own.
+        if lengths is None and active() is None and not graph.num_dst == graph.num_src == count:
+            own = ", ".join(dict.fromkeys(str(layer.graph) for layer in self.layers))
+            raise ValueError(
+                f"got {graph} for texts of {count} tokens, each of which is a node: pass a Graph of {count} nodes, or "
+                f"a Topology, which fits each length. Without graph=, the model uses its own topology, {own}"
+            )
 
     def _bind(self, tokens: Tensor, graph: Topology | Graph | None, packing: Packing | None) -> Bind:
         """Returns the map from the topology of a layer to its graph in one call."""

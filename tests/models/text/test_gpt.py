@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpnn import Graph
 from mpnn.graphs import causal, complete, documents, global_nodes, prefix, window
 from mpnn.models import GPT
 
@@ -66,3 +67,19 @@ def test_generation_leaves_the_model_in_training() -> None:
     model = small()
     model.generate(tokens(1, 5), 2)
     assert model.training
+
+
+def test_a_graph_of_another_size_is_refused_in_terms_of_tokens() -> None:
+    model = small(causal() & window(4))
+    graph: Graph = causal().bind(9)
+    for call in (lambda: model(tokens(), graph=graph), lambda: model.loss(tokens(), tokens(), graph=graph)):
+        with pytest.raises(
+            ValueError, match=r"for texts of 24 tokens.* pass a Graph of 24 nodes, or a Topology"
+        ) as info:
+            call()
+        assert str(info.value).endswith(f"the model uses its own topology, {causal() & window(4)}")
+    assert model(tokens(2, 9), graph=graph).shape == (2, 9, 11)
+    with pytest.raises(TypeError, match=r"graph must be a Topology, such as .*, or a Graph; got 'causal'"):
+        model(tokens(), graph="causal")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"the second argument is the cache; .* write model\(tokens, graph=\.\.\.\)"):
+        model(tokens(2, 9), graph)  # type: ignore[arg-type]
