@@ -213,7 +213,7 @@ def _counts_of_pairs(facts: _Facts) -> dict[str, float]:
             operations["capped pair"] = pairs
     else:
         kind = kind_of(round.value.dtype)
-        if parts is None and not facts.biased and facts.shape == "causal":
+        if facts.shape == "causal" and not facts.biased:
             # blocks of sources on the diagonal are computed in full
             pairs *= 0.5 + min(0.5, (32 if on_cuda else 256) / max(graph.num_src, 1))
         operations |= {f"{kind}pair": pairs, f"{kind}number": pairs * width}
@@ -511,6 +511,9 @@ def _bias(facts: _Facts, block: _Block, q: Tensor) -> Tensor | None:
     keys = cast(EmbeddingTable | None, facts.score.edge_key)
     parts = []
     same_rule = []
+    dst_bias, src_bias = round.node_biases()
+    if dst_bias is not None and src_bias is not None:  # their sum first: of two large numbers it may be a small one
+        parts.append(_of_block(dst_bias, block.dst)[..., None] + _of_block(src_bias, block.src)[..., None, :])
     for bias in round.bias:
         if keys is not None and isinstance(bias, EmbeddingTable) and bias.relation == keys.relation:
             same_rule.append(bias.table.to(round.accumulate_dtype))
@@ -520,9 +523,6 @@ def _bias(facts: _Facts, block: _Block, q: Tensor) -> Tensor | None:
         scaled = facts.score.scale * q.to(round.accumulate_dtype)
         products = pair_tables.products(scaled, keys.table.to(round.accumulate_dtype), total(same_rule))
         parts.append(_select(products, cast(Relation, keys.relation), round.graph, block))
-    dst_bias, src_bias = round.node_biases()
-    if dst_bias is not None and src_bias is not None:  # their sum first: of two large numbers it may be a small one
-        parts.insert(0, _of_block(dst_bias, block.dst)[..., None] + _of_block(src_bias, block.src)[..., None, :])
     return total(parts)
 
 

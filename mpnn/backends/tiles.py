@@ -180,20 +180,15 @@ def _table(round: Round, room: int = 0) -> Tensor | None:
     The look-up is `F.embedding`, whose gradient has the same bits in each run on CUDA, unlike that of `index_select`.
     """
     graph = round.graph
-    biases = [b for b in round.bias if _by_offset(b)]
+    biases: list[Any] = [b for b in round.bias if _by_offset(b)]
     if not biases:
         return None
     offsets = graph.num_dst + graph.num_src - 1 + room
     i = torch.arange(offsets, device=graph.device) - (graph.num_src - 1) + graph.shift
     zero = torch.zeros((), dtype=torch.int64, device=graph.device)
-    by_index = total(
-        [
-            F.embedding(b.relation.ids(i, zero), b.table.to(round.accumulate_dtype))
-            for b in biases
-            if isinstance(b, EmbeddingTable) and b.relation
-        ]
-    )
-    return None if by_index is None else by_index.expand(-1, round.heads).T.contiguous()
+    by_index = total([F.embedding(b.relation.ids(i, zero), b.table.to(round.accumulate_dtype)) for b in biases])
+    assert by_index is not None
+    return by_index.expand(-1, round.heads).T.contiguous()
 
 
 def _with_batch(x: Tensor) -> Tensor:

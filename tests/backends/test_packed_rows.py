@@ -1,5 +1,6 @@
 """Rows of a graph as groups, and attention within them, as torch's flash kernel computes it on CUDA."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -109,13 +110,52 @@ def test_cliques_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_groups_have_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("batch", [(), (3,)], ids=str)
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, ""), (torch.bfloat16, "narrow ")], ids=str)
+def test_groups_have_a_price(
+    name: str, batch: tuple[int, ...], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dense.varlen, "runs_here", lambda *_: True)
-    x = torch.randn(28, 2, 8, requires_grad=True)
-    estimates = [
-        dense.estimate(Round(GRAPHS[name], x, Dot(x, x, 0.3))) for name in ("padded texts", "padding on both sides")
-    ]
-    assert all(0 < estimate.seconds < 1e-2 for estimate in estimates)
+    monkeypatch.setattr(dense, "_TILE", 2)
+    graph = Graph.from_runs(GRAPHS[name].runs)
+    query, x = (torch.zeros(*batch, n, 2, 8, dtype=dtype) for n in (graph.num_dst, graph.num_src))
+    round = Round(graph, x, Dot(query, x, 0.3))
+    groups = row_groups(graph)
+    assert groups is not None
+    pairs = copied = 0.0
+    for group in groups:
+        for num_dst, num_src in zip(group.num_dst.tolist(), group.num_src.tolist(), strict=True):
+            pairs += math.ceil(num_dst / 2) * 2 * num_src * (0.5 if group.is_causal else 1)
+        copied += sum(len(nodes) for nodes in (group.dst, group.src) if nodes is not None)
+    heads = 2 * math.prod(batch)
+    shape = "packed " if kind and name not in ("complete", "one node") else ""
+    assert dense._bytes(dense._Facts(round)) == copied * heads * 8 * dtype.itemsize
+    assert dense.counts(round) == {
+        "call": 1,
+        "size call": len(groups) - 1,
+        f"{kind}{shape}pair": pairs * heads,
+        f"{kind}number": pairs * heads * 8,
+        "clique number": copied * heads * 8,
+    }
+    assert kind or 0 < dense.estimate(round).seconds < 1e-2
+
+
+def test_which_rounds_run_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense.varlen, "runs_here", lambda *_: True)
+    graph = GRAPHS["documents"]
+    x, none, one_head = torch.zeros(2, 8, 2, 8), torch.zeros(0, 8, 2, 8), torch.zeros(2, 8, 1, 8)
+    rounds = {
+        "plain": Round(graph, x, Dot(x, x, 0.3)),
+        "shared heads": Round(graph, one_head, Dot(x, one_head, 0.3)),
+        "other heads": Round(graph, one_head, Dot(x, x, 0.3)),
+        "a bias": Round(graph, x, Dot(x, x, 0.3), bias=(torch.zeros(graph.num_edges, 2),)),
+        "softcap": Round(graph, x, Dot(x, x, 0.3, softcap=1.0)),
+        "no scale": Round(graph, x, Dot(x, x, 0.0)),
+        "a negative scale": Round(graph, x, Dot(x, x, -0.3)),
+        "no entries": Round(graph, none, Dot(none, none, 0.3)),
+    }
+    assert [name for name, round in rounds.items() if dense._Facts(round).groups is not None] == list(rounds)[:2]
 
 
 @pytest.mark.parametrize(
