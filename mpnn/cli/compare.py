@@ -80,15 +80,15 @@ def compare(
         typer.Option(
             "--hf",
             metavar="PATH_OR_ID",
-            help="A language model of transformers: its perplexity on the text under each graph, without training. "
-            "It takes --graphs, --file and --context.",
+            help="A language model of transformers. Compares its perplexity on the text over each graph, without "
+            "training. Only --graphs, --file and --context apply.",
         ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="For all training steps: 90s, 10m or 1h. Validations come on top.",
+            help="Time of all training steps together: 90s, 10m or 1h. Validations take more time.",
             show_default=_BUDGET,
         ),
     ] = None,
@@ -110,14 +110,16 @@ def compare(
     """Find out which graph suits your data: train one model over several graphs, and compare them at equal time and at
     equal steps.
 
-    Weights start the same and batches are the same; only the graph differs,
-    and the attention or model where one is named.
-    Each graph keeps the best of three learning rates; then all seeds train,
-    and after each round the worse half of the graphs drops out. The learning
-    rate does not decay, so a longer mpnn train reaches lower losses.
+    All trainings begin with the same weights and read the same batches. Only
+    the graph differs, and the attention or model if --graphs names one.
+    Each graph tries three learning rates and keeps the best one. Then it
+    trains with each seed, and after each round the worse half of the graphs
+    drops out. The learning rate does not decay here. In mpnn train it decays
+    for text, so mpnn train may reach a lower loss.
 
-    The command prints what each graph costs, the results and a verdict with
-    its uncertainty, and writes compare.json, index.html and two pictures.
+    The command prints the cost of each graph, the results, the best graph and
+    how certain that is, and the mpnn train command for this graph. It writes
+    compare.json, index.html and two pictures.
     \b
     Examples:
       mpnn compare --file novel.txt --budget 10m

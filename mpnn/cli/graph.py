@@ -25,7 +25,8 @@ def graph(
     n: Annotated[int, typer.Option("--n", help="Number of nodes (destinations, which receive messages).")] = 64,
     num_src: NumSrc = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also draw it to this file (.png, .svg, .pdf).", dir_okay=False)
+        Path | None,
+        typer.Option("--out", "-o", help="Also write the picture to this file (.png, .svg, .pdf).", dir_okay=False),
     ] = None,
     force: Force = False,
 ) -> None:
@@ -50,7 +51,7 @@ def graph(
       mpnn graph "bigbird(block=16)" --n 1024
       mpnn graph complete --n 10 --num-src 77
 
-    A file of edges becomes a graph larger than memory by [bold]mpnn graph convert[/bold].
+    [bold]mpnn graph convert[/bold] turns a file of edges into a graph that may be larger than memory.
     """
     with exit_on_invalid_input():
         if out is not None:

@@ -97,8 +97,8 @@ class Options:
 
     task: str | None = _option(
         Task,
-        "A GPT on characters (text), a GAT on nodes (cora, digits), or which links of --edges are missing (links). "
-        "Default: text, unless --nodes are given.",
+        "What to learn: a GPT learns the characters of a text (text), a GAT classifies nodes (cora, digits), and links "
+        "predicts the missing links of --edges. Default: text, unless --nodes are given.",
     )
     graph: str | None = _option(
         str,
@@ -110,14 +110,14 @@ class Options:
     steps: int | None = _option(int, "Training steps (text, graphs, links) or epochs (nodes).", _STEPS)
     attention: str | None = _option(
         str,
-        "dot, additive or linear; over causal alone retention, gated, state_space or delta.",
+        "dot, additive or linear; with --graph causal also retention, gated, state_space or delta.",
         _TEXT,
         metavar="NAME",
     )
     model: str | None = _option(
         NodeModel,
-        "The network of nodes; of links lightgcn, rgcn (the default with --relation) or embeddings, which pass no "
-        "messages.",
+        "The network. For nodes and graphs, one of the first seven. For links, lightgcn, rgcn (the default with "
+        "--relation) or embeddings, which passes no messages.",
         _NODE,
     )
     readout: str | None = _option(
@@ -127,7 +127,7 @@ class Options:
     )
     aggregate: str | None = _option(
         str,
-        "How messages are combined: sum, mean, max, ... For nodes, --model sage and gnn have it.",
+        "How messages are combined: sum, mean, max, ... For nodes, only --model sage and gnn have this option.",
         _MODEL,
         metavar="NAME",
     )
@@ -139,10 +139,12 @@ class Options:
     )
     device: str | None = _option(str, "Device of the model, such as cpu or cuda.", _STEPS)
     seed: int | None = _option(int, "Random seed of weights and batches.", _STEPS)
-    text: str | None = _option(TextName, "Which text.", _TEXT)
+    text: str | None = _option(TextName, "A built-in text: Python's manual (pydoc), or Shakespeare.", _TEXT)
     file: str | None = _option(Path, "Your own text file (UTF-8), instead of --data.", _TEXT, dir_okay=False)
     context: int | None = _option(int, "Number of characters that the model reads at a time.", _TEXT)
-    dim: int | None = _option(int, "Width of the model. The default for nodes is that of the model's paper.", _MODEL)
+    dim: int | None = _option(
+        int, "Width of the model. For nodes, the default is the width in the paper of --model.", _MODEL
+    )
     heads: int | None = _option(int, "Attention heads; must divide --dim.", _MODEL)
     layers: int | None = _option(int, "Number of layers.", _MODEL)
     batch: int | None = _option(int, "Crops of text, graphs, or links, per step.", _STEPS)
@@ -160,8 +162,8 @@ class Options:
     )
     fanouts: str | None = _option(
         str,
-        "For many links: how many in-neighbors each layer receives from in a step, a random sample, -1 for all. "
-        "Default: a step computes all links.",
+        "For many links: a step samples K in-neighbors of each node, with one K for each layer; -1 takes all. Default: "
+        "a step computes all links.",
         _LINKS,
         metavar="K,K,...",
     )
@@ -170,8 +172,9 @@ class Options:
     )
     time: str | None = _option(
         str,
-        "The column of --edges with times, numbers or dates such as 2026-11-28: training has the earliest links, the "
-        "test the last tenth. Without it, a column split (train, val, test) of --edges decides, or chance.",
+        "The column of --edges with times: numbers, or dates such as 2026-11-28. The earliest links are for training, "
+        "the last tenth for the test. Without --time, a column split (train, val, test) of --edges decides, or else "
+        "chance.",
         _LINKS,
         metavar="COLUMN",
     )
@@ -183,34 +186,37 @@ class Options:
     )
     decoder: str | None = _option(
         Decoder,
-        "What scores a pair: inner (an inner product), distmult or complex (with a vector for each relation). Default: "
-        "inner; complex for --relation and --directed; distmult for relations between two sets.",
+        "What scores a pair: inner (an inner product), distmult or complex (both with a vector for each relation). "
+        "Default: inner; with --relation or --directed complex; for relations between two sets distmult.",
         _LINKS,
     )
     nodes: str | None = _option(
         Path,
-        "Your own nodes: a row of features for each (.npy, Parquet, or text such as CSV and TSV). A column id names "
-        "them. Or a graph with its edges: GraphML, GEXF, GML, DOT, JSON.",
+        "Your own nodes: a table with a row of features for each node (.npy, Parquet, or text such as CSV and TSV). A "
+        "column id names the nodes. Or a file with nodes and edges: GraphML, GEXF, GML, DOT, JSON.",
         _OWN,
         flags=("--nodes", "--features"),
         dir_okay=False,
     )
     dst_nodes: str | None = _option(
         Path,
-        "The features of the second set of nodes, where --columns name two, such as users and items; --nodes then are "
-        "the first.",
+        "The features of the second set of nodes, if there are two sets, such as users and items; --nodes then has "
+        "those of the first set.",
         _LINKS,
         dir_okay=False,
     )
     graph_table: str | None = _option(
         Path,
-        "A row for each of many graphs, to learn something of each: a column id names it. --nodes and --edges then "
-        "have a column graph.",
+        "A table with a row for each of many graphs, to learn something of each graph. Its column id names the graphs; "
+        "--nodes and --edges then have a column graph.",
         _OWN,
         dir_okay=False,
     )
     labels: str | None = _option(
-        Path, "A table of what to learn, unless columns of --nodes are: by id, or in their order.", _OWN, dir_okay=False
+        Path,
+        "A table with the columns to learn, if --nodes lacks them. Its rows have an id, or the order of --nodes.",
+        _OWN,
+        dir_okay=False,
     )
     target: str | None = _option(
         str,
@@ -223,18 +229,21 @@ class Options:
     )
     edges: str | None = _option(
         Path,
-        "Their links: two ids, or node numbers from 0, a row; or MatrixMarket. Without links, --graph is knn(8).",
+        "The links between the nodes: a table whose rows have two ids, or two node numbers from 0; or MatrixMarket.",
         _OWN,
         dir_okay=False,
     )
     columns: str | None = _option(
-        str, "The two columns of --edges, by name or by number from 0, if it has more.", _READ, metavar="SRC,DST"
+        str,
+        "The source and the destination in --edges, by name or by number from 0, if there are more columns.",
+        _READ,
+        metavar="SRC,DST",
     )
     weights: str | None = _option(
         str, "The column of --edges with weights, which may be negative.", _OWN, metavar="COLUMN"
     )
     directed: bool | None = _option(
-        bool, "Edges count from source to destination only, not in both directions.", _READ, flags=("--directed",)
+        bool, "Edges count only from source to destination. Default: in both directions.", _READ, flags=("--directed",)
     )
     first: int | None = _option(
         int, "The number of the first node in --edges, 0 or 1, where nodes have no ids.", _READ, min=0, max=1
@@ -246,7 +255,7 @@ class Options:
         _READ,
         dir_okay=False,
     )
-    ignore: str | None = _option(str, "Columns of --nodes that are no features.", _READ, metavar="COLUMN,...")
+    ignore: str | None = _option(str, "Columns of --nodes that are not features.", _READ, metavar="COLUMN,...")
     edge_features: str | None = _option(
         str,
         "Columns of --edges that are features, for gat, gatv2, gin and transformer.",
@@ -255,27 +264,28 @@ class Options:
     )
     repeats: str | None = _option(
         Repeats,
-        "Rows of --edges that are one edge: the first counts, or their weights and features are added up (without "
-        "either, the weight of an edge is the number of its rows). Default: equal rows count once, and others are "
-        "refused.",
+        "If several rows of --edges link the same two nodes: first keeps the first row; sum adds up their weights and "
+        "features (without either, the weight of an edge is the number of its rows); refuse, the default, refuses rows "
+        "that differ, and counts equal rows once.",
         _READ,
     )
     categories: str | None = _option(
         str,
         "Features that are categories: words, or whole numbers that only name something, such as an element. Each "
-        "value that rows for training have becomes a column of ones and zeros.",
+        "value in rows for training becomes a column of ones and zeros.",
         _READ,
         metavar="COLUMN,...",
     )
     missing: str | None = _option(
         Missing,
-        "Empty cells in features: refuse them; put the mean of rows for training there, of a category the share of "
-        "each value; or also add an indicator, a column that says where. Default: refuse.",
+        "What to do with empty cells in features: refuse, the default, stops with an error; mean fills them with the "
+        "mean over rows for training, and those of a category with the share of each value; indicator also does this, "
+        "and adds a column that says where cells were empty.",
         _READ,
     )
     scale: bool | None = _option(
         bool,
-        "Subtract from numbers and dates their mean, and divide by their standard deviation, over rows for training.",
+        "Subtract from numbers and dates their mean over rows for training, and divide by their standard deviation.",
         _READ,
         flags=("--scale",),
     )

@@ -32,37 +32,43 @@ def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", file_okay=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="The table to write.")] = Path("predictions.csv"),
     nodes: Annotated[
-        Path | None, typer.Option(help="Other nodes, with the features of the run's; their targets are not read.")
+        Path | None, typer.Option(help="Other nodes, with the same columns of features. Their targets are not read.")
     ] = None,
     edges: Annotated[
         Path | None,
-        typer.Option(help="The edges of these nodes. Default: the run's graph, if they are the run's nodes."),
+        typer.Option(
+            help="The edges of the nodes in --nodes. Default: the run's edges, if the nodes are those of the run."
+        ),
     ] = None,
     graph_table: Annotated[
         Path | None,
-        typer.Option(help="Other graphs, of a run with --graph-table; also name their --nodes and --edges."),
+        typer.Option(help="Other graphs, for a run with --graph-table. Also pass their --nodes and --edges."),
     ] = None,
     pairs: Annotated[
         Path | None,
-        typer.Option(help="Pairs to score, of a run with --task links: the columns of its --edges, without times."),
+        typer.Option(
+            help="Pairs to score, for a run with --task links: a table with the columns of --edges, without times."
+        ),
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(help="The encoding of these files. Default: that of the run's.", metavar="NAME")
+        str | None,
+        typer.Option(help="The encoding of these files. Default: the one in the run's options.", metavar="NAME"),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Write what a model of nodes, graphs or links that mpnn train saved says about each of them.
+    """Write the predictions of a model of nodes, graphs or links, which mpnn train saved, to a table.
 
-    The table has a row for each node, or graph: its id (or its number from 0), then the
-    most likely class and the probability of each class; for several labels, 0
-    or 1 for each and their probabilities; for regression, the numbers.
+    For nodes and graphs, the table has a row for each: its id (or its number
+    from 0), then the most likely class and the probability of each class; for
+    several labels, 0 or 1 for each label and their probabilities; for
+    regression, the numbers.
 
-    For links, it has a row for each of --pairs: its nodes (and relation), the
-    score, p (the probability of a link if half of all pairs had one), the rank
-    of the second node among all that have no known link with the first (1: the
-    best), and known: the part of the run's links that the pair is in (train,
-    val, test), or nothing. Messages pass along the
-    links for training only, as mpnn eval measures it.
+    For links, the table has a row for each pair in --pairs: its nodes (and
+    relation), the score, and p, the probability of a link if half of all pairs
+    are links. Then follow the rank of the second node among all nodes without
+    a known link to the first (1 is the best), and known: train, val or test if
+    the pair is a link of the run, else empty. As in mpnn eval, messages pass
+    only along the links for training.
     \b
     Examples:
       mpnn predict runs/train -o predictions.csv

@@ -49,7 +49,7 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Continue the run in --out from its checkpoint, or start if there is none. Repeat the same options.",
+            help="Continue the run in --out from its checkpoint, or start if it has none. Repeat the same options.",
             rich_help_panel=_CONTINUE,
         ),
     ] = False,
@@ -66,10 +66,10 @@ def train(
     """Train a model over a graph of your choice, print a table of results, and save the model and pictures.
 
     The command writes the model (config.json and model.safetensors, as
-    save_pretrained does), for text also characters.txt (the vocabulary in the
-    order of its numbers), for nodes and links nodes.json (their ids, the
-    features, and what outputs mean), graph.png, curves.png and run.json (the
-    settings and the result). Only --force overwrites a finished run.
+    save_pretrained does), graph.png, curves.png and run.json (the settings and
+    the result). For text it also writes characters.txt (the characters in the
+    order of their numbers), for tables nodes.json (the ids, the features, and
+    what outputs mean). Only --force overwrites a finished run.
 
     Ctrl-C stops a run after the current step, and saves a checkpoint and, in
     the folder "stopped", the model of the best validation so far. After a
