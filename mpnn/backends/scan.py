@@ -187,7 +187,7 @@ def _run_prefixes(round: Round) -> Result:
     x = round.value.to(round.accumulate_dtype).movedim(-3, 0)
     lengths = _documents(round.graph)
     if lengths is not None:
-        out = torch.cat([of_prefixes(part) for part in x.flatten(1).split(lengths or [0])])
+        out = torch.cat([of_prefixes(part) for part in x.flatten(1).split(lengths)])
     else:
         graph = round.graph
         count = graph.cached("lengths of prefixes", lambda: torch.from_numpy(graph.runs.degree()))
@@ -300,7 +300,7 @@ def _documents(graph: Graph) -> list[int] | None:
 @cached_on_graph
 def _is_of_prefixes(graph: Graph) -> bool:
     """Whether each destination attends to the first sources, some number of them: `prefix(k)`, `causal()`."""
-    return graph.num_src > 0 and graph.runs.most_runs <= 1 and not graph.runs.start.any()
+    return graph.num_src > 0 and not graph.runs.start.any()
 
 
 @cached_on_graph

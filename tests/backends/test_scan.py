@@ -192,6 +192,8 @@ def test_a_short_convolution_counts_each_number_of_its_radius() -> None:
     ("graph", "expected"),
     [
         (graphs.complete().bind(5, 3), True),
+        (graphs.complete().bind(5, 1), True),
+        (graphs.complete().bind(5, 0), False),
         (graphs.causal().bind(5), True),
         ((graphs.causal() - graphs.identity()).bind(5), True),
         (graphs.prefix(2).bind(5), True),
@@ -227,3 +229,51 @@ def test_which_graphs_are_of_prefixes(graph: Graph, expected: bool) -> None:
 )
 def test_which_graphs_are_short_convolutions(graph: Graph, expected: tuple[int, list[int]] | None) -> None:
     assert scan._find_convolution(graph) == expected
+
+
+@pytest.mark.parametrize("documents", [[12], [5, 7]], ids=str)
+@pytest.mark.parametrize(("radius", "clip"), [(0, 0), (2, 2), (3, 1), (2, 5)])
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("batch", [(), (2,), (1, 2)], ids=str)
+@pytest.mark.covering(times=2)
+def test_short_convolutions(documents: list[int], radius: int, clip: int, columns: int, batch: tuple[int, ...]) -> None:
+    graph = (graphs.causal() & graphs.window(radius) & graphs.documents(documents)).bind(12)
+    value, table = leaf(*batch, 12, 3, 4), leaf(2 * clip + 1, columns)
+    given = Round(graph, value, normalize="none", bias=(BiasTable(table, Offset(clip)),))
+    assert why_not(scan, given) is None
+    (found, _), (expected, _) = (engine.run(given, name) for name in ("scan", "edge_list"))
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn_like(found)
+    mine, theirs = (torch.autograd.grad(out, (value, table), direction) for out in (found, expected))
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_what_is_no_short_convolution() -> None:
+    bias = BiasTable(torch.randn(5, 3), Offset(2))
+    value = torch.randn(40, 3, 4)
+
+    def refused(topology: object, value: Tensor = value, count: int = 1) -> bool:
+        given = Round(topology.bind(40), value, normalize="none", bias=(bias,) * count)
+        return scan._refuse_convolution(given) is not None
+
+    causal = graphs.causal()
+    assert not refused(causal & graphs.window(16))
+    assert refused(causal & graphs.window(17))
+    assert refused(graphs.window(2))
+    assert refused(causal & graphs.window(2), value[:, :1])
+    assert refused(causal & graphs.window(2), count=2)
+    assert refused(causal & graphs.window(2), count=0)
+
+
+def test_how_graphs_are_made_of_blocks() -> None:
+    every, past = scan.ALL, scan.PAST
+    documents = (graphs.causal() & graphs.documents([40, 24])).bind(64)
+    assert scan._causal_blocks(documents) == [(0, 40, 0, 40, past), (40, 64, 40, 64, past)]
+    assert scan._blocks(documents) == [(0, 40, 0, 40, past), (40, 64, 40, 64, past)]
+    assert scan._blocks(graphs.complete().bind(20, 30)) == [(0, 20, 0, 30, every)]
+    # All rows have the sources of the prefix, and those behind it have themselves and the ones between.
+    assert scan._blocks(graphs.prefix(20).bind(64)) == [(0, 64, 0, 20, every), (20, 64, 20, 64, past)]
+    assert scan._blocks(graphs.documents([4] * 16).bind(64)) is None, "documents are too short"
+    assert scan._blocks(graphs.documents([16] * 4).bind(64)) == [(k, k + 16, k, k + 16, every) for k in (0, 16, 32, 48)]
+    assert scan._blocks((graphs.causal() & graphs.window(3)).bind(64)) is None
+    assert scan._blocks(graphs.longformer(4, globals=1).bind(64)) is None
