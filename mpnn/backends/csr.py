@@ -183,8 +183,9 @@ def _run_sum(kind: str, sum_rows: Callable[..., Tensor], round: Round) -> Result
 def _aggregate(round: Round) -> Result:
     weight = _weight(round)
     value = round.value
-    # kernels read bfloat16 as it is, and round once
-    if value.dtype != torch.bfloat16 or type(round.reduce) not in KINDS:
+    # Kernels read bfloat16 as it is, and round their results to it.
+    is_rounded = value.dtype == torch.bfloat16 and not round.keep_accumulate_dtype
+    if not (is_rounded and type(round.reduce) in KINDS):
         value = value.to(round.accumulate_dtype)
     if weight is not None:
         value = _repeat(value, round.heads)

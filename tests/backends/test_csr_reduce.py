@@ -559,8 +559,8 @@ def test_what_is_counted_of_an_aggregation() -> None:
             "far number": components * (30 * 20 * size / 40e6),
         }
         assert csr.counts(given) == pytest.approx(plain)
-        for columns, heads in ((1, 0), (2, 2)):
-            bias = (torch.randn(70, columns).to(dtype),)
+        for batch, columns, heads in (((), 1, 0), ((), 2, 2), ((3, 2), 1, 0), ((2,), 2, 2)):
+            bias = (torch.randn(*batch, 70, columns).to(dtype), torch.randn(70, 1).to(dtype))
             weighted = {"weights call": 1.0, "weighed edge": 70.0 * 6, "weighed head": 70.0 * 6 * heads}
             assert csr.counts(given.with_fields(bias=bias)) == pytest.approx(plain | weighted)
     far = torch.zeros(1).expand(30, 1, 10**7)

@@ -22,7 +22,7 @@ from mpnn import Graph, MessagePassing, aggregate, graphs, ops
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Kernel, Typed
 from mpnn.engine.compile.form import flatten
 from mpnn.engine.compile.operator import _RECORDS
-from mpnn.engine.compile.traced_graph import traced_graph
+from mpnn.engine.compile.traced_graph import EdgeListGraph, traced_graph
 from mpnn.graph.handles import resolve
 from mpnn.graph.relations import GridOffset
 from mpnn.models.layers.propagation import Propagation
@@ -372,6 +372,45 @@ def test_what_a_forward_keeps_goes_with_its_key() -> None:
     assert len(_RECORDS) == before + 1
     del out, weights, record_key
     assert len(_RECORDS) == before
+
+
+def test_tensors_that_no_result_depends_on_have_gradients_of_zeros() -> None:
+    graph = graphs.from_edges([[], []], 6)
+    value = torch.randn(6, 2, 4, requires_grad=True)
+    round = Round(graph, value, normalize="none", reduce=_Unused())  # type: ignore[arg-type]
+    token, sizes, tensors, *rest = flatten(replace(round, graph=traced_graph(graph, 6, 6, value.device)), "auto")
+    out, _, _ = torch.ops.mpnn.run(token, sizes, tensors, *rest)
+    assert len(tensors) == 2
+    of_value, of_weight = torch.autograd.grad(out.sum(), tensors, materialize_grads=False)
+    assert of_value.equal(torch.zeros_like(value))
+    assert of_weight.equal(torch.zeros(3))
+
+
+class _Unused(nn.Module):
+    """A sum with a parameter that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def reduce(self, messages: Tensor, index: aggregate.Index) -> Tensor:
+        return aggregate.segment_sum(messages, index)
+
+
+def test_stand_ins_of_lists_of_edges() -> None:
+    """What a program knows of edges that are its input."""
+    edges = torch.tensor([[0, 1, 2], [1, 0, 1]])
+    attr = torch.zeros(3, 5)
+    stand_in = EdgeListGraph(edges, 2, 3, attr)
+    assert stand_in.edge_index is edges
+    assert stand_in.num_edges == 3
+    assert not stand_in.has_edge_types
+    assert stand_in.edge_attr is attr
+    derived: Any = stand_in.derive(lambda graph: graph, num_dst=7)
+    assert (derived.num_dst, derived.num_src, derived.base) == (7, 3, (2, 3))
+    assert derived.edge_attr is None
+    with pytest.raises(AttributeError, match="'num_edges' of a graph is not known while torch"):
+        _ = derived.num_edges
 
 
 # ---------------------------------------------------------------------------------------------------- numbers of graphs

@@ -15,8 +15,8 @@ from mpnn import Graph, MessagePassing, engine, graphs, ops
 from mpnn.aggregate import aggregator
 from mpnn.attention import Additive, AdditiveV2, DotProduct
 from mpnn.engine.compile import standard
-from mpnn.graph.edge_tables import BiasTable
-from mpnn.graph.relations import Offset
+from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
+from mpnn.graph.relations import Flipped, Offset
 from mpnn.models import GAT, GCN, GPT, Bert, BertConfig
 from mpnn.ops import NodeBias
 from mpnn.position import T5, ALiBi, Rotary, Table
@@ -291,6 +291,51 @@ REFUSED: dict[str, tuple[Callable[[], Layers], Callable[[int], tuple[Tensor, ...
     "another aggregator": (lambda: Layers(MessagePassing(graphs.window(2), "max")), features, "the aggregator Max"),
     "another aggregator of edges": (lambda: Layers(MessagePassing(None, "var")), with_edges, "the aggregator Var"),
 }
+
+
+def of_nodes(*shape: int) -> Tensor:
+    return torch.zeros(4, *shape)
+
+
+BY_OFFSET = BiasTable(torch.zeros(3, 2), Offset(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, None),
+        ({"score": None}, None),
+        ({"normalize": "sigmoid"}, None),
+        ({"reduce": aggregator("mean")}, None),
+        ({"bias": (BY_OFFSET, BY_OFFSET)}, None),
+        ({"dst_bias": of_nodes(2), "sinks": torch.zeros(2)}, None),
+        ({"score": Dot(of_nodes(2, 3), of_nodes(2, 3), 1.0, softcap=1.0)}, None),
+        ({"score": Dot(of_nodes(2, 3), of_nodes(2, 3), 1.0, torch.zeros(16, 2, 3))}, "additive and other scores"),
+        ({"score": AdditiveScore(of_nodes(2), of_nodes(2), LeakyReLU())}, "additive and other scores"),
+        ({"bias": (torch.zeros(16, 2),)}, "biases of edges other than a table by offset"),
+        ({"bias": (BY_OFFSET, BiasTable(torch.zeros(3, 2)))}, "biases of edges other than a table by offset"),
+        ({"bias": (BiasTable(torch.zeros(5, 2), Flipped(Offset(1))),)}, "biases of edges other than a table by offset"),
+        ({"bias": (EmbeddingTable(torch.zeros(3, 2), Offset(1)),)}, "biases of edges other than a table by offset"),
+        ({"edge_value": torch.zeros(16, 2, 3)}, "vectors of edges"),
+        ({"normalize": "softmax_dst"}, "softmax over destinations"),
+        ({"mix_logits": torch.eye(2)}, "heads that mix"),
+        ({"mix_weights": torch.eye(2)}, "heads that mix"),
+        ({"dropout": 0.5}, r"dropout \(call eval\(\) first\)"),
+        ({"reduce": aggregator("max")}, "the aggregator Max"),
+        ({"return_weights": True}, "returned weights or log-sum-exps"),
+        ({"return_lse": True}, "returned weights or log-sum-exps"),
+        ({"return_state": True}, "recurrences"),
+    ],
+    ids=str,
+)
+def test_what_is_served_over_topologies(changes: dict[str, Any], what: str | None) -> None:
+    given = Round(graphs.complete().bind(4), of_nodes(2, 3), Dot(of_nodes(2, 3), of_nodes(2, 3), 1.0))
+    given = given.with_fields(**changes)
+    if what is None:
+        standard._refuse(given)
+    else:
+        with pytest.raises(NotImplementedError, match=rf"over topologies; this one has {what}$"):
+            standard._refuse(given)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -269,6 +270,59 @@ def test_what_is_slow_says_so_once_and_explain_always(capsys: pytest.CaptureFixt
 )
 def test_which_graphs_are_packed(graph: Graph, expected: bool) -> None:
     assert choice._is_packed(graph) == expected
+
+
+class Own:
+    NAME = "own"
+
+
+OWN = Own()
+PAIRS = graphs.from_edges(torch.cartesian_prod(torch.arange(64), torch.arange(64)).T.contiguous(), 64)
+LISTED = graphs.from_edges([[0, 1], [1, 0]], 64)
+CLIQUES = graphs.windows(8, 8, size=4).bind(64)
+TEXTS = graphs.documents([30, 34]).bind(64)
+
+
+@pytest.mark.parametrize(
+    ("graph", "able", "of_kind"),
+    [
+        (PAIRS, "dense tiles csr edge_list", "dense tiles csr edge_list"),
+        (LISTED, "dense tiles csr edge_list own", "csr own"),
+        (LISTED, "dense edge_list", "dense edge_list"),
+        (LISTED, "dense scan edge_list own", "scan own"),
+        (TEXTS, "dense tiles csr edge_list own", "tiles own"),
+        (TEXTS, "dense csr edge_list", "csr"),
+        (TEXTS, "dense edge_list", "dense"),
+        (TEXTS, "edge_list", "edge_list"),
+        (graphs.window(2).bind(64), "dense tiles csr edge_list own", "dense tiles csr edge_list own"),
+        (CLIQUES, "dense csr edge_list", "csr"),
+    ],
+    ids=str,
+)
+def test_among_which_backends_prices_decide(graph: Graph, able: str, of_kind: str) -> None:
+    """Of lists of edges and of documents, what an item gets does not depend on its batch."""
+    named = {b.NAME: b for b in (*BACKENDS, OWN)}
+    x = torch.zeros(64, 2, 8)
+    given = Round(graph, x, Dot(x, x, 1.0))
+    backends = [named[name] for name in able.split()]
+
+    def kinds(given: Round, equalities: Any = ()) -> str:
+        return " ".join(b.NAME for b in choice._of_kind(given, backends, equalities))  # type: ignore[arg-type]
+
+    assert kinds(given) == of_kind
+    on_gpu = given.with_fields(value=x.to("meta"))
+    assert kinds(on_gpu) == able
+    rewrite = object()
+    if graph is LISTED and "csr" not in able and "scan" not in able:
+        assert kinds(given, [(rewrite, None)]) == "", "a rewrite runs what only matrices and the specification run"
+    in_order = [(choice.rewrites.IN_ORDER, None)]
+    assert kinds(given, in_order) == ("" if graph is CLIQUES else kinds(given, [(rewrite, None)]))
+    assert kinds(given, [(choice.rewrites.IN_ORDER, "a reason")]) == kinds(given, [(rewrite, None)])
+    with mpnn.deterministic_batches():
+        assert kinds(given) == ("csr" if graph is PAIRS else of_kind)
+    if graph is TEXTS and able == "dense edge_list":
+        whole = given.with_fields(return_weights=True)
+        assert kinds(whole) == "dense edge_list", "which are not computed document by document"
 
 
 def test_lists_of_more_than_half_of_all_pairs_may_run_as_matrices() -> None:

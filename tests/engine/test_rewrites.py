@@ -139,6 +139,24 @@ def test_sets_are_quicker() -> None:
         assert "each set once" in plan(Round(graph, torch.randn(1000, 1, 16), normalize="none")).rewrites
 
 
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "rounded"])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if "combine" not in name])
+def test_16_bits_between_the_rounds_of_a_rewrite_are_not_rounded(name: str, keep: bool) -> None:
+    """Only the results are, and with `keep_accumulate_dtype` not even these."""
+    torch.manual_seed(0)
+    given = request(edges_of(21, 70), "dot", {**OPTIONS[name], "keep_accumulate_dtype": keep}, (2,))
+    narrow = given.map(lambda x, name, role: x.detach().bfloat16() if x.is_floating_point() else x)
+    wide = narrow.map(lambda x, name, role: x.float() if x.is_floating_point() else x)
+    expected = engine.run(wide, "edge_list")
+    for backend in ("csr", "auto"):
+        for ours, exact in zip(engine.run(narrow, backend), expected, strict=True):
+            if exact is not None and ours is not None:
+                assert ours.dtype == (torch.float32 if keep else torch.bfloat16)
+                exact = exact if keep else exact.bfloat16().float()
+                tolerance = 2e-5 if keep else 2**-7
+                torch.testing.assert_close(ours.float(), exact, rtol=tolerance, atol=2e-5)
+
+
 def test_16_bits_are_rounded_once() -> None:
     """The mean of messages whose sum float16 does not hold, and the standard deviation from a variance of float32."""
     graph = edges_of(12, 4000)

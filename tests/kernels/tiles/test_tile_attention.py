@@ -11,7 +11,16 @@ from mpnn import Graph, graphs
 from mpnn.backends.tiles import _layout
 from mpnn.graph import rng
 from mpnn.graph.topology import Topology
-from mpnn.kernels.tiles.attention import ROWS, Dropout, Options, Prefilled, TileAttention
+from mpnn.kernels.tiles.attention import (
+    MAX_KEPT,
+    ROWS,
+    Dropout,
+    Layout,
+    Options,
+    Prefilled,
+    TileAttention,
+    _slots,
+)
 
 SEED, STREAMS = torch.tensor(7), torch.arange(8)
 OPTIONS = ["plain", "softcap", "table", "bias", "shared bias", "dropout", "all"]
@@ -168,6 +177,50 @@ def test_segments_add_to_one_copy_only_if_they_share_no_queries(topology: Topolo
     assert found == copies
     for s, t in itertools.combinations(range(6), 2):
         assert (t - s) % found or not queries[s] & queries[t]
+
+
+def layout_of(*queries: list[int]) -> Layout:
+    """With these query tiles for each key tile."""
+    count = 1 + max(map(max, queries))
+    keys = [[k for k, of in enumerate(queries) if q in of] for q in range(count)]
+
+    def arrays(lists: list[list[int]]) -> tuple[np.ndarray, ...]:
+        return np.cumsum([0, *map(len, lists)]), np.concatenate(lists).astype(np.int64)
+
+    return Layout(arrays(keys), arrays(list(queries)), (), ())
+
+
+@pytest.mark.parametrize(
+    ("queries", "copies"),
+    [
+        ([[0, 1], [1, 2], [2, 3]], 2),  # each shares one tile with the next
+        ([[2, 3], [1, 2], [0, 1]], 2),
+        ([[0, 1], [2, 3], [4, 5]], 1),
+        ([[4, 5], [2, 3], [0, 1]], 1),
+        ([[0, 1], [2, 3], [1, 4]], 3),
+        ([[0], [0]], 2),
+    ],
+    ids=str,
+)
+def test_segments_have_copies_if_their_ranges_of_queries_meet(queries: list[list[int]], copies: int) -> None:
+    cuts, found = layout_of(*queries).segments(len(queries))
+    assert cuts.tolist() == list(range(len(queries) + 1))
+    assert found == copies
+
+
+def test_tiles_are_kept_from_the_first_to_the_last_of_one_tile() -> None:
+    assert layout_of([0, 1], [1, 2], [2, 3]).reach == (2, 2)
+    assert layout_of([0, 1, 5], [1, 2], [2, 0]).reach == (3, 6)
+    assert layout_of([0], [1], [2]).reach == (1, 1)
+    assert _layout(graphs.causal().bind(300)).reach == (4, 10)
+    for reach, size, slots in (
+        (7, MAX_KEPT // 4, 4),
+        (3, MAX_KEPT // 4, 3),
+        (7, MAX_KEPT // 4 + 1, 3),
+        (7, 2 * MAX_KEPT, 1),
+        (7, 0, 7),
+    ):
+        assert _slots(reach, size) == slots
 
 
 def test_a_segment_may_have_no_tile() -> None:
