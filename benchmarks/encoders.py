@@ -162,11 +162,12 @@ def _saved(model: nn.Module, forward: Callable[[], Any]) -> int:
 def _table_of_memory(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
         "",
-        "Peak of memory over what a call must hold: a forward pass over its output; a layer with its input over its "
-        "input and its output; a training step over its output, the gradients, and what the forward pass saves. A "
-        "layer holds queries, keys and values of 512 tokens as well (of a text, if it is longer), 3 MB here: much over "
-        "small batches, little over large ones. A forward pass of any program holds a layer's input and its output, so "
-        "2.",
+        "This table has the peak of memory of a call, divided by the memory that the call must hold. A forward pass "
+        "must hold its output; a layer, its input and its output; a training step, its output, the gradients, and the "
+        "tensors that the forward pass saves. A layer of mpnn also holds the queries, keys and values of 512 tokens, "
+        "or of one text if it is longer: 3 MB here, which is much for a small batch and little for a large one. "
+        "Each program holds the input and the output of a layer during a forward pass, so the lowest possible number "
+        "for a forward pass is 2.",
         "",
         "| texts x tokens | | forward | layer | step |",
         "|---|---|---|---|---|",
@@ -188,12 +189,13 @@ def section(run: dict[str, Any]) -> list[str]:
     lines = [
         "# Encoders on a CPU",
         "",
-        "A BERT of MiniLM's shape (6 layers, 384 wide, random weights, float32) on one thread. Times are the "
-        "processor's, the minimum of interleaved rounds: other programs of a shared machine can only add to it. "
-        "`share of peak` is the rate of all multiplications in the layers, in the faster column of mpnn, divided by "
-        "the rate of products in the nearest cache. No program that computes in float32 can be faster by more than "
-        f"1 / this share. {units.MEANING} The peer is the faster of ONNX Runtime and OpenVINO; mpnn is the faster of "
-        "its two columns.",
+        "The model is a BERT of MiniLM's shape (6 layers, 384 wide, random weights, float32), on one thread. Times are "
+        "processor times, the minimum of interleaved rounds, because other programs on the machine can only add time. "
+        "The columns `in place` and `mpnn.models.Bert` are mpnn's. "
+        f"{units.MEANING} The peer is the faster of ONNX Runtime and OpenVINO, and mpnn the faster of its two columns. "
+        "`share of peak` is the rate of the multiplications of all layers in mpnn, divided by the rate of products of "
+        "matrices in the nearest cache. If the share is 0.8, no program in float32 can be more than 1 / 0.8 times as "
+        "fast.",
         "",
         *report._machine(run),
         f"- products in cache: {run['peak'] / 1e9:.1f} GFLOP/s",

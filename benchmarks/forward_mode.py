@@ -153,7 +153,7 @@ def section(results: dict[str, Any]) -> list[str]:
 
 def table(results: dict[str, Any]) -> list[str]:
     lines = [
-        "| | edges | forward pass | with its tangent (`jvp`) | forward passes |",
+        "| | edges | forward pass | with its tangent (`jvp`) | in forward passes |",
         "|---|---|---|---|---|",
     ]
     for row in results["rows"]:

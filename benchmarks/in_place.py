@@ -254,11 +254,11 @@ def section(results: dict[str, Any]) -> list[str]:
     lines = [
         "# Models in place",
         "",
-        f"Measured by `{results['command']}`. Models of transformers after `mpnn.hf.use`, compared "
-        "with the same and torch's "
-        "own attention, sdpa (eager where weights are returned), in inference in float32 if not said otherwise. Times "
-        f"are the processor's, the minimum of interleaved rounds. {units.MEANING} The goal is at least "
-        f"{1 / LIMIT:.2f}. Memory is what one call adds at its peak; of the first call, what four calls add.",
+        f"`{results['command']}` measured models of transformers after `mpnn.hf.use`, compared with the same models "
+        "with torch's own attention, sdpa (or eager, where attention weights are returned). Rows are inference in "
+        "float32, unless they say otherwise. Times are processor times, the minimum of interleaved rounds. "
+        f"{units.MEANING} The goal is at least {1 / LIMIT:.2f}. Memory is the peak that one call adds, and in the row "
+        "of the first call the peak that four calls add.",
         "",
         *report._machine(results),
         "",

@@ -353,13 +353,13 @@ def section(results: dict[str, Any]) -> list[str]:
     lines = [
         "# Points and molecules",
         "",
-        f"Measured by `{results['command']}`. Times are the processor's, the minimum of interleaved "
-        f"rounds. {units.MEANING} The peer is the fastest one. The goal is at least {1 / LIMITS[GEOMETRY]:.2f} for "
-        f"points, and at least {1 / LIMITS[MOLECULES]:.1f} for {BATCH} molecules of {ATOMS} atoms, whose edges are new "
-        "in each call (SchNet and DimeNet are given their graph). The backward pass is that to the weights, and a "
-        "step is one of training with Adam. The last rows compare a step over new edges with one over known edges: "
-        "the goal is at least "
-        f"{1 / LIMITS[NEW]:.2f}. torch_cluster was not there." + (f" {results['note']}" if results.get("note") else ""),
+        f"`{results['command']}` measured these times. They are processor times, the minimum of interleaved rounds. "
+        f"{units.MEANING} If a row has several peers, the fastest one counts. The rows of models read {BATCH} "
+        f"molecules of {ATOMS} atoms, whose edges are new in each call; only SchNet and DimeNet get a known graph. The "
+        "backward pass computes the gradients of the weights, and a step is a training step with Adam. The last rows "
+        f"compare a step over new edges with a step over known edges. The goal is at least {1 / LIMITS[GEOMETRY]:.2f} "
+        f"for points, {1 / LIMITS[MOLECULES]:.1f} for molecules, and {1 / LIMITS[NEW]:.2f} for new edges over known "
+        "ones. torch_cluster was not installed." + (f" {results['note']}" if results.get("note") else ""),
         "",
         *report._machine(results),
         "",

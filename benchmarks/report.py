@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import plots, roofs, series
 from benchmarks.contest import BOTH, FORWARD
+from benchmarks.peers import IN_CACHE
 from benchmarks.truth import TOLERANCE
 from benchmarks.units import MEANING, RATIO, duration, memory
 from mpnn.backends import BACKENDS
@@ -68,13 +69,16 @@ def _page(results: dict[str, Any]) -> list[str]:
     lines = [
         "# The record of a CPU",
         "",
-        f"Written by `python -m benchmarks report` from what `{results.get('command', 'python -m benchmarks cpu')}` "
-        "measured. Entries of a row ran interleaved in one process on the same inputs; results "
-        "were checked before anything "
-        f"was timed. Times are the processor's, the minimum of all rounds. {MEANING} "
-        "Memory is what one call adds to the process at its peak, inputs not counted. The largest error "
-        f"is relative to the largest number of a result or gradient. An entry whose error exceeds {TOLERANCE:.0e} is "
-        "not timed; if it is ours, the whole row is skipped. What ran on a GPU is on [its own page](gpu.md).",
+        f"`{results.get('command', 'python -m benchmarks cpu')}` measured these times, and `python -m benchmarks "
+        "report` wrote this page. A row compares mpnn with peers: other programs that compute the same. All entries of "
+        "a row ran interleaved, in one process and on the same inputs. Their results were compared before they were "
+        f'timed. The entry "{IN_CACHE}" computes only the products of matrices in attention, over tiles that stay '
+        "in the cache: no kernel can take less time. "
+        f"Times are processor times, the minimum of all rounds. {MEANING} Memory is the peak that one call adds "
+        "to the memory of the process, without its inputs. The error is the largest difference from the expected "
+        "result or gradient, divided by its largest number. "
+        f"An entry whose error exceeds {TOLERANCE:.0e} is not timed. If it is mpnn's entry, the whole row is left out. "
+        "The times on GPUs have [their own page](gpu.md).",
         "",
         *_machine(results),
         "",
@@ -90,7 +94,7 @@ def is_equal(row: dict[str, Any], name: str) -> bool:
     computes something else, but in the layers, whose weights differ."""
     errors = row.get("checked", {}).get("errors")
     was_compared = not errors or name in errors or row["group"] == "layers"
-    return was_compared and not ("mpnn" in name or name == "its products in cache" or name.endswith(" nodes"))
+    return was_compared and not ("mpnn" in name or name == IN_CACHE or name.endswith(" nodes"))
 
 
 def _peers(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
@@ -99,7 +103,7 @@ def _peers(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
     return [
         "## Peer by peer",
         "",
-        f"{MEANING} For each peer: the median of its rows, then the lowest and the highest.",
+        f"{MEANING} For each peer, the table has the median of its rows, and in brackets the lowest and the highest.",
         "",
         "![The peer's time / mpnn's time for each peer, forward and forward+backward: a line from the lowest to the "
         "highest of all cases, and a point at the median; the table below has the numbers](img/performance_peers.png)",
@@ -140,11 +144,11 @@ def plans(results: dict[str, Any]) -> list[str]:
     lines = [
         "# Plans",
         "",
-        f"Measured by `{results['command']}`: the time of the backend that the plan chooses over the time of the "
-        "fastest, for requests drawn at random, with a seed that prices were not fitted to. All "
-        "backends ran interleaved; "
-        "times are minima of the processor's time. The goal: 1.03 in the mean, at most 1% over 1.3. "
-        + results.get("note", ""),
+        f"`{results['command']}` measured how well the plan chooses backends. The regret of a choice is the time of "
+        "the chosen backend divided by the time of the fastest one. The requests are drawn at random, with another "
+        "seed than the requests from which the plan's estimates were fitted. All backends ran interleaved; times are "
+        "minima of the processor's time. The goal is a mean regret of at most 1.03, and a regret above 1.3 in at most "
+        "1% of the requests. " + results.get("note", ""),
         "",
         *_machine(results),
         "",
@@ -154,7 +158,7 @@ def plans(results: dict[str, Any]) -> list[str]:
     for row in results["rows"]:
         numbers = f"{row['requests']:,} | {row['mean']:.3f} | {row['share']:.1%} | {row['largest']:.2f}"
         lines.append(f"| {row['kind']} | {numbers} |")
-    return [*lines, "", *folded("The largest", [f"- {line}" for line in results["worst"]])]
+    return [*lines, "", *folded("The choices with the largest regrets", [f"- {line}" for line in results["worst"]])]
 
 
 def _spread(ratios: Sequence[float]) -> str:
@@ -199,7 +203,10 @@ def _processor(results: dict[str, Any]) -> str:
 
 
 def _length(results: dict[str, Any]) -> list[str]:
-    return [f"{results['seconds'] / 60:.0f} minutes"] if "seconds" in results else []
+    if "seconds" not in results:
+        return []
+    minutes = round(results["seconds"] / 60)
+    return [f"took {minutes} minutes" if minutes > 1 else f"took {results['seconds']:.0f} seconds"]
 
 
 # ------------------------------------------------------------------------------------------------ bars
@@ -218,7 +225,7 @@ def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
         "## Goals",
         "",
-        "What was set as a goal before the work; the table has those missed first. "
+        "These goals were set before the work. The table has the missed goals first. "
         + f"{count['pass']} passed, {count['miss']} missed, {count['not measured']} not measured"
         + (f", {len(refused)} cases failed." if refused else "."),
         "",
@@ -291,4 +298,10 @@ def _left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
                 notes.setdefault(f"{name}: {entry['note']}", []).append(f"{row['case']}, {row['direction']}")
     if not notes:
         return []
-    return ["## Left out", "", *(f"- {note} ({len(where)} rows, first {where[0]})" for note, where in notes.items())]
+    return [
+        "## Left out",
+        "",
+        "These entries have no times in some rows, for the reason after the colon.",
+        "",
+        *(f"- {note} ({len(where)} rows, first {where[0]})" for note, where in notes.items()),
+    ]

@@ -25,14 +25,17 @@ MOST = 1.1
 """Times its roof within which a kernel needs no reason."""
 
 REASONS = {
-    "dense": "exponentials are no products, and tiles on a causal diagonal compute pairs that are no edges",
-    "sparse": "as dense; besides, rows of heads lie apart, and a tile of few keys spreads its start over less",
-    "length": "as sparse",
-    "density": "as sparse",
-    "shape": "as sparse; heads narrower than 64 leave less to each logit and exponential",
-    "irregular": "weights of edges are computed, kept for the softmax and read again between the gathers",
-    "reduce": "rows narrower than 512 bytes are read at a lower rate, and extremes compare and count what they read",
-    "edges": "as irregular; below 100,000 edges the Python of a call, some 30 us, counts",
+    "dense": "the exponentials of the softmax take time and are not in the roof, and tiles on a causal diagonal also "
+    "compute pairs that are not edges",
+    "sparse": "as for dense. Also, the rows of a head lie apart in memory, and a tile with few keys has less work over "
+    "which its start is spread",
+    "length": "as for sparse",
+    "density": "as for sparse",
+    "shape": "as for sparse. Also, with heads narrower than 64, a logit and its exponential belong to fewer products",
+    "irregular": "the weights of edges are computed, kept for the softmax, and read again",
+    "reduce": "rows narrower than 512 bytes are read at a lower rate. Maxima and minima also compare and count the "
+    "numbers that they read",
+    "edges": "as for irregular. Also, below 100,000 edges, the Python code of a call matters, some 30 us",
 }
 """Why the kernels of a group are above that."""
 
@@ -99,11 +102,12 @@ def section(results: dict[str, Any]) -> list[str]:
     lines = [
         "## How near kernels are to their roofs",
         "",
-        "A roof is the minimum time that the multiplications of a row take at the rate of products in the nearest "
-        "cache, or its bytes at the rate of memory, whichever is longer: "
-        f"{machine['flops'] / 1e9:.0f} GFLOP/s, {machine['stream'] / 1e9:.1f} GB/s in order and "
-        f"{machine['gather'] / 1e9:.1f} GB/s in rows of 512 bytes in random order, which each edge reads. Rows that "
-        f"stay in a cache are faster, so a kernel can be below 1. Above {MOST} the reason is below the table.",
+        "The roof of a row is the time that its work takes at the highest rates of this machine: its multiplications "
+        f"at {machine['flops'] / 1e9:.0f} GFLOP/s, the rate of products of matrices in the nearest cache, or its bytes "
+        f"at the rate of memory, whichever takes longer. Memory is read at {machine['stream'] / 1e9:.1f} GB/s in "
+        f"order, and at {machine['gather'] / 1e9:.1f} GB/s in rows of 512 bytes in random order, as along edges. Rows "
+        "in a cache are read faster than memory, so a kernel can take less than its roof. FMAs are multiplications "
+        f"with an addition. The list below the table says why kernels take more than {MOST} times their roof.",
         "",
         "| case | direction | FMAs | bytes | roof | time | times its roof |",
         "|---|---|---|---|---|---|---|",

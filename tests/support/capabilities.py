@@ -405,12 +405,12 @@ def differentiates(backend: Backend, how: str) -> bool:
 # ---------------------------------------------------------------------------------------- the page
 
 _TRIAL_TOKENS = """
-## Rounds, graphs and dtypes, tried
+## Rounds, graphs and dtypes
 
-Rounds and dtypes are tried over a causal graph, and rounds and graphs in float32. Graphs and dtypes are tried with
-the first of dot-product attention, unnormalized dot products and plain sums that the backend serves. The columns of
-`scatter` and of CUDA assume that the extra packages are installed. No GPU is needed: needs are those of shapes and
-dtypes.
+The first table asks each backend about rounds, over a causal graph in float32. The second table asks about graphs,
+and the third about dtypes. Their rounds are dot-product attention, or, for a backend without it, unnormalized dot
+products or plain sums. The columns of `scatter` and CUDA assume that the extra packages are installed. No GPU is
+needed, because the answers depend only on shapes and dtypes.
 """
 _TABLES = re.compile(r"(?<=<!-- tables -->\n).*?(?=<!-- end -->)", re.S)
 
@@ -447,7 +447,8 @@ def updated(text: str) -> str:
         *rows("request", REQUESTS, lambda name, b, device: refusal(b, REQUESTS[name](causal), device=device)),
         *rows("graph", GRAPHS, lambda name, b, device: refusal(b, simple(b, device)(GRAPHS[name]), device=device)),
         *rows("dtype", DTYPES, lambda name, b, device: refusal(b, simple(b, device)(causal), DTYPES[name], device)),
-        "\n## Derivatives\n\nMeasured on CPU. Where the table says no, the call raises an error.\n",
+        "\n## Derivatives\n\nThese derivatives were computed on a CPU. Where the table says no, the call raises an "
+        "error.\n",
     ]
     differentiable = [b for b in BACKENDS if b is not scatter]
     lines.append(f"| | {' | '.join(b.NAME for b in differentiable)} |\n|{'---|' * (len(differentiable) + 1)}")
