@@ -17,7 +17,7 @@ from mpnn.cli.view_models import named_graph, own_graph, shown_name, tokenizer_o
 from mpnn.train.comparison import half_interval, paired_gaps
 
 OWN = "the model's own masks"
-HEADINGS = ("graph", "edges", "perplexity", "nats", "over its own, 95%", "a piece")
+HEADINGS = ("graph", "edges", "perplexity", "nats", "nats above its own graph", "time a piece")
 
 _PIECES = 16
 _MAX_TOKENS = 2048  # of a piece, unless --context says so
@@ -151,18 +151,17 @@ def verdict(readings: Sequence[Reading]) -> str:
     best = min(readings, key=lambda one: mean(one.losses))
     good = [one for one in readings if mean(one.losses) <= mean(best.losses) * (1 + _TOLERATED)]
     cheap = min(good, key=lambda one: one.seconds)
-    said = f"{best.graph} predicts best: perplexity {best.perplexity:.4g}."
+    said = f"{best.graph} has the lowest perplexity, {best.perplexity:.4g}."
     others = [one for one in readings if one is not best]
     if others and not _is_certain(best, second := min(others, key=lambda one: mean(one.losses))):
-        said = (
-            f"The least perplexity, {best.perplexity:.4g}, is that of {best.graph}; its lead over {second.graph}, "
-            f"{_more(best, second)} nats per token, is not certain."
-        )
+        said += f" The lead over {second.graph}, {_more(best, second)} nats per token, may be chance."
     for one in dict.fromkeys((best, cheap)):
         if one is not own:
+            lower = mean(one.losses) < mean(own.losses)
+            change = f"lower by {_more(one, own)}" if lower else f"higher by {_more(own, one)}"
             said += (
-                f" Against {own.graph}, {one.graph} takes {one.seconds / own.seconds:.2f} of the time and loses "
-                f"{_more(own, one)} nats per token (95%, the same {len(own.losses)} pieces)."
+                f" Compared with {own.graph}, {one.graph} takes {one.seconds / own.seconds:.2f} of the time, and its "
+                f"loss is {change} nats per token (95% interval over the same {len(own.losses)} pieces of text)."
             )
     return said
 

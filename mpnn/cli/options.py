@@ -98,7 +98,7 @@ class Options:
     task: str | None = _option(
         Task,
         "What to learn: a GPT learns the characters of a text (text), a GAT classifies nodes (cora, digits), and links "
-        "predicts the missing links of --edges. Default: text, unless --nodes are given.",
+        "predicts the missing links of --edges (mpnn train only). Default: text, unless --nodes is given.",
     )
     graph: str | None = _option(
         str,
