@@ -24,7 +24,7 @@ COMMANDS = {
     "time and at equal steps.",
     "generate": "Continue a text with a model that mpnn train or save_pretrained saved.",
     "eval": "Measure a model that mpnn train saved, on the held-out part of its data.",
-    "predict": "Write what a model of nodes, graphs or links that mpnn train saved says about each of them.",
+    "predict": "Write the predictions of a model of nodes, graphs or links, which mpnn train saved, to a table.",
     "data": "Find or download datasets.",
     "tune": "Measure how fast this machine runs each backend, so that plans choose the fastest.",
     "doctor": "Show what this installation has and lacks, and check that its kernels compute correctly.",

@@ -20,11 +20,12 @@ def tune(
 ) -> None:
     """Measure how fast this machine runs each backend, so that plans choose the fastest.
 
-    Takes some seconds, which it prints. Without it, plans use the times of the machine that the library was developed
-    on. It runs small rounds on every backend that may be the fastest, and linear maps. The result holds for this
-    processor, its instruction set, the number of threads, and the versions of torch and of the shipped prices. It is
-    kept in the folder MPNN_CACHE, or mpnn in the platform's folder for caches, where later processes read it; no other
-    command and no import writes there.
+    The command takes some seconds. It runs small rounds of message passing on every backend that may be the fastest,
+    and linear maps. Before this command, plans use times of the machine that the library was developed on.
+
+    The result holds for this processor, its instruction set, the number of threads, and the versions of torch and of
+    mpnn's own times. It is a file in the folder MPNN_CACHE, or in the folder mpnn of the platform's caches. Later
+    processes read this file. No other command and no import writes it.
 
     Examples:
     \b
