@@ -103,7 +103,7 @@ def _peers(ratios: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
     return [
         "## Peer by peer",
         "",
-        f"{MEANING} For each peer, the table has the median of its rows, and in brackets the lowest and the highest.",
+        "For each peer, the table has the median ratio of its rows, and in brackets the lowest and the highest.",
         "",
         "![The peer's time / mpnn's time for each peer, forward and forward+backward: a line from the lowest to the "
         "highest of all cases, and a point at the median; the table below has the numbers](img/performance_peers.png)",
@@ -298,10 +298,5 @@ def _left_out(rows: Sequence[dict[str, Any]]) -> list[str]:
                 notes.setdefault(f"{name}: {entry['note']}", []).append(f"{row['case']}, {row['direction']}")
     if not notes:
         return []
-    return [
-        "## Left out",
-        "",
-        "These entries have no times in some rows, for the reason after the colon.",
-        "",
-        *(f"- {note} ({len(where)} rows, first {where[0]})" for note, where in notes.items()),
-    ]
+    entries = [f"- {note} ({len(where)} rows, first {where[0]})" for note, where in notes.items()]
+    return ["## Left out", "", *folded("Entries without a time in some rows, and the reasons", entries)]

@@ -107,7 +107,7 @@ def section(results: dict[str, Any]) -> list[str]:
         f"at the rate of memory, whichever takes longer. Memory is read at {machine['stream'] / 1e9:.1f} GB/s in "
         f"order, and at {machine['gather'] / 1e9:.1f} GB/s in rows of 512 bytes in random order, as along edges. Rows "
         "in a cache are read faster than memory, so a kernel can take less than its roof. FMAs are multiplications "
-        f"with an addition. The list below the table says why kernels take more than {MOST} times their roof.",
+        "with an addition.",
         "",
         "| case | direction | FMAs | bytes | roof | time | times its roof |",
         "|---|---|---|---|---|---|---|",
@@ -120,7 +120,10 @@ def section(results: dict[str, Any]) -> list[str]:
             if row["entries"][row["ours"]]["least"] > MOST * roof:
                 above.setdefault(row["group"])
     reasons = [f"- {group}: {REASONS[group]}." for group in above if REASONS.get(group)]
-    return [*lines, "", *reasons, ""] if reasons else [*lines, ""]
+    if not reasons:
+        return [*lines, ""]
+    summary = f"<summary>Why kernels take more than {MOST} times their roof</summary>"
+    return [*lines, "", "<details>", summary, "", *reasons, "", "</details>", ""]
 
 
 def _line(row: dict[str, Any], roof: float) -> str:
