@@ -222,8 +222,9 @@ def length(records: Records) -> list[str]:
     first, last = row["facts"]["nodes"], max(times)
     growth = times[last] / times[first]
     return [
-        f"{first:,} tokens over `{row['case'].split(', N ')[0]}`, one thread: {', '.join(beside)}. For {last // first} "
-        f"times the tokens, `{series[0]['series']}` takes {growth:.0f} times as long."
+        f"On one thread, mpnn computes attention over {first:,} tokens and `{row['case'].split(', N ')[0]}` "
+        f"{' and '.join(beside)}. With {last // first} times the tokens, `{series[0]['series']}` takes {growth:.0f} "
+        "times as long."
     ]
 
 
