@@ -449,12 +449,13 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, cau
         return attention(q, k, v, mask, causal, scale)
     if scale <= 0:  # torch's kernels mask before scaling, which would turn -inf to inf or NaN
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
-    if k.shape[1] != v.shape[1] or (mask is not None and q.is_cuda and q.shape[1] != k.shape[1]):
+    heads = k.shape[1]
+    is_grouped = q.shape[1] != heads
+    if heads != v.shape[1] or (is_grouped and mask is not None and q.is_cuda):
         # On CUDA, the kernels that take a mask do not let heads share keys.
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+        is_grouped = False
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=is_grouped)
     return out if torch.compiler.is_compiling() else differentiable_again(out)
 
 

@@ -30,8 +30,8 @@ def bind(graph: Topology | Graph, x: Tensor, source: Tensor, layer: Callable[[],
     if ACTIVE and active() is not None:
         graph = _part(graph, x, source, layer(), compiles)
     num_dst = x.shape[-2]
-    num_src = source.shape[-2]
-    if isinstance(graph, Topology):
+    num_src = num_dst if source is x else source.shape[-2]
+    if not isinstance(graph, BoundGraph) and isinstance(graph, Topology):  # an abstract class, which is asked slowly
         # A traced program binds when it runs: sizes may be symbols while it is traced.
         if compiles:
             return engine.traced_graph(graph, num_dst, num_src, x.device)

@@ -145,7 +145,8 @@ class Round:
     }
 
     def __post_init__(self) -> None:
-        if cast(Any, self.reduce) is None:
+        reduce: Any = self.reduce
+        if reduce is None:
             self.reduce = plain_sum() if torch.compiler.is_compiling() else SUM  # a call less of each layer
         if type(self.bias) is not tuple:
             raise TypeError(f"bias is a tuple, bias=(numbers,); got {type(self.bias).__name__}")
@@ -162,8 +163,8 @@ class Round:
         if torch.compiler.is_compiling():
             return cls(graph, value, normalize="none")
         round = object.__new__(cls)
-        defaults = defaults_of(cast(Any, cls))
-        round.__dict__ = {**defaults, "reduce": SUM, "graph": graph, "value": value, "normalize": "none"}
+        kind: Any = cls
+        round.__dict__ = _fields_of_messages(kind) | {"graph": graph, "value": value}
         return round
 
     @property
@@ -332,6 +333,12 @@ def _are_plain(owner: Any, but: Collection[str]) -> bool:
 
 def _is_equal(x: Any, default: Any) -> bool:
     return type(x) in (int, float, bool, str) and bool(x == default)
+
+
+@cache
+def _fields_of_messages(kind: Any) -> dict[str, Any]:
+    """The fields of a sum of values, but for its graph and its value."""
+    return defaults_of(kind) | {"reduce": SUM, "normalize": "none"}
 
 
 @cache

@@ -147,18 +147,14 @@ def addresses(*tensors: torch.Tensor) -> list[int]:
     Raises:
         TypeError: as `address`.
     """
-    if set(map(type, tensors)) == _PLAIN and all(map(_is_cpu, tensors)):
+    found = []
+    for x in tensors:  # most need no call of `address`
         try:
-            found = list(map(torch.Tensor.data_ptr, tensors))
+            at = x.data_ptr() if type(x) is torch.Tensor and x.is_cpu else 0
         except RuntimeError:  # as in `address`
-            found = [0]
-        if all(found):
-            return found
-    return [address(x) or 0 for x in tensors]
-
-
-_PLAIN = {torch.Tensor}
-_is_cpu: Callable[[torch.Tensor], bool] = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+            at = 0
+        found.append(at or address(x) or 0)
+    return found
 
 
 def _refuse_recording(name: str) -> None:
