@@ -5,8 +5,16 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from mpnn.kernels.derivatives import attention, gradients_again
+from mpnn.kernels.derivatives import (
+    _refuse_behind,
+    attention,
+    differentiable_again,
+    gradients_again,
+    once_differentiable,
+    refuse_second_derivatives,
+)
 
 NEEDS = [needs for needs in itertools.product((False, True), repeat=3) if any(needs)]
 
@@ -93,3 +101,82 @@ def test_attention_by_operations_is_torchs(
     narrow = attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), given, causal, scale)
     assert narrow.dtype == torch.bfloat16
     torch.testing.assert_close(narrow.float(), found, rtol=0.05, atol=0.05)
+
+
+class Product(torch.autograd.Function):
+    """`x * y`, of which a kernel computes first derivatives, and of which `more` has none."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, y, None)
+        ctx.set_materialize_grads(False)
+        return x * y, x + 1
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        x, y, _ = ctx.saved_tensors
+        return d_out * y, d_out * x, None
+
+
+def test_gradients_that_are_differentiable_once() -> None:
+    x, y, more = (torch.randn(3, requires_grad=True) for _ in range(3))
+    out = Product.apply(x, y, more)[0]
+    of_x, of_y = torch.autograd.grad(out.sum(), (x, y), retain_graph=True)
+    assert of_x.equal(y)
+    assert of_y.equal(x)
+    assert not of_x.requires_grad
+    of_x, of_y, of_more = torch.autograd.grad(out.sum(), (x, y, more), create_graph=True, allow_unused=True)
+    assert of_x.detach().equal(y.detach())
+    assert of_more is None
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        of_x.sum().backward()
+    upstream = torch.randn(3, requires_grad=True)
+    alone = Product.apply(x, y.detach(), None)[0]
+    (of_x,) = torch.autograd.grad(alone, x, upstream, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.grad(of_x.sum(), upstream)
+    with pytest.raises(RuntimeError, match="one gradient at a time"):
+        torch.autograd.grad(out, x, torch.ones(2, 3), is_grads_batched=True)
+
+
+def test_what_is_differentiable_once_has_no_tangents() -> None:
+    x, y, upstream = (torch.randn(3, requires_grad=True) for _ in range(3))
+    out = Product.apply(x, y, None)[0]
+    with forward_ad.dual_level():
+        (of_x,) = torch.autograd.grad(out, x, upstream.detach(), retain_graph=True)
+        assert of_x.equal(upstream.detach() * y.detach())
+        dual = forward_ad.make_dual(upstream.detach(), torch.ones(3))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            torch.autograd.grad(out, x, dual, retain_graph=True)
+
+
+def test_derivatives_of_second_order_are_refused_behind_gradients() -> None:
+    x = torch.randn(3, requires_grad=True)
+    of_x, constant = x.sin(), torch.ones(3)
+    _refuse_behind([None, constant, of_x])
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        of_x.sum().backward()
+    # Only torch's flash kernel lacks them.
+    (first,) = torch.autograd.grad(refuse_second_derivatives(x.sin()).sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(first.sum(), x)[0], -x.detach().sin())
+    assert refuse_second_derivatives(constant) is constant
+    assert differentiable_again(constant) is constant
+
+
+@pytest.mark.parametrize("kind", ["none", "by bool", "by float", "causal"])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_second_derivatives_of_torchs_attention(kind: str, scale: float | None) -> None:
+    inputs = [torch.randn(2, 4, n, 8, requires_grad=True) for n in (5, 7, 7)]
+    mask: Tensor | None = None
+    if kind.startswith("by"):
+        allowed = torch.rand(5, 7) > 0.4
+        mask = allowed if kind == "by bool" else torch.randn(5, 7).masked_fill(~allowed, -torch.inf)
+    causal = kind == "causal"
+    options = {"attn_mask": mask, "is_causal": causal, "scale": scale}
+    kernel = torch.nn.functional.scaled_dot_product_attention(*inputs, **options)  # type: ignore[arg-type]
+    seconds = []
+    for out in (differentiable_again(kernel), attention(*inputs, mask, causal, scale)):  # type: ignore[misc]
+        first = torch.autograd.grad(out.sin().sum(), inputs, create_graph=True)
+        seconds.append(torch.autograd.grad(sum(x.square().sum() for x in first), inputs))
+    torch.testing.assert_close(*seconds, rtol=1e-3, atol=1e-4)

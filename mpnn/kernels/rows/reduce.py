@@ -25,7 +25,6 @@ _SQUARES = 1
 _CENTERED = 2
 _EXTREME = 3
 _COUNTED = 4
-_LINEAR = ("sum", "mean")
 _CENTERED_MEAN = "centered mean"
 _FOLDS = {"sum": _SUM, "mean": _SUM, "var": _SQUARES, _CENTERED_MEAN: _CENTERED}
 _FIRST_CALLS = 64  # of a graph, before its edges are sorted
@@ -108,7 +107,7 @@ class LinearReduce(Function, Fused):
 
     @staticmethod
     def forward(value: Tensor, weight: Tensor | None, rows: Rows, columns: Rows | None, kind: str) -> Tensor:
-        out, _ = _fold(value, weight, rows, kind, counted=columns is not None)
+        out, _ = _fold(value, weight, rows, kind)
         return out if out.dtype is value.dtype else out.to(value.dtype)
 
     @staticmethod
@@ -435,7 +434,7 @@ def _fold(
     value = plain(value)
     weight = None if weight is None else plain(weight)
     shape = len(value), rows.num_rows, value.shape[2]
-    is_repeated = mean is None and (kind in _LINEAR if counted else type(kind) is str) and shape[0] == 1
+    is_repeated = mean is None and not counted and type(kind) is str and shape[0] == 1
     if is_repeated and (found := _again(value, weight, rows, cast(str, kind), shape)) is not None:
         return found, None
     out = empty(value, *shape, dtype=_wide(value.dtype))

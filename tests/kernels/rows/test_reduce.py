@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mpnn import graphs
 from mpnn.backends import edge_orders
@@ -150,3 +151,56 @@ def test_derivatives_of_sums_by_values_and_by_weights(kind: str, needs: tuple[bo
     options = {"check_batched_grad": True, "check_forward_ad": True}
     assert torch.autograd.gradcheck(aggregate, (value, weight), **options)
     assert torch.autograd.gradgradcheck(aggregate, (value, weight), check_batched_grad=True, check_fwd_over_rev=True)
+    if weight is None:
+        return
+    moved = torch.randn_like(value), torch.randn_like(weight)
+    with forward_ad.dual_level():
+        dual = aggregate(*(forward_ad.make_dual(x, d) for x, d in zip((value, weight), moved, strict=True)))
+        tangent = forward_ad.unpack_dual(dual).tangent
+    assert tangent is not None
+    by_parts = aggregate(moved[0], weight) + aggregate(value, moved[1])
+    torch.testing.assert_close(tangent, by_parts)
+    leaves = [x for x in (value, weight) if x.requires_grad]
+    of_both = (torch.autograd.grad(x.square().sum(), leaves, materialize_grads=True) for x in (tangent, by_parts))
+    torch.testing.assert_close(*of_both)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_sums_and_their_gradients_have_the_dtype_of_the_value(dtype: torch.dtype) -> None:
+    value = torch.randn(2, SOURCES, HEADS * WIDTH).to(dtype).requires_grad_()
+    by_source = Rows(*_transposed())
+    for kind in ("sum", "mean"):
+        out = reduce.LinearReduce.apply(value, None, rows(), by_source, kind)
+        assert out.dtype == dtype
+        close = 2**-7 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(out.double(), loop(value, None, kind), rtol=close, atol=close)
+        (gradient,) = torch.autograd.grad(out, value, torch.ones_like(out))
+        assert gradient.dtype == dtype
+        (expected,) = torch.autograd.grad(loop(value, None, kind).sum(), value)
+        torch.testing.assert_close(gradient, expected, rtol=close, atol=close)
+
+
+def _transposed() -> tuple[Tensor, Tensor, Tensor]:
+    """The edges by source."""
+    row, col, edge = rows().ends
+    order = col.argsort(stable=True)
+    ptr = torch.searchsorted(col[order], torch.arange(SOURCES + 1))
+    return ptr, row[order].int(), edge[order]
+
+
+@pytest.mark.parametrize(("least", "sorts"), [(12 * 5 // 2, 1), (12 * 5 // 2 + 1, 0)])
+def test_many_numbers_are_sorted_at_once(least: int, sorts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where several parts sum them."""
+    monkeypatch.setattr(reduce, "_MIN_COMPONENTS", least)
+    row, col, _ = rows().ends
+    listed = reduce.EdgeList(torch.stack([col, row]), 5, SOURCES)
+    calls: list[bool] = []
+
+    def sort(transposed: bool) -> Rows:
+        calls.append(transposed)
+        return Rows(PTR, COLUMNS)
+
+    x = torch.randn(SOURCES, 1, 5)
+    found = reduce.row_sum(x, None, sort, listed, "sum")
+    torch.testing.assert_close(found[:, 0], torch.zeros(5, 5).index_add(0, row, x[col, 0]))
+    assert len(calls) == sorts
