@@ -158,7 +158,7 @@ def _compiled_scan(query: Tensor, key: Tensor, value: Tensor, scale: float, bloc
     fields, rest = _in_order(blocks, nodes)
     for first, last in rest:
         out[:, first:last] = 0
-    if not blocks or not key.numel():
+    if not key.numel():
         return out.zero_()
     query, key, value = map(_readable, (query, key, value))
     p = _Parameters(groups, heads, key.shape[3], batch, nodes, width, value.shape[-1], scale)

@@ -34,6 +34,32 @@ def test_it_computes_what_its_twin_does(maximum: Callable[[Tensor], Tensor], mon
     torch.testing.assert_close(*(torch.autograd.grad((y * direction).sum(), x)[0] for y in results), rtol=0, atol=1e-12)
 
 
+def test_gradients_that_are_recorded_are_the_same() -> None:
+    x, directions = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True), torch.randn(9, 6).double()
+    out = PositiveFeatures.apply(x, directions, by_row)
+    upstream = torch.randn_like(out)
+    plain, recorded = (
+        torch.autograd.grad(out, x, upstream, create_graph=again, retain_graph=True)[0] for again in (False, True)
+    )
+    assert recorded.requires_grad
+    torch.testing.assert_close(recorded, plain)
+
+
+def test_where_chunks_are_worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, directions = torch.randn(2, 5, 6), torch.randn(9, 6)
+    for many, expected in ((90, True), (91, False)):
+        monkeypatch.setattr(random_features, "_MANY", many)
+        assert random_features._is_worthwhile(x, directions) == expected
+    monkeypatch.setattr(random_features, "_MANY", 0)
+    assert not random_features._is_worthwhile(x.bfloat16(), directions)
+    assert not random_features._is_worthwhile(x, directions.clone().requires_grad_())
+    with torch.autocast("cpu"):
+        assert not random_features._is_worthwhile(x, directions)
+    with torch.autograd.forward_ad.dual_level():
+        assert random_features._is_worthwhile(x, directions)
+        assert not random_features._is_worthwhile(torch.autograd.forward_ad.make_dual(x, x), directions)
+
+
 def test_second_derivatives() -> None:
     x, directions = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.randn(5, 4).double()
     constant = torch.zeros(3, dtype=torch.float64)  # finite differences would move a maximum
