@@ -72,7 +72,7 @@ def test_a_prefix_of_a_dag_has_the_edges_among_its_nodes() -> None:
     model = GPT(30, 32, 4, 2, DAG, context=6).eval()
     torch.testing.assert_close(model(TOKENS[:, :4]), model(TOKENS)[:, :4])
     assert model.generate(TOKENS[:, :2], 4, temperature=0.0).shape == (2, 6)
-    with pytest.raises(ValueError, match="6 nodes, and there are 7"):
+    with pytest.raises(ValueError, match="6 nodes, and the text or image has 7"):
         GPT(30, 32, 4, 2, DAG, context=8)(torch.zeros(1, 7, dtype=torch.int64))
 
 
