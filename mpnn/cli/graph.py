@@ -51,7 +51,7 @@ def graph(
       mpnn graph "bigbird(block=16)" --n 1024
       mpnn graph complete --n 10 --num-src 77
 
-    [bold]mpnn graph convert[/bold] turns a file of edges into a graph that may be larger than memory.
+    To turn a file of edges into a graph that may be larger than memory, run [bold]mpnn graph convert[/bold].
     """
     with exit_on_invalid_input():
         if out is not None:
