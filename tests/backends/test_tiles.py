@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mpnn import Graph, engine, graphs
-from mpnn.backends import tiles
+from mpnn.backends import edge_list, tiles
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.graph.runs import Ints, Runs
@@ -87,9 +88,12 @@ def biases(batch: tuple[int, ...], graph: Graph) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", biases((), GRAPHS["causal"]))
 @pytest.mark.parametrize("batch", [(), (1,), (2,)], ids=str)
-def test_biases_and_their_derivatives_of_second_order(kind: str, batch: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("widths", [(5, 8), (8, 8)], ids=str)
+def test_biases_and_their_derivatives_of_second_order(
+    kind: str, batch: tuple[int, ...], widths: tuple[int, int]
+) -> None:
     graph = GRAPHS["rows without edges"]
-    round = round_over(graph, batch, (4, 2, 2), (5, 8), return_lse=True, **biases(batch, graph)[kind])
+    round = round_over(graph, batch, (4, 2, 2), widths, return_lse=True, **biases(batch, graph)[kind])
     seconds = []
     finite = graph.degree() > 0
     for backend in ("tiles", "edge_list"):
@@ -101,6 +105,43 @@ def test_biases_and_their_derivatives_of_second_order(kind: str, batch: tuple[in
         second = torch.autograd.grad(sum(x.square().sum() for x in first), round.tensors)
         seconds.append([out, lse, *first, *second])
     torch.testing.assert_close(*seconds, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", biases((), GRAPHS["causal"]))
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_tangents_of_biases(kind: str, batch: tuple[int, ...]) -> None:
+    """Of each tensor alone, and of all."""
+    graph = GRAPHS["window"]
+    round = round_over(graph, batch, (4, 2, 2), (5, 8), return_lse=True, **biases(batch, graph)[kind])
+    tensors = round.tensors
+    for moved in [*([x] for x in tensors), tensors]:
+        tangents = []
+        for backend in (tiles, edge_list):
+            with forward_ad.dual_level():
+                duals = {id(x): forward_ad.make_dual(x.detach(), torch.ones_like(x)) for x in moved}
+                found = backend.run(replaced(round, duals))
+                pairs = [forward_ad.unpack_dual(x) for x in (found.out, found.lse) if x is not None]
+                tangents.append([torch.zeros_like(x) if tangent is None else tangent for x, tangent in pairs])
+        torch.testing.assert_close(*tangents)
+
+
+def replaced(round: Round, tensors: dict[int, Tensor]) -> Round:
+    """The round with these tensors in place of its own, by their ids."""
+
+    def of(x: Any) -> Any:
+        if isinstance(x, BiasTable):
+            return BiasTable(of(x.table), x.relation)
+        return tensors.get(id(x), x.detach() if isinstance(x, Tensor) else x)
+
+    score: Any = round.score
+    nodes = {"dst_bias": of(round.dst_bias), "src_bias": of(round.src_bias)}
+    dot = Dot(of(score.query), of(score.key), score.scale)
+    return Round(round.graph, of(round.value), dot, bias=tuple(map(of, round.bias)), return_lse=True, **nodes)
+
+
+def test_all_edges_may_be_dropped() -> None:
+    round = round_over(GRAPHS["causal"], (2,), (2, 2, 2), (8, 8), dropout=1.0, seed=torch.tensor(1))
+    assert not tiles.run(round).out.any()
 
 
 def test_lse_of_rows_whose_logits_are_minus_infinity() -> None:

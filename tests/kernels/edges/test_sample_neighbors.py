@@ -110,3 +110,16 @@ def test_rows_in_another_order_give_the_same_sample() -> None:
     found = sample_neighbors(first, stop, np.concatenate(columns), 300, targets, 5, 2)
     for name in ("nodes", "ptr", "source", "destination"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_no_neighbors_and_the_first_edge_damaged() -> None:
+    first, stop, columns = np.array([0, 2]), np.array([2, 3]), np.array([1, 0, 2], np.int32)
+    targets = np.array([2, 0])
+    none = sample_neighbors(first, stop, columns, 3, targets, 0, 0)
+    assert none.ptr.tolist() == [0, 0, 0]
+    assert none.nodes.tolist() == [2, 0]
+    every = sample_neighbors(first, stop, columns, 3, targets, -1, 0)
+    assert every.ptr.tolist() == [0, 2, 3]
+    columns[0] = 3
+    with pytest.raises(ValueError, match="edge 0 has source 3, but there are 3 sources: the graph is damaged"):
+        sample_neighbors(first, stop, columns, 3, targets, -1, 0)

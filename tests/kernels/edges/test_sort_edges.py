@@ -57,3 +57,12 @@ def test_without_a_library_torch_sorts() -> None:
     x = torch.tensor([[1.0], [10.0], [100.0]])
     graph = graphs.from_edges([[0, 1, 2, 0], [2, 0, 2, 1]])
     assert ops.aggregate(graph, x).flatten().tolist() == [10.0, 1.0, 101.0]
+
+
+def test_rows_behind_the_last_edge_are_empty() -> None:
+    row, col = torch.tensor([1, 0, 1]), torch.tensor([3, 1, 2])
+    for sort in (by_torch, lambda *given: sort_edges(*given, 3)):
+        ptr, sorted_col, edge = sort(row, col, 5)
+        assert ptr.tolist() == [0, 1, 3, 3, 3, 3]
+        assert sorted_col.tolist() == [1, 3, 2]
+        assert edge.tolist() == [1, 0, 2]
