@@ -477,7 +477,8 @@ def test_from_which_time_on_a_round_is_slow(seconds: float, text: str, monkeypat
 
 
 def test_times_in_warnings() -> None:
-    assert [slowness._shown(x) for x in (0.0123, 0.9994, 1.0, 12.34)] == ["12 ms", "999 ms", "1.0 s", "12.3 s"]
+    found = [slowness._shown(x) for x in (0.00496, 0.0099, 0.01, 0.0123, 0.9994, 1.0, 12.34)]
+    assert found == ["5 ms", "9.9 ms", "10 ms", "12 ms", "999 ms", "1.0 s", "12.3 s"]
 
 
 def test_weights_take_three_times_as_long_as_sums() -> None:
