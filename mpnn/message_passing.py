@@ -22,7 +22,7 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs import jagged
 from mpnn.graphs.explicit import edges_into
 from mpnn.round import Round, validation
-from mpnn.round.needs import has_own
+from mpnn.round.needs import class_of
 from mpnn.update import EdgeUpdate, Update
 from mpnn.update.dropout import drop_edges, edge_scale
 
@@ -208,7 +208,7 @@ class MessagePassing(nn.Module):
         bound = bind(given, dst, src, lambda: Layer(None, self.aggregate, False, False, False))
         edge_attr = bound.edge_attr if edge_attr is None else parts.checked_edges(edge_attr, bound)
         states, sums = edges(validation.edge_features("an operator with edges=", edge_attr), dst, src, bound)
-        is_sum = type(self.aggregate) is Sum and not has_own(self.aggregate, "reduce")
+        is_sum = class_of(self.aggregate) is Sum
         if sums is not None and self.attention is None and is_sum and self.backend == "auto":
             return self.update(x, sums), states  # the kernel has summed them already
         return self._exchanged(x, self.rounds(x, graph, source, states))[0], states

@@ -10,7 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import engine
-from mpnn.aggregate import NAMED, SUM, Aggregator, Index, Max, Mean, Min, Name, Sum, Var, aggregator, plain_sum
+from mpnn.aggregate import (
+    NAMED,
+    SUM,
+    Aggregator,
+    Index,
+    Max,
+    Mean,
+    Min,
+    Name,
+    Sum,
+    Var,
+    aggregator,
+    plain_sum,
+)
 from mpnn.graph import Graph
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.edge_tables import BiasTable, PerEdge
@@ -21,6 +34,7 @@ from mpnn.graph.topology import Topology
 from mpnn.graphs import jagged
 from mpnn.graphs.explicit import edges_into
 from mpnn.round import NodeBias as NodeBias, Normalize, Round, validation
+from mpnn.round.needs import class_of
 from mpnn.scores import Dot, check_scale
 
 if TYPE_CHECKING:
@@ -246,7 +260,7 @@ def attend(
             return_weights,
             return_lse,
             *of_recurrence,
-            type(aggregate) is not Sum,
+            class_of(aggregate) is not Sum,
             mix_logits,
             mix_weights,
             edge_value,
@@ -361,13 +375,13 @@ def aggregate(
     width = 1
     if weight is not None:
         width = _weight_width(weight, graph.num_edges, x)
-        if width > 1 and type(aggregate) not in (Sum, Mean, Max, Min, Var):
+        if width > 1 and class_of(aggregate) not in (Sum, Mean, Max, Min, Var):
             raise ValueError(
                 f"{type(aggregate).__name__} may compare the features of a message, and weight has one number for each "
                 'of them; the aggregators for such weights are "sum", "mean", "max", "min" and "var"'
             )
         bias = (weight if weight.dim() > 1 else weight.view(-1, 1),)
-    if normalized and (weight is None or type(aggregate) is not Sum):
+    if normalized and (weight is None or class_of(aggregate) is not Sum):
         raise ValueError(f'normalized divides by the sums of weights: pass weight, and reduce="sum"; got {reduce!r}')
     dim = -1 if width > 1 else -2  # with a weight for each feature, each is a head of width 1
     round = Round.of_messages(graph, x.unsqueeze(dim))

@@ -32,7 +32,7 @@ from mpnn.graph.witness import Unwatchable, Witness
 from mpnn.kernels.layers import EncoderLayer, Form, Weights, refusal
 from mpnn.kernels.parts import Parts
 from mpnn.position import Llama3Rotary, Rotary
-from mpnn.round.needs import has_own
+from mpnn.round.needs import class_of
 from mpnn.update import MLP, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from mpnn.update.dropout import Dropout, DropPath
 from mpnn.update.maps import Linear
@@ -96,7 +96,7 @@ def find(operator: Any, graph: Any, x: Tensor) -> Layer | str:
         parts = parts_of(graph, x.shape[:-2].numel())
     if parts is None:
         return "the graph, or one of its documents, is not complete or causal"
-    if has_own(operator.aggregate, "reduce"):
+    if class_of(operator.aggregate) is None:
         return "the aggregate has a reduce of its own"
     known = _KNOWN.get(operator)
     if known is None or not known.holds:

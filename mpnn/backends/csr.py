@@ -36,8 +36,8 @@ from mpnn.round.needs import (
     FLOATS,
     NAMES_OF_AGGREGATES as KINDS,
     NORMALIZED,
+    class_of,
     first,
-    has_own,
     name_of,
     on_edges,
 )
@@ -82,8 +82,7 @@ FAMILIES: dict[type, str] = {Sum: "sum", Mean: "sum", Max: "extreme", Min: "extr
 
 
 def _refuse_to_aggregate(round: Round) -> str | None:
-    is_known = type(round.reduce) in KINDS and not has_own(round.reduce, "reduce")
-    of_aggregator = None if is_known else _why_not(round.reduce, round.needs_grad)
+    of_aggregator = None if class_of(round.reduce) in KINDS else _why_not(round.reduce, round.needs_grad)
     return library.why_missing() or first(_of_nodes(round)) or of_aggregator
 
 

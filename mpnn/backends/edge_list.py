@@ -25,7 +25,7 @@ from mpnn.graph import rng
 from mpnn.graph.csr import CSR
 from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, total
 from mpnn.round import Result, Round
-from mpnn.round.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, has_own, on_edges
+from mpnn.round.needs import AGGREGATES, DEVICES, FLOATS, NORMALIZED, class_of, on_edges
 from mpnn.scores import Dot, Role, Score
 
 NAME = "edge_list"
@@ -54,7 +54,7 @@ def counts(round: Round) -> dict[str, float]:
     """The number of edges, of their components, and of those of the results, by operation."""
     edges = float(round.graph.num_edges * round.batch.numel() * round.heads)
     numbers = edges * round.value.shape[-1]
-    family = _FAMILIES.get(type(round.reduce), "reduce")
+    family = _FAMILIES.get(class_of(round.reduce), "reduce")
     if not round.weighted:
         operations = {f"{family} call": 1.0, f"{family} edge": edges, f"{family} number": numbers}
     else:
@@ -113,7 +113,7 @@ def run(round: Round, kernels: Kernels | None = None) -> Result:
     logits = sum_of_logits(round, csr, kernels)
     weights = None if logits is None else normalized(logits, round, index)
     kept = weights if weights is None or not round.dropout else dropped(weights, round, csr.row, csr.col)
-    by_sums = type(round.reduce) in (Sum, Var) and not has_own(round.reduce, "reduce")
+    by_sums = class_of(round.reduce) in (Sum, Var)
     if kernels is not None and by_sums and round.edge_value is None:
         out = _by_sums(kept, round, csr, index, kernels)
     else:

@@ -33,6 +33,7 @@ from mpnn.graph.exchange import AttendCall, Exchange, Layer, Terms
 from mpnn.graph.graph import take, with_sources
 from mpnn.kernels import memory
 from mpnn.round import Round
+from mpnn.round.needs import class_of
 from mpnn.scores import Role
 
 
@@ -377,7 +378,7 @@ def refusal_in_pieces(layer: Layer) -> str | None:
     attention = layer.attention
     return not_by_node(attention) or first_of(
         (attention.normalize != "softmax", "its pieces are merged by the sums of a softmax"),
-        (type(layer.aggregate) is not Sum, "its pieces are merged by the sums of a softmax"),
+        (class_of(layer.aggregate) is not Sum, "its pieces are merged by the sums of a softmax"),
         (getattr(attention, "sinks", None) is not None, "it does not support sinks"),
         (layer.mixes_values, "it needs a layer of one hop without teleport"),
         (layer.return_weights, "the weights of its pieces are not returned"),

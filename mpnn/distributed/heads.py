@@ -21,6 +21,7 @@ from mpnn.engine.rewrites.prepare import lower_score
 from mpnn.graph import Graph
 from mpnn.graph.exchange import AttendCall, Layer, Terms
 from mpnn.round import Round
+from mpnn.round.needs import class_of
 from mpnn.scores import BUILT_IN
 
 
@@ -30,7 +31,6 @@ def refusal(layer: Layer, ranks: int) -> str | None:
     if (reason := not_by_node(attention)) is not None:
         return reason
     name = type(attention).__name__
-    aggregator = type(layer.aggregate)
     heads, shared = heads_of(attention)
     return first_of(
         (heads % ranks > 0, f"{name} has {heads} heads, which {ranks} ranks do not divide"),
@@ -38,7 +38,10 @@ def refusal(layer: Layer, ranks: int) -> str | None:
             shared % ranks > 0 and ranks % shared > 0,
             f"the {shared} key/value heads of {name} and {ranks} ranks do not divide each other",
         ),
-        (aggregator is not Sum, f'it needs the aggregator "sum"; got {aggregator.__name__}'),
+        (
+            class_of(layer.aggregate) is not Sum,
+            f'it needs the aggregator "sum"; got {type(layer.aggregate).__name__}',
+        ),
         (layer.return_weights, "it does not return weights: each rank has those of its heads"),
     )
 

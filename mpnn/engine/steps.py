@@ -102,10 +102,10 @@ def find(round: Round, backend: str) -> Run | None:
         return None
     # Of what distinguishes most forms: so a look-up compares few. It stands here, and in `teach`, to save a call.
     reduce = round.reduce
-    has_own_reduce = "reduce" in getattr(reduce, "__dict__", ())
+    of_reduce = None if "reduce" in getattr(reduce, "__dict__", ()) else type(reduce)  # as `class_of`
     of_value = value.shape[-1], value.dtype, value.requires_grad
     modes = torch.is_grad_enabled(), batches.STATE.padding is None
-    key = backend, type(round.score), type(reduce), has_own_reduce, of_value, modes
+    key = backend, type(round.score), of_reduce, of_value, modes
     memo = round.graph._memo
     for steps in memo["steps"] if "steps" in memo else steps_of(round.graph):
         for form, registered, by, own, run in steps.get(key, ()):
@@ -185,10 +185,10 @@ def teach(round: Round, backend: str, choice: Choice, run: Run) -> None:
     steps = others[0] if others and not is_open else of_all
     value = round.value
     reduce = round.reduce
-    has_own_reduce = "reduce" in getattr(reduce, "__dict__", ())
+    of_reduce = None if "reduce" in getattr(reduce, "__dict__", ()) else type(reduce)  # as `class_of`
     of_value = value.shape[-1], value.dtype, value.requires_grad
     modes = torch.is_grad_enabled(), batches.STATE.padding is None
-    key = backend, type(round.score), type(reduce), has_own_reduce, of_value, modes
+    key = backend, type(round.score), of_reduce, of_value, modes
     if len(steps) >= _MOST_KEYS:
         steps.clear()
     by = choice.by

@@ -133,6 +133,12 @@ def has_own(x: Any, method: str) -> bool:
     return method in getattr(x, "__dict__", ())
 
 
+def class_of(aggregator: object) -> Any:
+    """Returns the class of an aggregator, by which backends choose a kernel, or None for an object with a `reduce` of
+    its own, which no kernel computes."""
+    return None if "reduce" in getattr(aggregator, "__dict__", ()) else type(aggregator)
+
+
 def is_composed(aggregator: object) -> bool:
     """Whether an aggregator composes the results of its parts: neither its class nor itself has another `reduce`."""
     return isinstance(aggregator, Composed) and getattr(aggregator.reduce, "__func__", None) is Composed.reduce
@@ -197,11 +203,7 @@ def _aggregate(round: Any, aggregator: Any) -> Iterable[str]:
         for part in aggregator.parts:
             yield from _aggregate(round, part)
     else:
-        yield (
-            "own aggregate"
-            if has_own(aggregator, "reduce")
-            else NAMES_OF_AGGREGATES.get(type(aggregator), "own aggregate")
-        )
+        yield NAMES_OF_AGGREGATES.get(class_of(aggregator), "own aggregate")
 
 
 def _edges(name: str, data: Any) -> Iterable[str]:

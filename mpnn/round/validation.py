@@ -14,7 +14,7 @@ from mpnn.graph.edge_tables import EmbeddingTable, PerEdge, numbers
 from mpnn.graph.exchange import Exchange, Layer
 from mpnn.graph.topology import Topology
 from mpnn.round import NORMALIZERS, Round
-from mpnn.round.needs import first
+from mpnn.round.needs import class_of, first
 from mpnn.scores import Dot, Role
 
 
@@ -97,7 +97,7 @@ def recurrence(round: Round) -> None:
     """Raises ValueError or TypeError unless the round is a causal sum of values weighted by dot products alone, and its
     gates, beta and state fit."""
     score = round.score
-    plain = round.normalize == "none" and type(round.reduce) is Sum
+    plain = round.normalize == "none" and class_of(round.reduce) is Sum
     plain = plain and not (round.biased or round.edge_value is not None or round.dropout or round.return_lse)
     dots = type(score) is Dot and score.softcap is None and score.edge_key is None
     reasons = {
@@ -144,7 +144,7 @@ def _fits(name: str, x: Tensor | None, shape: tuple[int, ...], last: tuple[tuple
 def lse(round: Round) -> None:
     """Raises ValueError unless the round has logits, of a softmax, and returns nothing else with them."""
     mixes = round.mix_logits is not None or round.mix_weights is not None
-    plain = round.normalize == "softmax" and round.weighted and type(round.reduce) is Sum and not mixes
+    plain = round.normalize == "softmax" and round.weighted and class_of(round.reduce) is Sum and not mixes
     reasons = {
         "return_lse needs a sum weighted by a softmax, whose logits it adds up": not plain,
         "return_lse cannot be combined with return_weights": round.return_weights,

@@ -17,6 +17,7 @@ from mpnn.graph.graph import keep_edges
 from mpnn.graph.sharding import active
 from mpnn.kernels.dense import drop_features, drops_features
 from mpnn.round import Round
+from mpnn.round.needs import class_of
 
 _MIN_ELEMENTS = 1 << 14  # smaller tensors use torch's dropout
 
@@ -101,5 +102,5 @@ def edge_scale(operator: Any, round: Round) -> float:
     whose weights are not normalized, which grows with the number of edges."""
     balanced = round.weighted and round.normalize not in ("sigmoid", "none")
     balanced = balanced or (operator.attention is not None and operator.attention.balanced)
-    drops = operator.training and operator.edge_dropout and not balanced and type(operator.aggregate) is Sum
+    drops = operator.training and operator.edge_dropout and not balanced and class_of(operator.aggregate) is Sum
     return 1 / (1 - operator.edge_dropout) if drops else 1.0

@@ -8,6 +8,7 @@ from live_memory import LiveMemory
 from torch import Tensor, nn
 
 from mpnn import Graph, MessagePassing, graphs
+from mpnn.aggregate import Sum, segment_sum
 from mpnn.attention import DotProduct
 from mpnn.kernels.rows import edge_sum
 from mpnn.update import MLP, EdgeUpdate, PreNorm
@@ -104,6 +105,17 @@ def test_other_ways_compute_the_same(change: Callable[[MessagePassing], object])
     change(op)
     for a, b in zip(outputs(), plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_a_reduce_of_the_object_aggregates_the_states() -> None:
+    op = MessagePassing(bipartite(6, 6, 20), "sum", edges=EdgeUpdate(8, 3))
+    x, e = torch.randn(6, 8), torch.randn(20, 3)
+    with torch.no_grad():
+        plain = op(x, edge_attr=e)[0]
+        own = Sum()
+        own.reduce = lambda messages, index: 2 * segment_sum(messages, index)  # type: ignore[method-assign]
+        op.aggregate = own
+        torch.testing.assert_close(op(x, edge_attr=e)[0], 2 * plain)
 
 
 def test_no_tensor_holds_the_ends_of_edges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
+from mpnn.aggregate import Sum
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed
 from mpnn.graph import Graph
 from mpnn.models.layers.propagation import Propagation
@@ -159,6 +160,14 @@ def test_dropped_edges_follow_the_seed_and_stay_in_evaluation() -> None:
     assert op(x).equal(first)
     exact = MessagePassing(graphs.complete(), "mean", None, None)(x)
     assert op.eval()(x).equal(exact)
+
+
+def test_a_reduce_of_the_object_is_not_scaled_where_edges_are_dropped() -> None:
+    """As that of an own class: only of a sum it is known that it grows with the number of edges."""
+    own = Sum()
+    own.reduce = lambda messages, index: torch.ones(index.num_dst, *messages.shape[1:])  # type: ignore[method-assign]
+    op = MessagePassing(graphs.complete(), own, None, None, edge_dropout=0.5)
+    assert op(torch.randn(30, 4)).equal(torch.ones(30, 4))
 
 
 class Unweighted(Attention):

@@ -14,7 +14,7 @@ from mpnn.backends.cost_model import Estimate
 from mpnn.backends.edge_list import dropped
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner, work
 from mpnn.round import Result, Round
-from mpnn.round.needs import AGGREGATES, ANYWHERE, DROPS, NORMALIZED, WEIGHED
+from mpnn.round.needs import AGGREGATES, ANYWHERE, DROPS, NORMALIZED, WEIGHED, class_of
 
 
 class WeightsFirst(Rewrite):
@@ -62,7 +62,7 @@ class AggregatorInTwoRounds(WeightsFirst):
         """The second round has biases and nothing else, so it is not of this form."""
         of_nodes = round.dst_bias is not None or round.src_bias is not None
         attends = round.score is not None or round.normalize != "none" or bool(round.dropout) or of_nodes
-        return round.weighted and attends and type(round.reduce) not in (Sum, Mean)
+        return round.weighted and attends and class_of(round.reduce) not in (Sum, Mean)
 
     def estimate(self, round: Round) -> Estimate:
         weights = float(round.graph.num_edges * round.batch.numel() * round.heads)

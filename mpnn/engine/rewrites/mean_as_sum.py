@@ -3,7 +3,7 @@
 from mpnn.aggregate import SUM, Mean
 from mpnn.engine.rewrites.rewrite import Finish, Rewrite, Runner
 from mpnn.round import Result, Round
-from mpnn.round.needs import ANYWHERE, DROPS, NORMALIZED, VALUES_OF_EDGES, WEIGHED, has_own
+from mpnn.round.needs import ANYWHERE, DROPS, NORMALIZED, VALUES_OF_EDGES, WEIGHED, class_of
 
 
 class MeanAsSum(Rewrite):
@@ -24,7 +24,7 @@ class MeanAsSum(Rewrite):
     def applies(self, round: Round) -> bool:
         """Plain means, without a score or a normalizer, have kernels of their own."""
         plain = round.score is None and round.normalize == "none"
-        is_mean = type(round.reduce) is Mean and not has_own(round.reduce, "reduce")
+        is_mean = class_of(round.reduce) is Mean
         return is_mean and round.weighted and not plain
 
     def apply(self, round: Round, run: Runner) -> tuple[Round, Finish]:
