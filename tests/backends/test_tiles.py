@@ -139,6 +139,15 @@ def replaced(round: Round, tensors: dict[int, Tensor]) -> Round:
     return Round(round.graph, of(round.value), dot, bias=tuple(map(of, round.bias)), return_lse=True, **nodes)
 
 
+def test_biases_of_nodes_have_a_price() -> None:
+    graph = GRAPHS["causal"]
+    plain = round_over(graph, (), (4, 2, 2), (8, 8))
+    assert "bias call" not in tiles.counts(plain)
+    for names in (("dst_bias",), ("src_bias",), ("dst_bias", "src_bias")):
+        biased = round_over(graph, (), (4, 2, 2), (8, 8), **{name: leaf(NODES, 4) for name in names})
+        assert tiles.counts(biased)["bias call"] == 1
+
+
 def test_all_edges_may_be_dropped() -> None:
     round = round_over(GRAPHS["causal"], (2,), (2, 2, 2), (8, 8), dropout=1.0, seed=torch.tensor(1))
     assert not tiles.run(round).out.any()

@@ -204,3 +204,40 @@ def test_many_numbers_are_sorted_at_once(least: int, sorts: int, monkeypatch: py
     found = reduce.row_sum(x, None, sort, listed, "sum")
     torch.testing.assert_close(found[:, 0], torch.zeros(5, 5).index_add(0, row, x[col, 0]))
     assert len(calls) == sorts
+
+
+@pytest.mark.parametrize("reordered", [False, True], ids=["", "reordered"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.usefixtures("chunks")
+def test_a_combine_of_ones_own_over_rows_that_chunks_share(
+    reordered: bool, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maxima, and their gradients by value and weight, by the loops that numba compiles, which run as Python here."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr("numba.njit", lambda **options: lambda function: function)
+    monkeypatch.setattr(reduce.combine, "_scalar", lambda name, function, single, numbers=2: function)
+    gradient = lambda message, out: 1.0 if message == out else 0.0  # noqa: E731
+    largest = reduce.Associative(lambda a, b: max(a, b), -torch.inf, gradient, None, shares_ties=True)
+    order = torch.tensor([3, 0, 4, 1, 2]) if reordered else None
+    edges = Rows(PTR, COLUMNS, ORDER, node=order)
+    row, col, edge = edges.ends
+    value = torch.randn(2, SOURCES, HEADS * WIDTH, dtype=torch.float64)
+    weight = torch.rand(2, len(ORDER), HEADS, dtype=torch.float64) if weighted else None
+    expected = loop(value, weight, "max")
+    if order is not None:
+        expected = torch.empty_like(expected).index_copy(1, order, expected)
+    found = reduce.reduced(value, weight, edges, largest)
+    torch.testing.assert_close(found, expected)
+    by_source = col.argsort(stable=True)
+    ptr = torch.searchsorted(col[by_source], torch.arange(SOURCES + 1))
+    columns = Rows(ptr, row[by_source].int(), edge[by_source])
+    d_out = torch.randn_like(found)
+    options = reduce.Reduction(edges, lambda: columns, largest, value.dtype, value.dtype)
+    needs = (True, weighted)
+    saved = reduce.KERNEL.forward(options, needs, value, weight)[1]
+    gradients = reduce.KERNEL.gradients(options, needs, (value, weight), saved, d_out)
+    leaves = [x.clone().requires_grad_() for x in (value, weight) if x is not None]
+    out = loop(*leaves, *([] if weighted else [None]), "max")
+    upstream = d_out if order is None else d_out[:, order]
+    for mine, theirs in zip(gradients, torch.autograd.grad(out, leaves, upstream), strict=False):
+        torch.testing.assert_close(mine, theirs)

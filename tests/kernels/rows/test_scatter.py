@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpnn.kernels.cpu import library
 from mpnn.kernels.rows import scatter
@@ -150,3 +152,32 @@ def test_without_kernels_a_matching_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         scatter.match(none, none[:0], none[:0], None)
     x, to = torch.randn(5, 8), torch.tensor([0, 1, 1, 0, 2])
     torch.testing.assert_close(scatter.row_sums(x, to, 3), x.new_zeros(3, 8).index_add(0, to, x))
+
+
+class Own(Tensor):
+    """A tensor of another type."""
+
+
+class Nothing(TorchDispatchMode):
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.skipif(library.why_missing() is not None, reason="needs the compiled kernels")
+def test_which_tensors_kernels_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(3, 2)
+    assert all(map(scatter.serves, (x, x.T, x.double(), torch.nn.Parameter(x))))
+    others = (x.as_subclass(Own), x.half(), x.long(), x.to("meta"), x.to_sparse())
+    assert not any(map(scatter.serves, others))
+    with Nothing():
+        assert not scatter.serves(x)
+    with forward_ad.dual_level():
+        assert not scatter.serves(x)
+    seen = []
+    torch.func.vmap(lambda row: (seen.append(scatter.serves(x)), row)[1])(x)
+    torch._vmap_internals._vmap(lambda row: (seen.append(scatter.serves(row)), row)[1])(x)  # of is_grads_batched
+    assert seen == [False, False]
+    monkeypatch.setattr(library, "why_missing", lambda: "they are missing")
+    assert not scatter.serves(x)
