@@ -103,6 +103,14 @@ def test_attention_by_operations_is_torchs(
     torch.testing.assert_close(narrow.float(), found, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=str)
+def test_heads_share_keys_whatever_their_width_is(heads: tuple[int, int], width: int) -> None:
+    query, key, value = (torch.randn(2, n, 5, width) for n in (heads[0], heads[1], heads[1]))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    torch.testing.assert_close(attention(query, key, value, None, False, None), expected)
+
+
 class Product(torch.autograd.Function):
     """`x * y`, of which a kernel computes first derivatives, and of which `more` has none."""
 
