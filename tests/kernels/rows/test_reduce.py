@@ -188,9 +188,12 @@ def _transposed() -> tuple[Tensor, Tensor, Tensor]:
     return ptr, row[order].int(), edge[order]
 
 
-@pytest.mark.parametrize(("least", "sorts"), [(12 * 5 // 2, 1), (12 * 5 // 2 + 1, 0)])
-def test_many_numbers_are_sorted_at_once(least: int, sorts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where several parts sum them."""
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+@pytest.mark.parametrize(("least", "sorts"), [(12 * 5 // 2, [False, True]), (12 * 5 // 2 + 1, [])])
+def test_many_numbers_are_sorted_at_once(
+    kind: str, least: int, sorts: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where several parts sum them, in both directions."""
     monkeypatch.setattr(reduce, "_MIN_COMPONENTS", least)
     row, col, _ = rows().ends
     listed = reduce.EdgeList(torch.stack([col, row]), 5, SOURCES)
@@ -198,12 +201,17 @@ def test_many_numbers_are_sorted_at_once(least: int, sorts: int, monkeypatch: py
 
     def sort(transposed: bool) -> Rows:
         calls.append(transposed)
-        return Rows(PTR, COLUMNS)
+        return Rows(*_transposed()) if transposed else Rows(PTR, COLUMNS)
 
-    x = torch.randn(SOURCES, 1, 5)
-    found = reduce.row_sum(x, None, sort, listed, "sum")
-    torch.testing.assert_close(found[:, 0], torch.zeros(5, 5).index_add(0, row, x[col, 0]))
-    assert len(calls) == sorts
+    x = torch.randn(SOURCES, 1, 5, dtype=torch.float64, requires_grad=True)
+    expected = torch.zeros(5, 1, 5, dtype=torch.float64).index_add(0, row, x[col])
+    if kind == "mean":
+        expected = expected / PTR.diff().clamp(min=1)[:, None, None]
+    found = reduce.RowSum.apply(x, None, sort, listed, kind)
+    torch.testing.assert_close(found, expected)
+    upstream = torch.randn_like(found)
+    torch.testing.assert_close(*(torch.autograd.grad(out, x, upstream) for out in (found, expected)))
+    assert calls == sorts
 
 
 @pytest.mark.parametrize("reordered", [False, True], ids=["", "reordered"])
