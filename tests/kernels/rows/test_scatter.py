@@ -69,9 +69,9 @@ def test_nan_is_the_extreme_and_infinities_are_numbers() -> None:
 @pytest.mark.usefixtures("way")
 def test_squares_of_equal_rows_are_zero() -> None:
     """Although their mean is rounded."""
-    x = torch.tensor([0.1, 0.7, 1e20, 0.3])[:, None].expand(4, 5).repeat_interleave(3, 0)
-    to = torch.tensor([0, 3, 1, 4]).repeat_interleave(3)
-    assert not scatter.row_squares(x, to, 5, to.bincount(minlength=5)[:, None]).any()
+    x = torch.cat([torch.rand(50), torch.tensor([1e20])])[:, None].expand(51, 5).repeat_interleave(7, 0)
+    to = torch.randperm(51).repeat_interleave(7)
+    assert not scatter.row_squares(x, to, 51, to.bincount()[:, None]).any()
 
 
 @pytest.mark.usefixtures("way")
