@@ -297,10 +297,10 @@ class _Rule(Topology):
         if isinstance(pairs, Runs):
             return pairs
         row = np.arange(len(i))
-        return Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._checked(pairs)))
+        return Runs.of(len(i), num_src, ((row, start, stop) for start, stop in self._checked(pairs, len(i))))
 
-    def _checked(self, pairs: Any) -> Pairs:
-        """Yields the pairs that the rule returned and checks that they are pairs of integers."""
+    def _checked(self, pairs: Any, num_dst: int) -> Pairs:
+        """Yields the pairs that the rule returned and checks that they are pairs of integers, for each destination."""
         if not isinstance(pairs, Iterable):
             raise TypeError(f"the rule of {self} must return a list of pairs [(start, stop), ...]; got {pairs!r}")
         for pair in pairs:
@@ -314,6 +314,11 @@ class _Rule(Topology):
                     raise TypeError(
                         f"starts and stops of the rule of {self} must be integers; got {end.dtype}: divide with // "
                         "instead of /"
+                    )
+                if end.ndim and end.shape[-1] not in (1, num_dst):
+                    raise ValueError(
+                        f"starts and stops of the rule of {self} must have a number for each of the {num_dst} "
+                        f"destinations, or be one number; got numbers of shape {list(end.shape)}"
                     )
             yield pair[0], pair[1]
 

@@ -167,7 +167,10 @@ def _build(node: ast.expr, text: str, name: str, args: list[Any], named: dict[st
     builder = BUILDERS.get(name) or _REGISTERED.get(name)
     if builder is None:
         names = sorted(BUILDERS | _REGISTERED)
-        own = "add yours by graphs.register, on the command line in a file that --import names"
+        own = (
+            "to use your own, decorate it with graphs.register; import its file first, or name it with --import on "
+            "the command line"
+        )
         raise _error(node, text, f"{unknown('topology', name, names)}; {own}")
     parameters = inspect.signature(builder).parameters
     if surplus := [k for k in named if k not in parameters]:

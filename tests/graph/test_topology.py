@@ -228,6 +228,12 @@ def test_a_rule_that_returns_no_pairs_of_integers_is_refused(rule: Any, message:
         Topology.of(rule).bind(n)
 
 
+def test_a_rule_whose_numbers_are_not_of_the_destinations_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must have a number for each of the 5 destinations.* of shape \[2\]"):
+        Topology.of(lambda i, n: [(i[:2], n)]).bind(5)
+    assert Topology.of(lambda i, n: [(np.zeros((2, 1), int), i)]).bind(5).num_edges == 10
+
+
 @pytest.mark.parametrize(("num_dst", "num_src"), [(2**62, None), (8, 2**61)])
 def test_sizes_whose_pairs_cannot_be_counted_are_refused(num_dst: int, num_src: int | None) -> None:
     with pytest.raises(ValueError, match=f"a graph of {num_dst} x .* is too large"):

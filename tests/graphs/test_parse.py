@@ -194,7 +194,7 @@ def test_a_registered_builder_is_part_of_the_language(text: str, checkerboard: A
         ("window('1')", "arguments are integers or lists of integers"),
         (
             "checker",
-            r"there is no topology 'checker' \(did you mean checkerboard\?\); there are .*; add yours by",
+            r"there is no topology 'checker' \(did you mean checkerboard\?\); there are .*; to use your own",
         ),
     ],
 )
