@@ -344,7 +344,7 @@ def test_what_plans_depend_on(name: str, one: Any, other: Any, alike: bool) -> N
         ({"dropout": 0.5, "seed": torch.tensor(1)}, {"dropout"}),
         ({"reduce": PNA(("mean", OwnSum()))}, {"aggregate of parts", "mean", "own aggregate"}),
     ],
-    ids=lambda x: ", ".join(x) or "nothing",
+    ids=lambda x: ", ".join(sorted(x)) or "nothing",
 )
 def test_needs_of_fields(changes: dict[str, Any], needs: set[str]) -> None:
     query, key, value = features()

@@ -326,7 +326,7 @@ BY_OFFSET = BiasTable(torch.zeros(3, 2), Offset(1))
         ({"return_lse": True}, "returned weights or log-sum-exps"),
         ({"return_state": True}, "recurrences"),
     ],
-    ids=str,
+    ids=lambda x: ", ".join(x) or "nothing" if isinstance(x, dict) else str(x),
 )
 def test_what_is_served_over_topologies(changes: dict[str, Any], what: str | None) -> None:
     given = Round(graphs.complete().bind(4), of_nodes(2, 3), Dot(of_nodes(2, 3), of_nodes(2, 3), 1.0))
