@@ -163,7 +163,7 @@ class Comparison:
         errors = {result.graph: mean(result.errors(steps=self.steps)) for result in self.results}
         ahead = [graph for graph, error in errors.items() if error == min(errors.values())]
         if len(ahead) > 1:
-            return f"After {self.steps:,} steps each, the errors of {' and '.join(ahead)} are equal."
+            return f"After {self.steps:,} steps each, the errors of {', '.join(ahead[:-1])} and {ahead[-1]} are equal."
         if ahead == [best.graph]:
             return f"After {self.steps:,} steps each, {best.graph} has the lowest error, too."
         return f"After {self.steps:,} steps each, however, {ahead[0]} has the lowest error."
@@ -190,10 +190,11 @@ class Comparison:
         if len(by_error) < 2 or not gap < _ALIKE * least:
             return ""
         half = half_interval(paired_gaps(best, worst))
-        if gap == half == 0:
+        if gap == 0 and half in (0, math.inf):
+            same = "the same error with every seed" if half == 0 else "the same error"
             return (
-                f"After {self.steps:,} steps each, all graphs have the same error with every seed: the test is too "
-                "small, or the training too short, to decide."
+                f"After {self.steps:,} steps each, all graphs have {same}: the test is too small, or the training too "
+                "short, to decide."
             )
         said = f"After {self.steps:,} steps each, the highest error is only {gap / least:.1%} above the lowest."
         if math.isinf(half):
