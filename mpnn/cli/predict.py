@@ -65,10 +65,10 @@ def predict(
 
     For links, the table has a row for each pair in --pairs: its nodes (and
     relation), the score, and p, the probability of a link if half of all pairs
-    are links. Then follow the rank of the second node among all nodes without
-    a known link to the first (1 is the best), and known: train, val or test if
-    the pair is a link of the run, else empty. As in mpnn eval, messages pass
-    only along the links for training.
+    are links. The column rank is the rank of the second node among all nodes
+    without a known link to the first (1 is the best). The column known holds
+    train, val or test if the pair is a link of the run, and is empty otherwise.
+    As in mpnn eval, messages pass only along the links for training.
     \b
     Examples:
       mpnn predict runs/train -o predictions.csv
