@@ -150,8 +150,8 @@ class Options:
     batch: int | None = _option(int, "Crops of text, graphs, or links, per step.", _STEPS)
     lr: float | None = _option(
         float,
-        "Maximum learning rate; mpnn compare tries half and twice of it, too. The default for nodes is 0.01 (for cora "
-        "0.005), and for graphs of your own 0.005.",
+        "Maximum learning rate; mpnn compare tries half and twice of it, too. The default is 0.01 for nodes, and 0.005 "
+        "for cora and for --graph-table.",
         _STEPS,
     )
     dropout: float | None = _option(

@@ -839,3 +839,9 @@ def test_a_seed_that_torch_does_not_take_is_refused(seed: int) -> None:
 
 def test_one_graph_is_no_comparison(tmp_path: Path) -> None:
     assert "one is not a comparison" in refusal("compare", "--graphs", "causal", "--out", str(tmp_path / "out"))
+
+
+def test_view_says_that_a_folder_holds_no_finished_run(tmp_path: Path) -> None:
+    assert f"{tmp_path} has no run.json: name a folder" in refusal("view", str(tmp_path))
+    (tmp_path / "checkpoint.pt").touch()
+    assert "holds a run that has not finished: mpnn train continues it with --resume" in refusal("view", str(tmp_path))
