@@ -772,7 +772,9 @@ def test_a_topology_of_one_s_own_is_imported(tmp_path: Path, verses: Path, monke
     compared = ["--graphs", "cells(2..4)", "--budget", "2s", "--seeds", "1", "--out", tmp_path / "compared"]
     result = run("compare", "--file", verses, *compared, *sizes, *imported)
     assert result.exit_code == 0, result.output
-    assert 'import my_graphs\nmodel = mpnn.models.GPT(17, 8, 1, 1, mpnn.graphs.parse("cells(' in result.output
+    (command,) = re.findall(r"^ +mpnn (train .*)", result.output, re.M)
+    assert re.search(r'--graph "cells\([24]\)" .*--lr \S+', command)
+    assert f"--import {file}" in command
 
 
 def test_what_cannot_be_imported_is_refused(tmp_path: Path) -> None:

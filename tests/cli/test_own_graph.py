@@ -132,7 +132,7 @@ def test_the_page_of_tables_leads_from_an_export_to_predictions(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
 def test_graphs_of_tables_are_compared(clubs: str) -> None:
-    command = re.findall(r"^mpnn (train .*)", paste(2, budget="2s"), re.M)[0]
+    command = re.findall(r"^ +mpnn (train .*)", paste(2, budget="2s"), re.M)[0]
     assert run(f"{command} --steps 2 --out runs/winner"), "it is complete"
 
 
