@@ -190,7 +190,7 @@ class MessagePassing(nn.Module):
         out, weights = self._run(rounds[0]) if exchange is LOCAL else exchange.run(rounds, self._run)
         attention = self.attention
         modules: Any = self._modules  # a look-up of `self.update` is a call of torch's
-        message = out.squeeze(-2) if attention is None else attention.merge(out)
+        message = out.flatten(-2) if attention is None else attention.merge(out)
         update = modules["update"]
         try:
             return update(x, message), weights

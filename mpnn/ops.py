@@ -10,20 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpnn import engine
-from mpnn.aggregate import (
-    NAMED,
-    SUM,
-    Aggregator,
-    Index,
-    Max,
-    Mean,
-    Min,
-    Name,
-    Sum,
-    Var,
-    aggregator,
-    plain_sum,
-)
+from mpnn.aggregate import NAMED, SUM, Aggregator, Index, Max, Mean, Min, Name, Sum, Var, aggregator, plain_sum
 from mpnn.graph import Graph
 from mpnn.graph.bound import BoundGraph
 from mpnn.graph.edge_tables import BiasTable, PerEdge

@@ -506,6 +506,15 @@ GATES = {"log_gate": torch.zeros(3, 4, 2), "beta": torch.zeros(3, 4), "state": t
 ONLY = "log_gate, beta and states go with sums weighted by dot products alone"
 
 
+def _require(given: Round, sentence: str | None) -> None:
+    """The round is valid, or refused with this sentence."""
+    if sentence is None:
+        validation.round(given)
+    else:
+        with pytest.raises((ValueError, TypeError), match=rf"^{re.escape(sentence)}"):
+            validation.round(given)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -541,11 +550,7 @@ ONLY = "log_gate, beta and states go with sums weighted by dot products alone"
 )
 def test_what_goes_with_recurrences(changes: dict[str, Any], sentence: str | None) -> None:
     given = RECURRENT.with_fields(**changes)
-    if sentence is None:
-        validation.round(given)
-    else:
-        with pytest.raises((ValueError, TypeError), match=rf"^{re.escape(sentence)}"):
-            validation.round(given)
+    _require(given, sentence)
 
 
 @pytest.mark.parametrize(
@@ -606,11 +611,7 @@ def test_maps_of_heads(name: str, changes: dict[str, Any], mix: Tensor, fits: bo
 )
 def test_sinks_of_heads(changes: dict[str, Any], sinks: Tensor, sentence: str | None) -> None:
     given = Round(GRAPH, V, Dot(Q, K, 1.0), sinks=sinks).with_fields(**changes)
-    if sentence is None:
-        validation.round(given)
-    else:
-        with pytest.raises((ValueError, TypeError), match=rf"^{re.escape(sentence)}"):
-            validation.round(given)
+    _require(given, sentence)
 
 
 @pytest.mark.parametrize(

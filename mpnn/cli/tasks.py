@@ -271,10 +271,10 @@ def model_options(settings: NodeSettings, tables: Any) -> tuple[type[NodeModel],
         wanted["edge_dim"] = 1
     for name in wanted:
         if name not in takes:
-            option = "edge-features" if edge_features is not None else "weights or --repeats sum"
-            option = option if name == "edge_dim" else name
+            weighs = name == "edge_dim" and edge_features is None
+            option = "weights or --repeats sum" if weighs else "edge-features" if name == "edge_dim" else name
             whose = [other for other, model in NODE_MODELS.items() if name in inspect.signature(model).parameters]
-            whose += ["gcn"] if option.startswith("weights") else []
+            whose += ["gcn"] if weighs else []
             raise ValueError(f"{settings.model} has no --{option}; choose --model {', '.join(whose)}")
     return kind, wanted
 

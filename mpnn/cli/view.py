@@ -10,7 +10,7 @@ import typer
 from mpnn.cli.console import Force, NumSrc, check_file, console, exit_on_failure, exit_on_invalid_input
 from mpnn.cli.expressions import bind
 from mpnn.cli.tasks import CHARACTERS
-from mpnn.cli.train import FINISHED, saved_options
+from mpnn.cli.train import CHECKPOINT, FINISHED, saved_options
 from mpnn.graph.files import write_atomically
 from mpnn.graphs import parse
 from mpnn.view import Page, of_topology
@@ -147,7 +147,7 @@ def _page_of_model(what: str, reads: Reads, graphs: list[str] | None) -> Page:
             return view_nodes.of_run(what, reads.only("node", what, "a run on nodes"), graphs)
         if (vit := view_images.saved_vit(folder)) is not None:
             return view_images.of_saved(what, vit, reads.only("image", what, "a model of images"), graphs)
-        if folder.is_dir() and not (folder / "config.json").is_file():
+        if (folder / CHECKPOINT).is_file() or (folder.is_dir() and not any(folder.glob("*.json"))):
             saved_options(folder)  # raises an error that says what the folder has
         model = view_models.transformers_model(what)
         if reads.image is not None:

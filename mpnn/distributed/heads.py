@@ -40,7 +40,8 @@ def refusal(layer: Layer, ranks: int) -> str | None:
         ),
         (
             class_of(layer.aggregate) is not Sum,
-            f'it needs the aggregator "sum"; got {type(layer.aggregate).__name__}',
+            f'it needs the aggregator "sum"; got {type(layer.aggregate).__name__}'
+            + " with a reduce of its own" * (class_of(layer.aggregate) is None),
         ),
         (layer.return_weights, "it does not return weights: each rank has those of its heads"),
     )

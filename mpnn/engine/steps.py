@@ -15,7 +15,7 @@ is new in each call plans nothing. Any other graph is of its own kind, and keeps
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -252,11 +252,7 @@ class Form:
         # More than the class has fields if an object has a method of its own.
         self._num_attributes = len(getattr(score, "__dict__", ()))
         self._num_single = len(single)
-        # Attributes of an object are read from its dictionary in half the time.
-        stored = [field.path for field in exact if field.path in vars(round)]
-        self._read_stored = itemgetter(*stored) if stored else len
-        self._stored = self._read_stored(vars(round))
-        self._read_exact = _reader([field.path for field in exact if field.path not in stored])
+        self._read_exact = _reader([field.path for field in exact])
         self._exact = self._read_exact(round)
         # Of numbers, which are read in each call, only the signs decide what runs. Objects of the caller's are not
         # kept, because graphs keep forms: of those, too, only what plans depend on is compared.
@@ -280,12 +276,12 @@ class Form:
         if type(round) is not self._kind or type(score) is not self._score:
             return False
         try:
-            if self._read_stored(round.__dict__) != self._stored or self._read_exact(round) != self._exact:
+            if self._read_exact(round) != self._exact:
                 return False
             others = self._read_others(round)
             if others != self._values and self._forms_of(others) != self._forms:
                 return False
-        except (RuntimeError, ValueError, KeyError):  # a tensor or an array is where none was, or an attribute is gone
+        except (RuntimeError, ValueError):  # a tensor or an array is where none was
             return False
         if self._rules and not self._has_rules(round):
             return False

@@ -191,11 +191,8 @@ class Comparison:
             return ""
         half = half_interval(paired_gaps(best, worst))
         if gap == 0 and half in (0, math.inf):
-            same = "the same error with every seed" if half == 0 else "the same error"
-            return (
-                f"After {self.steps:,} steps each, all graphs have {same}: the test is too small, or the training too "
-                "short, to decide."
-            )
+            equal = "errors of all graphs that are equal with every seed" if half == 0 else "equal errors of all graphs"
+            return f"Such {equal} decide nothing: the test is too small, or the training too short."
         said = f"After {self.steps:,} steps each, the highest error is only {gap / least:.1%} above the lowest."
         if math.isinf(half):
             return f"{said} One seed cannot show whether this difference is chance."

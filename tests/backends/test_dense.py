@@ -37,8 +37,8 @@ def test_the_second_call_gives_what_the_specification_gives(topology, shape, hea
     expected = ops.attend(graph, *given, scale=scale, backend="edge_list")
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     cotangent = torch.randn_like(expected)
-    for mine, theirs in zip(*(torch.autograd.grad(x, given, cotangent) for x in (found, expected)), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    for got, wanted in zip(*(torch.autograd.grad(x, given, cotangent) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_only_plain_attention_goes_straight():

@@ -65,10 +65,10 @@ def test_results_and_gradients(
         torch.testing.assert_close(found.weights, expected.weights)
         torch.testing.assert_close(found.lse, expected.lse)
         direction = torch.randn_like(found.out)
-        mine, theirs = (
+        got, wanted = (
             torch.autograd.grad(x.out, round.tensors, direction, materialize_grads=True) for x in (found, expected)
         )
-        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(got, wanted)
 
 
 LISTED = graphs.from_edges([[0, 2, 2, 1, 3, 0], [1, 1, 0, 1, 0, 1]], num_dst=3, num_src=4)

@@ -244,8 +244,8 @@ def test_short_convolutions(documents: list[int], radius: int, clip: int, column
     (found, _), (expected, _) = (engine.run(given, name) for name in ("scan", "edge_list"))
     torch.testing.assert_close(found, expected)
     direction = torch.randn_like(found)
-    mine, theirs = (torch.autograd.grad(out, (value, table), direction) for out in (found, expected))
-    torch.testing.assert_close(mine, theirs)
+    got, wanted = (torch.autograd.grad(out, (value, table), direction) for out in (found, expected))
+    torch.testing.assert_close(got, wanted)
 
 
 def test_what_is_no_short_convolution() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from mpnn import Graph, MessagePassing, engine, graphs, ops
-from mpnn.aggregate import aggregator
+from mpnn.aggregate import Sum, aggregator
 from mpnn.attention import Additive, AdditiveV2, DotProduct
 from mpnn.engine.compile import standard
 from mpnn.graph.edge_tables import BiasTable, EmbeddingTable
@@ -297,6 +297,12 @@ def of_nodes(*shape: int) -> Tensor:
     return torch.zeros(4, *shape)
 
 
+def with_own_reduce() -> Sum:
+    own = Sum()
+    own.reduce = lambda messages, index: messages[:1]  # type: ignore[method-assign]
+    return own
+
+
 BY_OFFSET = BiasTable(torch.zeros(3, 2), Offset(1))
 
 
@@ -322,6 +328,7 @@ BY_OFFSET = BiasTable(torch.zeros(3, 2), Offset(1))
         ({"mix_weights": torch.eye(2)}, "heads that mix"),
         ({"dropout": 0.5}, r"dropout \(call eval\(\) first\)"),
         ({"reduce": aggregator("max")}, "the aggregator Max"),
+        ({"reduce": with_own_reduce()}, "the aggregator Sum"),
         ({"return_weights": True}, "returned weights or log-sum-exps"),
         ({"return_lse": True}, "returned weights or log-sum-exps"),
         ({"return_state": True}, "recurrences"),

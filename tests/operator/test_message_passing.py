@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mpnn import MessagePassing, graphs
-from mpnn.aggregate import Sum
+from mpnn.aggregate import Sum, segment_sum
 from mpnn.attention import Additive, AdditiveV2, Attention, Degree, DotProduct, Typed
 from mpnn.graph import Graph
 from mpnn.models.layers.propagation import Propagation
@@ -168,6 +168,12 @@ def test_a_reduce_of_the_object_is_not_scaled_where_edges_are_dropped() -> None:
     own.reduce = lambda messages, index: torch.ones(index.num_dst, *messages.shape[1:])  # type: ignore[method-assign]
     op = MessagePassing(graphs.complete(), own, None, None, edge_dropout=0.5)
     assert op(torch.randn(30, 4)).equal(torch.ones(30, 4))
+
+
+def test_heads_that_an_aggregator_returns_are_joined() -> None:
+    x, graph = torch.randn(5, 3), graphs.from_edges(torch.randint(5, (2, 12)), 5)
+    twice = MessagePassing(graph, lambda messages, index: segment_sum(messages, index).repeat_interleave(2, -2))
+    torch.testing.assert_close(twice(x), MessagePassing(graph)(x).repeat(1, 2))
 
 
 class Unweighted(Attention):

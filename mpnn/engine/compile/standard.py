@@ -31,7 +31,7 @@ from mpnn.graph.csr import CSR
 from mpnn.graph.edge_tables import BiasTable
 from mpnn.graph.relations import Offset
 from mpnn.round import Round
-from mpnn.round.needs import first, name_of
+from mpnn.round.needs import class_of, first, name_of
 from mpnn.scores import Dot
 
 _NEEDS = "torch.onnx.export converts rounds over edges that are inputs, and dot-product attention over topologies"
@@ -298,7 +298,7 @@ def _refuse_any(round: Round, applies: bool, aggregators: tuple[type, ...], what
         "softmax over destinations": round.normalize == "softmax_dst",
         "heads that mix": round.mix_logits is not None or round.mix_weights is not None,
         "dropout (call eval() first)": bool(round.dropout),
-        f"the aggregator {name_of(round.reduce)}": type(round.reduce) not in aggregators,
+        f"the aggregator {name_of(round.reduce)}": class_of(round.reduce) not in aggregators,
         "returned weights or log-sum-exps": round.return_weights or round.return_lse,
         "recurrences": round.recurrent,
     }

@@ -130,30 +130,22 @@ def address(x: torch.Tensor | None) -> int | None:
     Raises:
         TypeError: for such a tensor; the message names its kind.
     """
-    if x is None:
-        return None
-    if type(x) is torch.Tensor and x.is_cpu:
-        try:
-            if at := x.data_ptr():
-                return at
-        except RuntimeError:  # a wrapper in a transform, or a sparse layout
-            pass
-    return _address_of_unusual(x)
+    return None if x is None else addresses(x)[0]
 
 
-def addresses(*tensors: torch.Tensor) -> list[int]:
-    """The addresses of several tensors.
+def addresses(*tensors: torch.Tensor | None) -> list[int]:
+    """The addresses of several tensors, 0 for None.
 
     Raises:
         TypeError: as `address`.
     """
     found = []
-    for x in tensors:  # most need no call of `address`
+    for x in tensors:
         try:
             at = x.data_ptr() if type(x) is torch.Tensor and x.is_cpu else 0
-        except RuntimeError:  # as in `address`
+        except RuntimeError:  # a wrapper in a transform, or a sparse layout
             at = 0
-        found.append(at or address(x) or 0)
+        found.append(at or (0 if x is None else _address_of_unusual(x)))
     return found
 
 

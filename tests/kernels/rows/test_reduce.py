@@ -247,5 +247,5 @@ def test_a_combine_of_ones_own_over_rows_that_chunks_share(
     leaves = [x.clone().requires_grad_() for x in (value, weight) if x is not None]
     out = loop(*leaves, *([] if weighted else [None]), "max")
     upstream = d_out if order is None else d_out[:, order]
-    for mine, theirs in zip(gradients, torch.autograd.grad(out, leaves, upstream), strict=False):
-        torch.testing.assert_close(mine, theirs)
+    for got, wanted in zip(gradients, torch.autograd.grad(out, leaves, upstream), strict=False):
+        torch.testing.assert_close(got, wanted)
