@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpnn.kernels.cpu import library
-from mpnn.kernels.cpu.library import address
+from mpnn.kernels.cpu.library import addresses
 
 Sorted = tuple[Tensor, Tensor, Tensor | None]
 """`ptr` [rows + 1]: row r has the edges `ptr[r]:ptr[r+1]`; `col` [E] in this order; the number of each edge [E], None
@@ -40,10 +40,8 @@ def sort_edges(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Sorted
     ptr = torch.empty(num_rows + 1, dtype=torch.int64, device="cpu")
     edge = torch.empty(num_edges, dtype=torch.int64, device="cpu")
     sorted_col = torch.empty(num_edges, dtype=torch.int32, device="cpu")
-    p = _Parameters(
-        *(address(row), address(col), num_edges, num_rows),
-        *(address(ptr), address(edge), address(sorted_col)),
-    )
+    ends, results = addresses(row, col), addresses(ptr, edge, sorted_col)
+    p = _Parameters(*ends, num_edges, num_rows, *results)
     library.function("sort_edges_i32" if row.dtype == torch.int32 else "sort_edges")(addressof(p))
     return (ptr, col, None) if p.is_sorted else (ptr, sorted_col, edge)
 

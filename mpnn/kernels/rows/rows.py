@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpnn.kernels.cpu.library import address, fields
+from mpnn.kernels.cpu.library import address, addresses, fields
 
 
 class RowsStruct(Structure):
@@ -44,7 +44,7 @@ class Chunks:
         self.rows = rows
         self.cuts = np.ascontiguousarray(cuts, np.int64)
         self.count = len(cuts) - 1
-        of_rows = map(address, (rows.ptr, rows.col, rows.edge, rows.slot, rows.node))
+        of_rows = addresses(rows.ptr, rows.col, rows.edge, rows.slot, rows.node)
         self.struct = RowsStruct(rows.num_rows, rows.num_edges, *of_rows, self.count, self.cuts.ctypes.data)
 
     def __len__(self) -> int:
