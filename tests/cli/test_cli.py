@@ -20,8 +20,9 @@ from mpnn import graphs, models
 from mpnn.cli import app as commands, data, demo, drawing, graph_run, pictures, recall, tasks
 from mpnn.cli.app import app, load, paragraphs
 from mpnn.cli.console import console, memory
+from mpnn.cli.link_run import LinkSettings
 from mpnn.cli.measure import backends, bytes_for_backward, estimates
-from mpnn.cli.tasks import Nodes
+from mpnn.cli.tasks import Nodes, TextSettings
 from mpnn.data import SOURCES, Characters
 from mpnn.data.locate import find
 from mpnn.distributed import Part
@@ -79,9 +80,10 @@ def test_the_help_of_mpnn_lists_every_command_by_its_first_sentence() -> None:
 def test_the_help_of_train_states_defaults_that_depend_on_the_data() -> None:
     text = " ".join(re.sub("[│╭╮╰╯─]", " ", run("train", "--help").stdout).split())
     assert "for tables the links of --edges, or knn(8) for nodes without --edges" in text
-    for known, name in ((Nodes.digits(), "nodes"), (Nodes.cora(), "cora")):
-        assert re.search(rf"learning rate; .*?{name} (is )?{known.lr}\b", text), name
-    assert f"for graphs of your own {graph_run._RATE}" in text
+    nodes, cora = Nodes.digits().lr, Nodes.cora().lr
+    assert cora == graph_run._RATE
+    assert f"The default is {nodes} for nodes, and {cora} for cora and for --graph-table." in text
+    assert f"({TextSettings().lr} for text; {LinkSettings().lr} for links)" in text
 
 
 @pytest.mark.parametrize(
