@@ -86,7 +86,8 @@ def check_operator(
 
     order = torch.randperm(graph.num_edges, generator=random)
     shuffled = _with_attr(graph, graph.edge_attr, order)
-    _same(_numbers(operator, x, shuffled), of_x, "another order of the edges gives another result")
+    of_order = "another order of the edges gives another result (two edges are equal: their messages tie)"
+    _same(_numbers(operator, x, shuffled), of_x, of_order)
     of_y = operator(y, graph)
     of_both = operator(torch.stack([x, y]), graph)
     expected = torch.stack([of_x["result"], of_y])

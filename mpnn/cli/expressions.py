@@ -25,6 +25,11 @@ def bind(expression: str, n: int, num_src: int | None = None) -> Graph:
     try:
         return parse(expression).bind(n, num_src)
     except ValueError as error:
+        if of_data := re.search(r"there is no topology '(knn|edges|cora)'", str(error)):
+            raise ValueError(
+                f"{of_data[1]} is a graph of data, which mpnn train and mpnn compare build; here, name a topology such "
+                "as causal & window(16)"
+            ) from None
         text = re.sub(r"use bind\((\d+)\)", r"use --n \1", str(error))
         raise ValueError(text.replace("num_dst", "--n").replace("num_src", "--num-src")) from None
 

@@ -52,7 +52,7 @@ LEGEND = {
     "reach": "share of all pairs of nodes that the model's layers connect; about one half at most for causal graphs",
     "backend": "selected by the plan; dense computes all pairs and masks those without an edge, "
     "tiles the blocks of pairs that have edges, csr the edges only",
-    "time": "median over all steps of forward, backward and optimizer step",
+    "time a step": "median over all steps of forward, backward and optimizer step",
     "memory": "what the forward pass of a training step stores for the backward pass besides parameters",
 }
 _MEASURED = {

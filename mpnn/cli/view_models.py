@@ -55,11 +55,14 @@ def tokenizer_of(name: str | Path) -> Any:
     import transformers
 
     try:
-        return transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        # Without files, transformers makes a tokenizer that knows special tokens only.
+        if {*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens}:
+            return tokenizer
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and not Path(name).exists():
             raise not_a_model(str(name), error) from None
-        raise ValueError(f"{name} has no tokenizer; write it there with tokenizer.save_pretrained") from None
+    raise ValueError(f"{name} has no tokenizer; write it there with tokenizer.save_pretrained")
 
 
 def own_graph(model: Any) -> dict[str, Any]:

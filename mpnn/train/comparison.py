@@ -182,7 +182,7 @@ class Comparison:
 
     def alike(self) -> str:
         """Sentences if the errors of all graphs after equal steps are within 1%, or "". They say that the graph matters
-        little only where the 95% interval between the best and the worst is within 1%, too."""
+        little only where the errors fall no more, and the 95% interval between the best and the worst is within 1%."""
         by_error = sorted(self.results, key=lambda result: mean(result.errors(steps=self.steps)))
         best, worst = (by_error[k].errors(steps=self.steps) for k in (0, -1))
         least = mean(best)
@@ -197,6 +197,8 @@ class Comparison:
         if math.isinf(half):
             return f"{said} One seed cannot show whether this difference is chance."
         said += f" The 95% interval of this difference is {gap - half:.3g} to {gap + half:.3g}{self.unit}."
+        if mean(by_error[0].errors(steps=self.steps / 2)) - least > _ALIKE * least:
+            return f"{said} But the errors still fall: a longer training would show whether the graph matters."
         if max(half - gap, gap + half) < _ALIKE * least:
             return f"{said} The graph hardly matters here: choose the fastest."
         return f"{said} More seeds would show whether the graphs differ."

@@ -109,6 +109,13 @@ def test_cautions_name_a_training_that_is_too_short_and_graphs_that_are_alike() 
 
     surely = Comparison([flat("a", 2.0, 2.1, 2.2), flat("b", 2.001, 2.102, 2.201)], " nats")
     assert surely.alike().endswith("nats. The graph hardly matters here: choose the fastest.")
+    early = [Result(one, 1.0, {k: Curve([5, 10], [0.5, 1.0], [2.1, 2.0 + k / 1e4]) for k in range(3)}) for one in "ab"]
+    early[1] = Result("b", 1.0, {k: Curve([5, 10], [0.5, 1.0], [2.1, 2.001 + k / 9e3]) for k in range(3)})
+    assert (
+        Comparison(early)
+        .alike()
+        .endswith(" But the errors still fall: a longer training would show whether the graph matters.")
+    )
     too_small = Comparison([flat("a", 0.5, 0.5), flat("b", 0.5, 0.5)])
     assert too_small.alike().startswith(
         "Such errors of all graphs that are equal with every seed decide nothing: the test is too"

@@ -493,7 +493,10 @@ def text_of(module: nn.Module) -> str | None:
         return cast("str | None", spec.get(role_of(module)))
     layer = getattr(module, "layer_idx", None)
     if layer is None:
-        raise ValueError(f"{type(module).__name__} has no layer_idx; give one graph for all layers")
+        raise ValueError(
+            f"layers of {type(module).__name__} have no numbers (layer_idx); give one topology for all layers in place "
+            "of a dictionary by number"
+        )
     types = getattr(module.config, "layer_types", None)
     return cast("str | None", spec.get(str(layer), spec.get(types[layer]) if types else None))
 

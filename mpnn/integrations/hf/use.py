@@ -239,12 +239,18 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
     readers = [(layer, text) for layer in layers if (text := text_of(layer)) is not None]
     for text, is_causal in {(text, _is_causal(layer)) for layer, text in readers}:
         _try(parse(text), is_causal)
-    others = ", ".join(sorted({type(layer).__name__ for layer in layers if text_of(layer) is None}))
-    said = f"{len(readers)} of the {len(layers)} attention layers of {name} read the graph; {others} cannot"
+    others = _places(model, {layer for layer in layers if text_of(layer) is None})
+    said = f"{len(readers)} of the {len(layers)} attention layers of {name} read the graph; not {others}"
     if not readers and any(getattr(config, "mpnn_graph", None) for config in _configs(model)):
         raise ValueError(f"{said}. Call mpnn.hf.use on the part of the model whose tokens have this graph")
     if others and isinstance(graph, (str, Topology, BoundGraph)):
         warnings.warn(said, stacklevel=3)
+
+
+def _places(model: nn.Module, layers: set[nn.Module]) -> str:
+    """The classes of some layers of a model, each with the children of the model that hold them."""
+    found = {(type(layer).__name__, path.split(".")[0]) for path, layer in model.named_modules() if layer in layers}
+    return ", ".join(f"{kind} in {child}" for kind, child in sorted(found))
 
 
 def _divide(part: PreTrainedModel) -> list[Callable[[], None]]:
