@@ -363,6 +363,55 @@ def test_each_weight_whose_memory_was_freed_is_noticed() -> None:
         assert places.read([*tensors[:k], freed, *tensors[k + 1 :]]) is None
 
 
+@pytest.mark.parametrize("name", DECODERS)
+def test_weights_are_read_in_other_tensors(name: str) -> None:
+    """Some weights lie in a larger tensor, and some are not there."""
+    shape = DECODERS[name]
+    layer, x = EncoderLayer(shape), torch.randn(9, shape.width)
+    cos_sin = cos_sin_of([9], shape.head_width or 0) if shape.gated else None
+
+    def draw() -> tuple[Weights, list[Tensor]]:
+        w = weights(shape)
+        both = torch.randn(2, *w.maps[1].shape)
+        maps = w.maps[0], both[0], both[1], *(map.T.contiguous().T for map in w.maps[3:])
+        biases = (None, *w.biases[1:])
+        norm_biases = w.norm_biases[0], None
+        tensors = [maps[0], both, *maps[3:], *biases[1:], *w.norm_weights, norm_biases[0]]
+        return Weights(maps, biases, w.norm_weights, norm_biases), tensors
+
+    w, tensors = draw()
+    at = {id(x): k for k, x in enumerate(tensors, 1)}
+    numbers = [at.get(id(x), 2) for x in w.maps] + [0] * (7 - len(w.maps))
+    numbers += [0 if x is None else at[id(x)] for x in w.biases] + [0] * (7 - len(w.biases))
+    numbers += [0 if x is None else at[id(x)] for x in (*w.norm_weights, *w.norm_biases)]
+    places = Places(layer, w, tensors, numbers)
+    for given, held in ((w, tensors), draw()):
+        found = places.read(held)
+        assert isinstance(found, Located)
+        assert layer(x, found, Parts([9]), cos_sin).equal(layer(x, given, Parts([9]), cos_sin))
+
+
+def test_which_weights_a_layer_reads() -> None:
+    shape = form()
+    layer, w, x = EncoderLayer(shape), weights(shape), torch.randn(9, 64)
+    assert layer.reads(w)
+    assert layer.reads(weights(shape, with_biases=False))
+    for part in w._fields:
+        tensors = getattr(w, part)
+        for change in (lambda t: t.double(), lambda t: t.repeat_interleave(2, -1)[..., ::2]):
+            assert not layer.reads(w._replace(**{part: tuple(map(change, tensors))}))
+    with pytest.raises(ValueError, match="the map queries must be contiguous or transposed; its strides are"):
+        layer(x, w._replace(maps=tuple(map.repeat_interleave(2, -1)[..., ::2] for map in w.maps)), Parts([9]))
+    with pytest.raises(ValueError, match="the map queries must be contiguous; its strides are"):
+        layer(x, w._replace(biases=tuple(torch.randn(2 * rows)[::2] for rows, _ in shape.shapes)), Parts([9]))
+
+
+def test_texts_in_a_batch() -> None:
+    shape = form()
+    layer, w, x = EncoderLayer(shape), weights(shape), torch.randn(3, 9, 64)
+    assert layer(x, w, Parts([9] * 3)).equal(layer(x.view(27, 64), w, Parts([9] * 3)).view(3, 9, 64))
+
+
 def test_errors() -> None:
     shape = form()
     layer = partial(run, EncoderLayer(shape), weights(shape))
@@ -375,6 +424,8 @@ def test_errors() -> None:
         ValueError, match=r"the compiled call takes heads of (16|32) numbers or a multiple; these have 30"
     ):
         EncoderLayer(form(60, 2, 120))
+    with pytest.raises(ValueError, match="there is no kernel for these sizes"):
+        EncoderLayer(form(62, 4, 120))
     with pytest.raises(ValueError, match="must be among its nodes"):
         _ = Parts([3], keys=([1], [3])).table
     with pytest.raises(ValueError, match="at least one key"):
