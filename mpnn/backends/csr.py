@@ -365,7 +365,8 @@ def _normalizer(round: Round) -> int:
     return NORMALIZERS[round.normalize if round.weighted else "none"]
 
 
-_OF_EDGES = {"edge_key": 3, "edge_value": 3, "edge_term": 2, "bias": 2, "table": 2}  # dimensions from the edges on
+_BY_TYPE = {"edge_key": 3, "edge_value": 3, "table": 2}
+"""Operands that may have a row for each edge type, and their dimensions from the edges on."""
 
 
 def _attend_again(
@@ -375,7 +376,7 @@ def _attend_again(
     with a row for each edge type. `names`: of the tensors."""
     of = dict(zip(names, tensors, strict=True))
     for name, ids in types.items():
-        of[name] = of[name].index_select(of[name].dim() - _OF_EDGES[name], ids)
+        of[name] = of[name].index_select(of[name].dim() - _BY_TYPE[name], ids)
     for name, features in (("edge_key", "query"), ("edge_value", "value")):
         if (x := of.get(name)) is not None:  # features are padded to whole vectors
             of[name] = F.pad(x, (0, of[features].shape[-1] - x.shape[-1]))
