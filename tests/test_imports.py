@@ -82,10 +82,15 @@ HOMES = {f"mpnn.{name}": f"mpnn.{home}" for name, home in mpnn._HOMES.items()}
 """The module that `from mpnn import name` imports."""
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> set[str]:
     """The modules of mpnn that a file imports anywhere: inside functions and for type checkers too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -157,7 +162,7 @@ REPORTS = {"mpnn.cli.doctor"}  # says what kernels this installation has
 def outside() -> dict[str, ast.Module]:
     """All modules but those of kernels and backends."""
     inside = ("mpnn.kernels", "mpnn.backends")
-    return {name: ast.parse(path.read_text()) for name, path in MODULES.items() if not name.startswith(inside)}
+    return {name: parsed(path) for name, path in MODULES.items() if not name.startswith(inside)}
 
 
 def test_kernels_are_called_through_their_families() -> None:

@@ -5,8 +5,9 @@ A way that is added or removed fails here until the page says so. Before one is 
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from mpnn.backends import BACKENDS
 from mpnn.engine.rewrites import REWRITES
@@ -19,10 +20,28 @@ PLAN = {"engine/choice.py", "engine/slowness.py", "engine/compile/standard.py"}
 Table = dict[str, set[str]]
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    """The path of each module and what it says."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+Node = TypeVar("Node", bound=ast.AST)
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """What each module says, by its path."""
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def by_kind(tree: ast.Module) -> dict[type[ast.AST], list[ast.AST]]:
+    """The nodes of a module, of the kinds that are asked for."""
+    kinds = ast.ClassDef, ast.Import, ast.ImportFrom, ast.Call
+    found: dict[type[ast.AST], list[ast.AST]] = {kind: [] for kind in kinds}
+    for node in ast.walk(tree):
+        if isinstance(node, kinds):
+            found[type(node)].append(node)
+    return found
+
+
+def nodes(tree: ast.Module, kind: type[Node]) -> list[Node]:
+    return [node for node in by_kind(tree)[kind] if isinstance(node, kind)]
 
 
 def is_below(path: str, *folders: str) -> bool:
@@ -33,14 +52,14 @@ def classes_of(tree: ast.Module, *bases: str) -> set[str]:
     """The names of classes that name one of these bases."""
     return {
         node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(known).split(".")[-1] in bases for known in node.bases)
+        for node in nodes(tree, ast.ClassDef)
+        if any(ast.unparse(known).split(".")[-1] in bases for known in node.bases)
     }
 
 
 def functions() -> Table:
     """The differentiable functions of each module: classes derived from torch's, and classes derived from these."""
-    trees = dict(modules())
+    trees = modules()
     bases = {"Function"}
     while True:
         found = {path: classes_of(tree, *bases) for path, tree in trees.items()}
@@ -53,10 +72,10 @@ def functions() -> Table:
 def families_called(tree: ast.Module) -> set[str]:
     """The families of kernels and the backends that a module imports, but for lists of edges, which are no features."""
     families = {folder.parent.name for folder in (PACKAGE / "kernels").glob("*/__init__.py")} - {"cpu", "cuda", "edges"}
-    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names = [node.module or "" for node in nodes(tree, ast.ImportFrom)]
+    names += [alias.name for node in nodes(tree, ast.Import) for alias in node.names]
     found = {name.split(".")[2] for name in names if name.startswith("mpnn.kernels.")} & families
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "mpnn.backends"]
+    imports = [node for node in nodes(tree, ast.ImportFrom) if node.module == "mpnn.backends"]
     return found | {alias.name for node in imports for alias in node.names if alias.name in {b.NAME for b in BACKENDS}}
 
 
@@ -69,18 +88,19 @@ def names_of(tree: ast.Module) -> set[str]:
 
 def operators_of(tree: ast.Module) -> set[str]:
     """The names of operators that a module binds to torch.library."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    calls = [node for node in nodes(tree, ast.Call) if node.args]
     defined = [call for call in calls if ast.unparse(call.func) in ("torch.library.define", "torch.library.custom_op")]
     return {re.split(r"\W", ast.unparse(call.args[0]).split("::")[1])[0] for call in defined}
 
 
+@cache
 def listed() -> dict[str, Table]:
     """What the code has, by the heading of the table that lists it."""
     around: Table = {}
     in_place: Table = {}
     bound: Table = {}
     operators: Table = {}
-    for path, tree in modules():
+    for path, tree in modules().items():
         if not is_below(path, "kernels", "backends") and path not in PLAN:
             around[path] = families_called(tree)
         if is_below(path, "integrations"):

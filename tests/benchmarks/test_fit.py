@@ -117,6 +117,7 @@ N 32,768 less than `tiles` takes here. Prices exist by which either row is right
 lengths and batches below, but some are more than 3.5 times, or less than 1 / 3.5 of, those that fit the times."""
 
 
+@pytest.mark.slow
 def test_plans_at_the_shipped_prices_are_those_that_the_record_of_a_gpu_found_fast() -> None:
     """Counted today: the choice takes at most 1.1 times as long as the fastest, in all rounds but two, and what torch's
     own attention computes sooner is left to it."""
