@@ -95,7 +95,7 @@ def test_a_graph_of_the_user_is_refused_where_the_mask_is_a_tensor() -> None:
 def test_a_graph_of_the_user_is_refused_where_the_choice_is_a_mask() -> None:
     """GLM5-Next makes a mask of its choice, which other families pass on as indices."""
     model = hf_walk.tiny(hf.Glm5NextForConditionalGeneration)
-    with pytest.warns(UserWarning, match="Glm5NextVisionAttention cannot"):
+    with pytest.warns(UserWarning, match=r"; not Glm5NextVisionAttention in model\.visual\.blocks"):
         mpnn.hf.use(model, "causal() & window(3)")
     with pytest.raises(ValueError, match="which a topology cannot replace"):
         model(IDS, use_cache=False)

@@ -556,7 +556,10 @@ def test_each_tower_of_a_model_takes_a_graph_of_its_own() -> None:
 def test_layers_that_read_the_graph_are_counted() -> None:
     text, vision = {**ENCODER, "max_position_embeddings": 20}, {**VISION}
     clip = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision))
-    with pytest.warns(UserWarning, match=r"2 of the 4 .* CLIPModel read the graph; not CLIPAttention in vision_model$"):
+    with pytest.warns(
+        UserWarning,
+        match=r"2 of the 4 .* CLIPModel read the graph; not CLIPAttention in vision_model\.encoder\.layers$",
+    ):
         handle = mpnn.hf.use(clip, "causal() & window(3)", maps=False)
     assert repr(handle) == (
         "Handle of CLIPModel: 2 x CLIPAttention over causal() & window(3); 2 x CLIPAttention over the model's own masks"

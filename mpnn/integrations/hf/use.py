@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -248,9 +249,17 @@ def _check_layers(model: PreTrainedModel, graph: Graphs | None) -> None:
 
 
 def _places(model: nn.Module, layers: set[nn.Module]) -> str:
-    """The classes of some layers of a model, each with the children of the model that hold them."""
-    found = {(type(layer).__name__, path.split(".")[0]) for path, layer in model.named_modules() if layer in layers}
-    return ", ".join(f"{kind} in {child}" for kind, child in sorted(found))
+    """The classes of some layers of a model, each with the innermost module that holds them all."""
+    paths: dict[str, list[list[str]]] = {}
+    for path, layer in model.named_modules():
+        if layer in layers:
+            paths.setdefault(type(layer).__name__, []).append(path.split("."))
+    places = []
+    for kind, several in paths.items():
+        shared = takewhile(lambda names: len({*names}) == 1, zip(*several, strict=False))
+        place = ".".join(name for name, *_ in shared)
+        places.append(f"{kind} in {place}" if place else kind)
+    return ", ".join(places)
 
 
 def _divide(part: PreTrainedModel) -> list[Callable[[], None]]:
