@@ -137,6 +137,16 @@ def test_weights_come_back_in_the_callers_order_and_differentiate(normalize: str
         torch.testing.assert_close(ours, expected, **CLOSE)
 
 
+def test_dropout_by_the_numbers_that_nodes_have_in_a_whole_graph() -> None:
+    edges = torch.stack([torch.arange(300) * 7 % 50, torch.arange(300) * 11 % 40])
+    part = Graph.from_edges(edges, 40, 50)
+    part.node_ids = torch.arange(60, 20, -1, dtype=torch.int32), torch.arange(50, dtype=torch.int32) * 3
+    given = replace(dot(part), dropout=0.5, seed=SEED)
+    check(CPU, given)
+    whole = replace(given, graph=Graph.from_edges(edges, 40, 50))
+    assert not run(CPU, given)[0].equal(run(CPU, whole)[0])
+
+
 @pytest.mark.parametrize("kernels", BOTH[1:], indirect=True)
 def test_dropout_falls_where_the_specification_says_and_where_it_falls_on_a_cpu(kernels: Kernels) -> None:
     graph = scattered()
