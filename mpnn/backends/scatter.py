@@ -30,6 +30,8 @@ def refusal(round: Round) -> str | None:
         f"it needs torch-scatter and torch-sparse: {install}": not _installed(),
         "it takes one weight per edge": len(ones) > 1 or not all(ones),
         "its kernels do not support a graph without edges": round.graph.num_edges == 0,
+        # They divide by their number, which ends the process.
+        "its kernels do not support features without numbers": round.value.numel() == 0,
         shares: type(round.reduce) in (Max, Min) and round.needs_grad,
     }
     return first(reasons)

@@ -228,3 +228,14 @@ def test_asked_for_by_name_it_is_that_one_that_runs(backend: Backend, monkeypatc
 
 
 # ---------------------------------------------------------------------------------------- the scatter extra
+
+
+@pytest.mark.scatter
+@pytest.mark.parametrize("shape", [(5, 0), (0, 5, 4), (3, 5, 0)], ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_features_without_numbers_are_refused(reduce: str, shape: tuple[int, ...]) -> None:
+    """torch_sparse's kernels end the process."""
+    graph = graphs.from_edges(graphs.window(1).bind(5).edge_index, 5)
+    with pytest.raises(ValueError, match="do not support features without numbers"):
+        ops.aggregate(graph, torch.zeros(shape), reduce, backend="scatter")
+    assert ops.aggregate(graph, torch.zeros(shape), reduce).shape == shape
