@@ -56,7 +56,9 @@ def run(round: Round) -> Result:
 
     graph = round.graph
     csr = round.graph.csr
-    weights = [csr.from_caller(b[:, 0].to(round.accumulate_dtype)) for b in round.bias if isinstance(b, Tensor)]
+    # The kernels read memory, which holds the numbers of a negated view with the other sign.
+    biases = [b[:, 0].to(round.accumulate_dtype).resolve_neg() for b in round.bias if isinstance(b, Tensor)]
+    weights = [csr.from_caller(b) for b in biases]
     matrix = SparseTensor(
         rowptr=csr.ptr,
         col=csr.col,
@@ -64,6 +66,8 @@ def run(round: Round) -> Result:
         sparse_sizes=(graph.num_dst, graph.num_src),
         is_sorted=True,
     )
-    features = round.value.movedim(-3, 0)
+    features = round.value.resolve_neg().movedim(-3, 0)
     out = matmul(matrix, features.flatten(1), reduce=_NAMES[type(round.reduce)])
+    if out.requires_grad:
+        out.register_hook(Tensor.resolve_neg)
     return Result(out.view(graph.num_dst, *features.shape[1:]).movedim(0, -3))

@@ -74,7 +74,7 @@ def _simpler(case: Case) -> Iterator[Case]:
         ("dtype", "float64"),
         ("dropout_seed", 0),
     ):
-        if case[name] != value:
+        if case.get(name, value) != value:  # stacked graphs have no biases of nodes
             yield _fitting({**case, name: value})
     for spec in _graphs(case["graph"]):
         yield _fitting({**case, "graph": spec})

@@ -48,6 +48,18 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Any:
     [pytest.param(SEED + i * GROUPS, marks=[pytest.mark.slow] if i > 2 else []) for i in range(20)],
 )
 def test_every_backend_agrees_with_the_oracle(first: int) -> None:
+    runs = backends_that_agree(first)
+    assert min(runs["csr"], runs["edge_list"]) > GROUPS, "backends refused almost all cases"
+
+
+@pytest.mark.scatter
+@pytest.mark.parametrize("first", [SEED + i * GROUPS for i in range(20, 40)])
+def test_the_scatter_extra_agrees_with_the_oracle(first: int) -> None:
+    assert backends_that_agree(first)["scatter"] > 0, "it refused all cases"
+
+
+def backends_that_agree(first: int) -> Counter[str]:
+    """How many cases of some groups each backend ran, with the numbers and gradients of the oracle."""
     runs: Counter[str] = Counter()
     for seed in range(first, first + GROUPS):
         try:
@@ -56,7 +68,7 @@ def test_every_backend_agrees_with_the_oracle(first: int) -> None:
             alone = failure_of(failure.case)
             again = f"check(*draw_group({seed})) fails only as a whole: {failure}"
             pytest.fail(again if alone is None else paste(shrink(alone)), pytrace=False)
-    assert min(runs["csr"], runs["edge_list"]) > GROUPS, "backends refused almost all cases"
+    return runs
 
 
 def a_case(**changes: Any) -> Case:
