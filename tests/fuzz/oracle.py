@@ -327,9 +327,14 @@ class _Round:
                     by_logit = by_logit + size * self._to_edges(of_rows)
                 if case["normalize"] in ("softmax", "softmax_dst"):
                     of_rows = self.rows(by_logit, 0.0, self.normalized).sum(2)
-                    by_logit = by_logit + size * of_rows[:, self.owner]
+                    by_row = size * of_rows[:, self.owner]
                     if "sinks" in x:
                         surrogate = surrogate + (of_rows.detach() * x["sinks"]).sum()
+                        # Some compute a softmax without the sink, and scale it: of its gradient, what the sink takes
+                        # from the edges cancels.
+                        shares = self.rows(size, 0.0, self.normalized).sum(2).clamp(min=2.0**-1000)
+                        by_row = by_row / shares[:, self.owner]
+                    by_logit = by_logit + by_row
                 surrogate = surrogate + (by_logit.detach() * logits).sum()
         else:
             weighted, pushed = message.detach() * self.present[..., None], up * self.present[..., None]
